@@ -64,10 +64,10 @@ if _TYPE_CHECKING:
     from cloudload.tools.check.check import check_dataset as check_dataset
     from cloudload.tools.check.findings import CheckReport as CheckReport
     from cloudload.tools.check.findings import Finding as Finding
+    from cloudload.tools.convert.conversion_report import ConvertReport as ConvertReport
     from cloudload.tools.convert.convert import convert_to_mds as convert_to_mds
-    from cloudload.tools.convert.report import ConvertReport as ConvertReport
     from cloudload.tools.count.count import count_tokens as count_tokens
-    from cloudload.tools.count.report import CountReport as CountReport
+    from cloudload.tools.count.length_report import CountReport as CountReport
     from cloudload.tools.export import ExportReport as ExportReport
     from cloudload.tools.export import export_rows as export_rows
 

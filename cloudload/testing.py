@@ -37,7 +37,7 @@ from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.world import World
 from cloudload.loading.loader import CloudLoader
 from cloudload.loading.workers.processes import Blocks, inline_blocks
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.run.state import State
 from cloudload.segments import IGNORED_LABEL
 from cloudload.system.arrays import Ints
@@ -386,5 +386,7 @@ class ThreadEnvironment(Environment):
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         return HubExchange(self._hub, self.world.rank)
 
-    def open_blocks(self, plan: Plan, counts: WorkerCounts, closing: threading.Event) -> Blocks:
+    def open_blocks(
+        self, plan: WorkerPlan, counts: WorkerCounts, closing: threading.Event
+    ) -> Blocks:
         return inline_blocks(plan, counts)

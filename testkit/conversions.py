@@ -24,7 +24,7 @@ from cloudload.data.mds.shard import Shard
 from cloudload.data.mds.writer import encode_index
 from cloudload.data.storage.objects import list_objects, read_object, upload_file, write_object
 from cloudload.errors import StoreError
-from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.conversion_report import ConvertReport
 
 FORMS = ("jsonl", "gz", "bz2", "xz", "zst", "lines", "text", "parquet", "dataset", "iterable")
 """The forms of input that `make_input` can write."""
@@ -115,7 +115,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
             raise StoreError("no room")
         write_object(url, data)
 
-    monkeypatch.setattr("cloudload.tools.convert.shards.write_object", failing)
+    monkeypatch.setattr("cloudload.tools.convert.shard_files.write_object", failing)
 
 
 def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], object]) -> None:

@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any
 
 from cloudload.tools.count import count_tokens
-from cloudload.tools.count.report import CountReport
+from cloudload.tools.count.length_report import CountReport
 from testkit.corpora import byte_tokenizer, write_mds
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from cloudload import Batch, CloudLoader, Rows, Stream, count_tokens
 from cloudload.loading.delivery.description import Setting
-from cloudload.run.lengths import best_fit_simulation, tables
+from cloudload.run.lengths import best_fit_simulation, lane_tables
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.interrupts import count_visits, interrupt, list_edges, run_at
 from testkit.loaders import SEQ_LEN, make_loader
@@ -194,7 +194,7 @@ def open_subject(folder: Path, kind: str, has_lengths: bool) -> Iterator[Subject
     streams: Any = [Stream(data[0], proportion=2), Stream(data[1], proportion=1)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(best_fit_simulation, "DOCUMENTS_OF_MARK", 8)
-        patch.setattr(tables, "_KEPT_FROM_POSITIONS", 1)
+        patch.setattr(lane_tables, "_KEPT_FROM_POSITIONS", 1)
         lengths = "require" if has_lengths else "off"
         subject = Subject(streams if mixture else data, folder / "cache", packing, lengths)
         try:

@@ -34,7 +34,7 @@ from cloudload import convert_to_mds
 from cloudload.data.storage import objects
 from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
 from cloudload.errors import FailureKind, WorkerError
-from cloudload.tools.convert.plan import ConversionPlan
+from cloudload.tools.convert.conversion_plan import ConversionPlan
 
 RAW, OUT = "s3://simulated/raw", "s3://simulated/out"
 FILE_BYTES = 26_500_000

@@ -28,10 +28,10 @@ from cloudload.run.components import Component
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.files import DatasetLengths
 from cloudload.run.lengths.group_file import narrow, widen
-from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.lane_tables import LaneTables
+from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.row_finder import BestFitRows
 from cloudload.run.lengths.sizes import LaneSizes
-from cloudload.run.lengths.tables import LaneTables
 
 SEQ_LEN, NUM_LANES, NUM_NODES, SHARD_SAMPLES = 2_048, 960, 64, 20_000
 RANKS, ROWS = 16, 200
@@ -103,7 +103,7 @@ def _measure_tables(documents: int, folder: Path, shuffle_algo: str) -> Message:
     began = time.process_time()
     table = tables[0]
     table_s = time.process_time() - began
-    walker, start = Walker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 3), np.int64)
+    walker, start = LaneWalker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 3), np.int64)
     began = time.process_time()
     tables[1]  # needed at 99%, where lanes with few tokens are already in the next epoch
     next_s = time.process_time() - began

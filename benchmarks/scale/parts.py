@@ -175,7 +175,7 @@ def plan_count(folder: str) -> Row:
     from cloudload.config.stream import Stream
     from cloudload.data.storage.base import Retry
     from cloudload.run.recipe import open_recipe
-    from cloudload.tools.count.count import prepare
+    from cloudload.tools.count.count import prepare_count
     from cloudload.tools.count.group import list_groups
 
     use_store(Path(folder))
@@ -183,7 +183,7 @@ def plan_count(folder: str) -> Row:
     tokenizer = loader_options(Path(folder))["tokenizer"]
     config = RowsConfig(streams=(Stream(URL),), seq_len=1, bos=None, eos=None)
     recipe = open_recipe(config, tokenizer, Retry())
-    work = prepare(recipe, "hf", f"{URL}/lengths", Retry())
+    work = prepare_count(recipe, "hf", f"{URL}/lengths", Retry())
     groups = list_groups(work, recipe.corpus.datasets[0])
     row = _figures("planning cloudload count", cpu, wall)
     return row | {"size": f"{len(groups):,} groups"}
@@ -194,7 +194,7 @@ def pickle_plan(folder: str) -> Row:
 
     use_store(Path(folder))
     with CloudLoader(URL, **loader_options(Path(folder))) as loader:
-        made = loader.plan()
+        made = loader.worker_plan()
         cpu, wall = time.process_time(), time.perf_counter()
         sent = pickle.dumps(made)
         pickle.loads(sent)

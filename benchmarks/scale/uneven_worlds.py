@@ -30,11 +30,11 @@ from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.tables import NUM_CURSOR_COLUMNS
 from cloudload.run.components import Component
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
-from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.lane_tables import LaneTables
+from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.row_finder import BestFitRows
 from cloudload.run.lengths.row_pieces import LANE, ORDINAL, ROW, START, STOP, RowPieces
 from cloudload.run.lengths.sizes import LaneSizes
-from cloudload.run.lengths.tables import LaneTables
 from cloudload.system.arrays import Flags, Ints
 
 # (lanes, canonical nodes, ranks of each machine); (6,) and (8,) * 8 are even worlds, for comparison
@@ -125,7 +125,7 @@ class Documents:
             played = BestFitWalker(tables, self._sizes, packing)
             self._find = BestFitRows(played, starts, residues).find
         else:
-            walker = Walker(tables, self._sizes, packing)
+            walker = LaneWalker(tables, self._sizes, packing)
             self._find = RowPieces(walker, self._sizes, packing, starts).find
 
     def count_tokens(self, rows: Ints, is_own: Flags) -> tuple[int, int]:

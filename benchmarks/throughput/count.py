@@ -33,7 +33,7 @@ from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.rows.tokenization.backend import choose_backend
 from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.run.recipe import Recipe, open_recipe
-from cloudload.tools.count.count import prepare
+from cloudload.tools.count.count import prepare_count
 from cloudload.tools.count.group import BYTES_AT_ONCE, count_group, list_groups, open_meter
 
 _WARM_UP = ["A text that any tokenizer can encode."] * 64
@@ -104,7 +104,7 @@ def time_count(recipe: Recipe, backend: str, folder: Path) -> Message:
     """Measure the CPU seconds to count all groups, and the bytes of the files of lengths."""
     DocumentTokenizer(recipe.tokenizer, backend).encode_flat(_WARM_UP)
     wait_until_idle()
-    work = prepare(recipe, backend, str(folder), Retry())
+    work = prepare_count(recipe, backend, str(folder), Retry())
     began = time.process_time()
     for group in list_groups(work, recipe.corpus.datasets[0]):
         count_group(work, group)

@@ -107,7 +107,9 @@ def as_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     return choices[choices.index(value)]
 
 
-def settle(config: object, names: Iterable[str], check: Callable[..., Any], *bounds: Any) -> None:
+def settle_options(
+    config: object, names: Iterable[str], check: Callable[..., Any], *bounds: Any
+) -> None:
     """Replace fields of a frozen dataclass by the results of `check(name, value, *bounds)`."""
     for name in names:
         object.__setattr__(config, name, check(name, getattr(config, name), *bounds))
@@ -115,4 +117,4 @@ def settle(config: object, names: Iterable[str], check: Callable[..., Any], *bou
 
 def settle_given(config: object, names: Iterable[str], *check: Any) -> None:
     """Do the same for the fields that are not None."""
-    settle(config, [name for name in names if getattr(config, name) is not None], *check)
+    settle_options(config, [name for name in names if getattr(config, name) is not None], *check)

@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloudload.config.checks import as_choice, as_integer, parse_bytes, settle, settle_given
+from cloudload.config.checks import as_choice, as_integer, parse_bytes, settle_given, settle_options
 from cloudload.config.choices import (
     AUTO,
     EPOCH,
@@ -131,12 +131,12 @@ class DeliveryConfig:
                 raise ValueError(f"local is {self.local!r}. Use the path of a folder")
             object.__setattr__(self, "local", os.fspath(self.local))
         numbers = ("batch_size", "prefetch_batches", "download_threads", "exchange_every")
-        settle(self, numbers, as_integer, 1)
+        settle_options(self, numbers, as_integer, 1)
         settle_given(self, ("num_workers",), as_integer, 0)
         settle_given(self, ("predownload",), as_integer, 1)
         settle_given(self, ("dp_rank", "dp_world_size"), as_integer)
         for name, choices in _CHOICES.items():
-            settle(self, (name,), as_choice, choices)
+            settle_options(self, (name,), as_choice, choices)
         for name in self.fields:
             as_choice("fields", name, tuple(FIELDS))
         if isinstance(self.stop_every, str) and self.stop_every != EPOCH:

@@ -13,8 +13,8 @@ from cloudload.config.checks import (
     as_text,
     as_token,
     check_tokens_column,
-    settle,
     settle_given,
+    settle_options,
 )
 from cloudload.config.choices import (
     AUTO,
@@ -160,9 +160,9 @@ class RowsConfig:
             object.__setattr__(self, "schedule", _read_schedule(self.schedule, self.streams))
         if not self.streams:
             raise ValueError("data is empty. Pass a URL, a Stream, or a list of them")
-        settle(self, ("seq_len", "open_rows"), as_integer, 1)
-        settle(self, ("min_tokens",), as_integer, 0)
-        settle(self, ("seed",), as_integer, 0, (1 << 32) - 1)
+        settle_options(self, ("seq_len", "open_rows"), as_integer, 1)
+        settle_options(self, ("min_tokens",), as_integer, 0)
+        settle_options(self, ("seed",), as_integer, 0, (1 << 32) - 1)
         numbers = ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs")
         settle_given(self, numbers, as_integer, 1)
         if self.num_lanes is not None and self.num_lanes > MAX_LANES:
@@ -172,10 +172,10 @@ class RowsConfig:
                 "shuffle_block_size is 1. Use at least 2. To keep the order of the data, use "
                 "shuffle=False"
             )
-        settle(self, ("text_key",), as_text)
-        settle(self, ("bos", "eos"), as_token)
+        settle_options(self, ("text_key",), as_text)
+        settle_options(self, ("bos", "eos"), as_token)
         for name, choices in _CHOICES.items():
-            settle(self, (name,), as_choice, choices)
+            settle_options(self, (name,), as_choice, choices)
         self._check_tokens_columns()
         if self.transform is not None and not callable(self.transform):
             raise ValueError(

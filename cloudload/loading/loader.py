@@ -33,17 +33,17 @@ from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform
 from cloudload.data.storage.base import Retry
 from cloudload.loading.batch import Batch
-from cloudload.loading.delivery.description import Description, describe
+from cloudload.loading.delivery.description import Description, describe_loader
 from cloudload.loading.delivery.environment import current_environment
 from cloudload.loading.delivery.passes import Pass, reason_to_refuse_caller
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.session import reader, saving
 from cloudload.loading.session.current_run import CurrentRun, Membership
-from cloudload.loading.session.opening import open_run, read_arguments
-from cloudload.loading.session.preparation import make_plan
+from cloudload.loading.session.opening import open_current_run, read_arguments
+from cloudload.loading.session.preparation import make_worker_plan
 from cloudload.loading.session.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows.packing.tables import SPAN_ROW
 from cloudload.run.recipe import Recipe
 from cloudload.run.state import State, read_state
@@ -146,7 +146,7 @@ class CloudLoader:
         asked, delivery = read_arguments(arguments, CloudLoader)
         member = Membership(current_environment(), delivery)
         start_log = StartLog(created_at, is_shown=member.is_first)
-        run = CurrentRun(open_run(asked, delivery, tokenizer, start_log))
+        run = CurrentRun(open_current_run(asked, delivery, tokenizer, start_log))
         self._reader = Reader(run, member, start_log)
         self._tracer: Tracer | None = None
         run.check_world(self.world_size)
@@ -225,7 +225,7 @@ class CloudLoader:
             "accelerator.register_for_checkpointing(loader)"
         )
 
-    def plan(self) -> Plan:
+    def worker_plan(self) -> WorkerPlan:
         """Create the plan for this rank's workers, starting at the current position.
 
         Also creates the cache folder and builds the orders of the current epochs. Raises
@@ -233,7 +233,7 @@ class CloudLoader:
         `cache_limit` is below the working set. Raises `ValueError` if the world size does not
         divide `num_lanes`, unless token lengths allow any world size.
         """
-        return self._reader.plan()
+        return self._reader.worker_plan()
 
     # ------------------------------------------------------------ saving and resuming
 
@@ -439,8 +439,8 @@ class CloudLoader:
         Builds the orders of the lanes' current epochs, as iterating does.
         """
         run, member = self._reader.now
-        plan, delivered = make_plan(run, member), run.log.meter.stats()
-        return describe(repr(self), plan, member.world, delivered, is_resumed=run.is_resumed)
+        plan, delivered = make_worker_plan(run, member), run.log.meter.stats()
+        return describe_loader(repr(self), plan, member.world, delivered, is_resumed=run.is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
         """Find the documents of a batch, or of one of its rows (0 is the first), in the data.
@@ -462,7 +462,7 @@ class CloudLoader:
         """
         tracer = self._tracer
         if tracer is None:
-            tracer = self._tracer = Tracer(self.plan())
+            tracer = self._tracer = Tracer(self.worker_plan())
         return tracer
 
     def close(self) -> None:

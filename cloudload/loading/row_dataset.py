@@ -34,7 +34,7 @@ from cloudload.loading.workers.block import Pieces
 from cloudload.loading.workers.documents import open_cache, open_documents
 from cloudload.loading.workers.row_reader import RowReader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows.packing.fill import Framing, fill_rows, list_spans
 from cloudload.run.lengths.row_finder import RowFinder
 from cloudload.run.lengths.run_lengths import RunLengths
@@ -101,7 +101,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         with loader:
             if state is not None:
                 loader.load_state_dict(state)
-            plan = loader.plan()
+            plan = loader.worker_plan()
             if plan.lengths is None:
                 raise _missing_lengths(plan)
             run = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
@@ -241,7 +241,7 @@ def _read_index(row: Any) -> int:
         raise TypeError(f"{error}") from None
 
 
-def _missing_lengths(plan: Plan) -> Exception:
+def _missing_lengths(plan: WorkerPlan) -> Exception:
     asked = plan.delivery.lengths
     if asked == OFF:
         return ValueError("lengths is 'off', but Rows needs token lengths. Use lengths='require'")
@@ -253,7 +253,7 @@ def _missing_lengths(plan: Plan) -> Exception:
     )
 
 
-def _find_end(loader: CloudLoader, plan: Plan, run: RunLengths) -> int:
+def _find_end(loader: CloudLoader, plan: WorkerPlan, run: RunLengths) -> int:
     """Return the row at which a finite run ends, even if `seq_len` has changed."""
     if len(plan.recipe.components) > 1:
         return len(loader)
@@ -266,7 +266,7 @@ class RegularReader:
     Do not use it after an exception.
     """
 
-    def __init__(self, plan: Plan, lengths: RunLengths) -> None:
+    def __init__(self, plan: WorkerPlan, lengths: RunLengths) -> None:
         self._cache = open_cache(plan)
         self._reader = RowReader(
             open_documents(plan, self._cache), plan.position, cuts=plan.recipe.packing.cuts

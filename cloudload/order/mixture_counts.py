@@ -57,14 +57,14 @@ def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tup
         return np.zeros(len(rows), np.int64), (rows - start) // num_lanes
     components = mixture.components(rows, num_lanes)
     numbers = [
-        Walk(mixture, num_lanes, component, row % num_lanes).count(start, row)
+        MixtureCounter(mixture, num_lanes, component, row % num_lanes).count(start, row)
         for row, component in zip(rows.tolist(), components.tolist(), strict=True)
     ]
     return components, np.array(numbers, np.int64)
 
 
 @dataclass(frozen=True)
-class Walk:
+class MixtureCounter:
     """The rows of one component, in the whole run or in one lane."""
 
     mixture: Mixture

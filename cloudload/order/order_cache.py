@@ -119,7 +119,7 @@ class EpochOrders:
         try:
             make_folder(self._folder)
             return run_detached(
-                "cloudload.order.order_cache:build_as_asked",
+                "cloudload.order.order_cache:build_requested_order",
                 self._request(epoch),
                 lock_path(self._path(epoch)),
             )
@@ -246,7 +246,7 @@ class EpochOrders:
         )
 
 
-def build_as_asked(request: bytes) -> None:
+def build_requested_order(request: bytes) -> None:
     """Run `EpochOrders.build` for a `_request`, as the main function of a background process."""
     text, _, sizes = request.partition(b"\n")
     asked = json.loads(text)

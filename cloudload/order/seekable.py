@@ -44,7 +44,7 @@ Weights = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Runs:
+class ShardSpans:
     """Passes over shards and draws from them, ordered by shard. All arrays are [runs]."""
 
     sizes: Ids
@@ -69,7 +69,7 @@ class Spans:
     """Whether each span is part of a draw: bool [spans]; None if there are no draws."""
 
 
-def weigh(shard_sizes: Ids, weights: Weights, draw: int) -> Runs:
+def weigh(shard_sizes: Ids, weights: Weights, draw: int) -> ShardSpans:
     """The runs of each shard: one for each full pass over its stream, then a draw.
 
     The samples that the stream contributes beyond its full passes are divided among the draws of
@@ -85,7 +85,7 @@ def weigh(shard_sizes: Ids, weights: Weights, draw: int) -> Runs:
         shards.append(np.repeat(np.arange(stop - number, stop), passes + 1))
         sizes.append(of_runs.ravel())
         is_draw.append(np.tile(np.arange(passes + 1) == passes, number))
-    return Runs(np.concatenate(sizes), np.concatenate(shards), np.concatenate(is_draw))
+    return ShardSpans(np.concatenate(sizes), np.concatenate(shards), np.concatenate(is_draw))
 
 
 def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
@@ -103,7 +103,7 @@ def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
     return shares
 
 
-def lay_spans(runs: Runs, bounds: Ids, keys: tuple[Words, Words] | None) -> Spans:
+def lay_spans(runs: ShardSpans, bounds: Ids, keys: tuple[Words, Words] | None) -> Spans:
     """Permute the runs, cut them at the nodes' inner `bounds`, and permute each node's spans.
 
     `keys` are a key for the runs, uint64 [1], and a key for each node's spans, uint64 [nodes]; None
@@ -164,7 +164,7 @@ class Shuffle:
 
 
 @dataclass(frozen=True)
-class Uses:
+class BlockUses:
     """The rounds in which canonical nodes read shards. All arrays are int64 [uses].
 
     Node `nodes[i]` reads shard `shards[i]` in rounds `first_rounds[i]` to `stop_rounds[i] - 1`. A
@@ -205,7 +205,11 @@ class SeekableOrder:
             scramble(words[2] + nodes),
             scramble(words[3] + nodes),
         )
-        runs = Runs(shard_sizes) if weights is None else weigh(shard_sizes, weights, int(words[0]))
+        runs = (
+            ShardSpans(shard_sizes)
+            if weights is None
+            else weigh(shard_sizes, weights, int(words[0]))
+        )
         self._length = int(runs.sizes.sum())
         self._node_starts = np.arange(shuffle.num_nodes + 1) * self._length // shuffle.num_nodes
         self._num_rounds = self._length // shuffle.num_nodes
@@ -275,7 +279,7 @@ class SeekableOrder:
         )
         return np.sort(rounds * len(self._node_keys) + turns)
 
-    def uses(self) -> Uses:
+    def uses(self) -> BlockUses:
         """The rounds in which each node uses each shard, extended to whole shuffle blocks.
 
         Scans only the spans, not all positions.
@@ -290,7 +294,7 @@ class SeekableOrder:
         if self._block_size is not None:
             last_starts, last_sizes, _ = self._blocks(nodes, stop - 1)
             first, stop = self._blocks(nodes, first)[0], last_starts + last_sizes
-        return Uses(nodes, self._spans.shards[read].astype(np.int64), first, stop)
+        return BlockUses(nodes, self._spans.shards[read].astype(np.int64), first, stop)
 
     # ------------------------------------------------------------ from position to sample
 

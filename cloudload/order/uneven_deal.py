@@ -26,7 +26,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True)
-class Dealing:
+class UnevenDeal:
     """The assignment of rows to ranks. A rank is identified by its virtual index."""
 
     places: Floats
@@ -74,7 +74,7 @@ class Dealing:
         return workers
 
 
-def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
+def share_lanes(lanes: Lanes, hosts: Ints) -> UnevenDeal:
     """Share lanes among any number of ranks. `hosts` is int64 [ranks]: the machine of each, from 0.
 
     Each machine owns the lanes on one part of the line, whose length is proportional to the number
@@ -88,10 +88,10 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
     turns = number_in_group(lane_hosts) % per_host[lane_hosts]
     firsts = np.cumsum(per_host) - per_host
     owners = np.argsort(hosts, kind="stable")[firsts[lane_hosts] + turns]
-    return Dealing(places, owners, hosts)
+    return UnevenDeal(places, owners, hosts)
 
 
-def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> Dealing | None:
+def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> UnevenDeal | None:
     """The dealing of a run's rows; None if the world size divides the number of lanes.
 
     `hosts` is as in `share_lanes`. The lanes of all components are shared like those of the
@@ -102,7 +102,7 @@ def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> Dealing | None:
     return share_lanes(max(components, key=lambda lanes: lanes.num_nodes), hosts)
 
 
-def find_lane_hosts(num_lanes: int, hosts: Ints, dealing: Dealing | None) -> Ints:
+def find_lane_hosts(num_lanes: int, hosts: Ints, dealing: UnevenDeal | None) -> Ints:
     """The machine of the rank that owns each lane: int64 [lanes].
 
     `dealing` is the result of `deal_lanes`.

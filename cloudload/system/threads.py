@@ -68,7 +68,7 @@ def _start(calls: _Calls, name: str) -> threading.Thread:
 def _work(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         if call[0].set_running_or_notify_cancel():
-            settle(*call)
+            settle_future(*call)
         del call  # an idle thread must not keep arguments or results alive
 
 
@@ -88,7 +88,9 @@ def await_unless_failed(future: Future[T] | None) -> T | None:
     return future.result()
 
 
-def settle(future: Future[T], function: Callable[..., T], arguments: tuple[Any, ...] = ()) -> None:
+def settle_future(
+    future: Future[T], function: Callable[..., T], arguments: tuple[Any, ...] = ()
+) -> None:
     """Call `function`, and set its result or its exception on `future`."""
     try:
         result = function(*arguments)

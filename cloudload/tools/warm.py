@@ -21,7 +21,7 @@ from cloudload.data.cache.fetch import Fetcher
 from cloudload.data.mds.dataset import Corpus, is_in_place
 from cloudload.loading.delivery.world import World, check_world
 from cloudload.loading.loader import CloudLoader
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.rows.packing.tables import CURSOR_ORDINAL
@@ -88,7 +88,7 @@ def warm_cache(
     node, threads = as_integer("node", node, 0, nodes - 1), as_integer("threads", threads, 1)
     shards = None if shards is None else as_integer("shards", shards, 0)
     max_bytes = None if max_bytes is None else as_integer("max_bytes", max_bytes, 0)
-    plan = loader.plan()
+    plan = loader.worker_plan()
     world = World(node * ranks_per_node, nodes * ranks_per_node, ranks_per_node)
     check_world(plan.num_lanes, world.size, has_lengths=plan.lengths is not None)
     limits = [each for each in (max_bytes, cache_limit) if each is not None]
@@ -106,7 +106,7 @@ def warm_cache(
     )
 
 
-def _find_lanes(plan: Plan, world: World, node: int) -> Ints:
+def _find_lanes(plan: WorkerPlan, world: World, node: int) -> Ints:
     """Return the lanes that the ranks of a node own: int64 [lanes]."""
     hosts, lanes = np.array(world.hosts), [each.lanes for each in plan.recipe.components]
     lane_hosts = find_lane_hosts(plan.num_lanes, hosts, deal_lanes(lanes, hosts))
@@ -114,7 +114,7 @@ def _find_lanes(plan: Plan, world: World, node: int) -> Ints:
 
 
 def _choose(
-    plan: Plan, own: Ints, most_shards: int | None, most_bytes: int | None
+    plan: WorkerPlan, own: Ints, most_shards: int | None, most_bytes: int | None
 ) -> tuple[list[int], bool]:
     """Return the shards to fetch, in order of use, and whether they are all that the node reads."""
     corpus = plan.recipe.corpus
@@ -131,7 +131,7 @@ def _choose(
     return chosen, True
 
 
-def _list_shards(plan: Plan, own: Ints) -> Iterator[int]:
+def _list_shards(plan: WorkerPlan, own: Ints) -> Iterator[int]:
     """Yield the shards that lanes read in the next epoch, each once, in order of use."""
     is_known = np.zeros(len(plan.recipe.corpus.shard_sizes), np.bool_)
     for place in range(len(plan.recipe.components)):
@@ -155,7 +155,7 @@ def _take_new(shards: Ints, is_known: Flags) -> Iterator[int]:
             yield shard
 
 
-def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
+def _list_residues(plan: WorkerPlan, own: Ints, place: int) -> tuple[Ints, Ints]:
     """Return the lane and ordinal of each document in a residue: int64 [documents] each.
 
     A lane that resumes must read these documents again.
@@ -172,7 +172,7 @@ def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
     return lanes, ordinals
 
 
-def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
+def _find_step(plan: WorkerPlan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
     """Find up to 256 documents of each lane, starting `start` documents after its cursor.
 
     Returns the documents' distances from the cursor, and their shards: int64 [documents] each.
@@ -190,7 +190,7 @@ def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Int
     return distances[is_there], shards
 
 
-def _find_shards(plan: Plan, place: int, lanes: Ints, ordinals: Ints) -> Ints:
+def _find_shards(plan: WorkerPlan, place: int, lanes: Ints, ordinals: Ints) -> Ints:
     """Return the shards of a component's documents: int64 [documents]."""
     component = plan.recipe.components[place]
     epochs, positions = component.lanes.epoch_positions(lanes, ordinals)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cloudload import CloudLoader, Retry
 from cloudload.loading.delivery import all_gather, exchange
-from cloudload.run.lengths import index
+from cloudload.run.lengths import lengths_index
 from stress.chaos.scenario import Job
 
 
@@ -58,7 +58,7 @@ def run_rank(job: Job, rank: int) -> None:
 
 def count_small_groups() -> None:
     """Make this process count lengths in groups of about 100 kB of shards."""
-    vars(index)["_GROUP_BYTES"] = 100_000
+    vars(lengths_index)["_GROUP_BYTES"] = 100_000
 
 
 def _die_while_connecting(delay_s: float) -> None:

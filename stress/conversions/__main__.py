@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudload.data.storage.objects import read_object, write_object
-from cloudload.tools.convert.output import list_sizes_at
+from cloudload.tools.convert.output_location import list_sizes_at
 from stress.campaign import Report, make_parser, run_in_folder
 from stress.conversions.cluster import Cluster
 from stress.conversions.job import SPLITS, convert

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from cloudload.cli import main as main_of_cli
 from cloudload.tools.check import check_dataset
-from cloudload.tools.convert.output import list_sizes_at
+from cloudload.tools.convert.output_location import list_sizes_at
 from stress.campaign import Report, make_parser, run_in_folder
 from testkit.conversions import documents, make_input, texts
 from testkit.input_kinds import INPUT_KINDS

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cloudload.convert import convert_to_mds
 from cloudload.errors import CloudloadError
+from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.dry_run import outline_conversion
-from cloudload.tools.convert.output import list_sizes_at
-from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.output_location import list_sizes_at
 from testkit.segments import SETTINGS, LastFirst, Twice
 
 SPLITS = "train=0.8,val=0.2"

@@ -17,7 +17,7 @@ import pytest
 from cloudload import cli
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError
-from cloudload.run.lengths import index as lengths_index
+from cloudload.run.lengths import lengths_index as lengths_index
 from cloudload.tools.check import check_dataset, groups
 from cloudload.tools.count import count_tokens
 from cloudload.tools.engines.ray import RayExecutor, parse_resources

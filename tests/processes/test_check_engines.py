@@ -19,7 +19,7 @@ from cloudload.tools.check import check_dataset, groups
 from cloudload.tools.check.document_rules import choose_rules
 from cloudload.tools.check.duplicates import DuplicateFinder
 from cloudload.tools.check.findings import MOST_LISTED, CheckReport
-from cloudload.tools.check.shards import check_shard
+from cloudload.tools.check.shard_contents import check_shard
 from testkit.corpora import write_mds
 from testkit.segments import LastFirst, Twice
 
@@ -158,9 +158,9 @@ def test_shards_are_grouped_in_order() -> None:
     [shard] = parse_index(one_shard(), "x")
     sizes = [10, 10, 10, 50, 10, 10]
     shards = [replace(shard, raw=replace(shard.raw, bytes=size)) for size in sizes]
-    found = [[info.raw.bytes for info in group] for group in groups.cut_groups(shards, 20)]
+    found = [[info.raw.bytes for info in group] for group in groups.group_shards(shards, 20)]
     assert found == [[10, 10], [10, 50], [10, 10]]
-    assert groups.cut_groups([], 20) == []
+    assert groups.group_shards([], 20) == []
 
 
 def one_shard() -> bytes:

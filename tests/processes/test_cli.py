@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cloudload import cli
+from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.convert import convert_to_mds
-from cloudload.tools.convert.report import ConvertReport
 from testkit import ROOT
 from testkit.conversions import (
     QUIET,

@@ -16,7 +16,7 @@ import pytest
 
 from cloudload.data.storage.objects import read_object
 from cloudload.errors import ConvertError, FailureKind, StoreError, WorkerError
-from cloudload.tools.engines.local import open_processes
+from cloudload.tools.engines.local_processes import open_processes
 from cloudload.tools.engines.shares import Share
 from cloudload.tools.engines.units import Engine, in_order, run_units
 

@@ -41,7 +41,7 @@ def test_the_command_line_runs_as_a_separate_process(
         "--json",
     ]
     done = subprocess.run(
-        [*command, "--local", str(loader.plan().cache_root)],
+        [*command, "--local", str(loader.worker_plan().cache_root)],
         capture_output=True,
         text=True,
         env=os.environ,

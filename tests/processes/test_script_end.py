@@ -49,7 +49,7 @@ if __name__ == "__main__":
     print(convert_to_mds(folder, sys.argv[2], **options).documents)
 """
 POOL = """
-from cloudload.tools.engines.local import open_processes
+from cloudload.tools.engines.local_processes import open_processes
 from cloudload.tools.engines.units import run_units
 if __name__ == "__main__":
     with open_processes(2) as executor:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.run.lengths import lane_walker, tables
+from cloudload.run.lengths import lane_tables, lane_walker
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.testing import Leg, run_leg
 from cloudload.tools.count import count_tokens
@@ -21,14 +21,14 @@ from testkit.loaders import make_loader
 @pytest.fixture(autouse=True)
 def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store tables of any size in files, and build them in the background."""
-    monkeypatch.setattr(tables, "_BACKGROUND_FROM_POSITIONS", 0)
-    monkeypatch.setattr(tables, "_KEPT_FROM_POSITIONS", 0)
+    monkeypatch.setattr(lane_tables, "_BACKGROUND_FROM_POSITIONS", 0)
+    monkeypatch.setattr(lane_tables, "_KEPT_FROM_POSITIONS", 0)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
     """A dataset large enough that a table covers only one epoch."""
-    documents = random_documents(3, 2 * tables._ENOUGH_ORDINALS + 100, max_words=6)
+    documents = random_documents(3, 2 * lane_tables._ENOUGH_ORDINALS + 100, max_words=6)
     folder = write_mds(tmp_path / "mds", documents, shard_bytes=8_000)
     count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
     return folder
@@ -61,7 +61,7 @@ def test_a_table_built_in_the_background_is_the_same_and_leaves_nothing_else(
     wait_until(lambda: tables_in(tmp_path / "two") == ["table-2.int64"])
     assert not ahead.build_in_background(2)
     built = expected[2]
-    monkeypatch.setattr(tables.LaneTables, "_build", None)
+    monkeypatch.setattr(lane_tables.LaneTables, "_build", None)
     assert np.array_equal(ahead[2], built)
 
 
@@ -96,13 +96,13 @@ def test_ranks_that_enter_an_epoch_find_its_table_built(
 def note_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
     """Record the indices of the tables for which a method of `LaneTables` is called from now on."""
     numbers: list[int] = []
-    original = getattr(tables.LaneTables, name)
+    original = getattr(lane_tables.LaneTables, name)
 
-    def note(self: tables.LaneTables, number: int) -> Any:
+    def note(self: lane_tables.LaneTables, number: int) -> Any:
         numbers.append(number)
         return original(self, number)
 
-    monkeypatch.setattr(tables.LaneTables, name, note)
+    monkeypatch.setattr(lane_tables.LaneTables, name, note)
     return numbers
 
 

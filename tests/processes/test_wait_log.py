@@ -12,7 +12,7 @@ import pytest
 
 from cloudload import CloudLoader
 from cloudload.loading.delivery.run_log import WaitLog
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.stats import DeliveryMeter
 from testkit.corpora import random_documents, write_mds
 from testkit.fault_proxy import Fault, FaultProxy
@@ -157,7 +157,7 @@ def test_skipped_batches_are_no_wait(
     assert not messages_of(caplog)
 
 
-def wait_for_others(log: WaitLog, meter: DeliveryMeter, plan: Plan) -> None:
+def wait_for_others(log: WaitLog, meter: DeliveryMeter, plan: WorkerPlan) -> None:
     for _ in range(3):
         log.look(meter, plan)
         meter.begin_wait()
@@ -171,7 +171,7 @@ def test_a_late_rank_is_the_reason_of_the_others(
     folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with make_loader(folder, local=tmp_path, dp_rank=0, dp_world_size=2, batch_size=2) as loader:
-        plan = loader.plan()
+        plan = loader.worker_plan()
     meter, log = DeliveryMeter(), WaitLog()
     wait_for_others(log, meter, plan)
     [message] = messages_of(caplog)
@@ -186,7 +186,7 @@ def test_a_rank_that_waited_for_others_still_says_why_it_is_late_itself(
 ) -> None:
     with make_loader(folder, local=tmp_path, batch_size=1) as loader:
         loader.set_world(1, 4, ranks_per_node=2)
-        plan = loader.plan()
+        plan = loader.worker_plan()
     assert plan.world_index == 2
     meter, log = DeliveryMeter(), WaitLog()
     wait_for_others(log, meter, plan)

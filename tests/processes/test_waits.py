@@ -80,7 +80,7 @@ def test_a_shard_that_another_process_downloads_is_named(
     # spawn workers, because a forked worker would inherit the lock
     settings: dict[str, Any] = {"num_workers": num_workers, "start_method": "spawn"}
     with make_loader(data, local=cache, **settings) as loader:
-        [dataset] = loader.plan().recipe.corpus.datasets
+        [dataset] = loader.worker_plan().recipe.corpus.datasets
         shard = shard_path(dataset_folder(cache, dataset), dataset.shards[0])
         make_folder(shard.parent)
         with ThreadPoolExecutor(1) as other:  # a thread never waits for its own lock

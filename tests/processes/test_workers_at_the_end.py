@@ -10,7 +10,7 @@ import pytest
 
 from cloudload import CloudLoader, Stream
 from cloudload.loading.workers.worker import Worker
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, write_mds
 from testkit.loaders import make_loader
@@ -108,7 +108,7 @@ def test_a_worker_halts_between_blocks_and_forgets_what_it_had_read_ahead(
     expected = read(make_loader(folder, epochs=1, shuffle=False, lengths="off"))
     original, log = Worker.read_blocks, tmp_path / "phases"
 
-    def note(self: Worker, plan: Plan) -> Any:
+    def note(self: Worker, plan: WorkerPlan) -> Any:
         with log.open("a") as file:
             file.write(f"{self.number} {type(plan.phase).__name__}\n")
         return original(self, plan)

@@ -15,7 +15,7 @@ from cloudload.tools.convert.finished_part import InputPosition
 from cloudload.tools.convert.input_files import InputFile, read_decompressed
 from cloudload.tools.convert.inputs import group_units, list_inputs, list_units
 from cloudload.tools.convert.segment import read_blocks
-from cloudload.tools.convert.segments import Segments
+from cloudload.tools.convert.segment_sizes import Segments
 from testkit.conversions import SETTINGS, documents, make_input, note_each_write, texts
 from testkit.input_kinds import INPUT_KINDS
 

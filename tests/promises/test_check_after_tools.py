@@ -15,7 +15,7 @@ from cloudload.cli import main
 from cloudload.convert import convert_to_mds
 from cloudload.data.mds.own_objects import LENGTHS
 from cloudload.errors import StoreError
-from cloudload.run.lengths import index as lengths_index
+from cloudload.run.lengths import lengths_index as lengths_index
 from cloudload.tools.check.findings import CheckReport
 from testkit.conversions import stop_after
 from testkit.corpora import EOS, byte_tokenizer

@@ -14,8 +14,8 @@ import pytest
 
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
-from cloudload.tools.convert.plan import PLAN_NAME
-from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.conversion_plan import PLAN_NAME
+from cloudload.tools.convert.conversion_report import ConvertReport
 from testkit.conversions import (
     convert_lines,
     dataset_bytes,

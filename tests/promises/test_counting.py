@@ -26,12 +26,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.cli import main
 from cloudload.errors import DatasetError
-from cloudload.run.lengths import index as lengths_index
+from cloudload.run.lengths import lengths_index as lengths_index
 from cloudload.run.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
 from cloudload.tools.count import group as group_module
 from cloudload.tools.count import tally
 from cloudload.tools.count.count import count_tokens, estimate_tokens
-from cloudload.tools.count.report import Distribution
+from cloudload.tools.count.length_report import LengthCounter
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 
@@ -121,8 +121,8 @@ def test_counting_that_is_killed_resumes_and_writes_the_same_bytes(
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     program = f"""
 import sys
-from cloudload.run.lengths import index
-index._GROUP_SAMPLES = 40
+from cloudload.run.lengths import lengths_index
+lengths_index._GROUP_SAMPLES = 40
 from cloudload.tools.count.count import count_tokens, estimate_tokens
 count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.json")!r},
              out=sys.argv[1], processes=1, progress=False)
@@ -377,7 +377,7 @@ def test_a_damaged_file_of_a_group_is_refused_or_read_as_it_is(
 
 @given(parts=st.lists(LENGTHS, max_size=3))
 def test_percentiles_and_histogram_are_exact(parts: list[list[int]]) -> None:
-    spread = Distribution()
+    spread = LengthCounter()
     for part in parts:
         spread.add(np.array(part, np.int64))
     found, sizes = spread.summarize(), sorted(n for part in parts for n in part if n > 0)

@@ -13,7 +13,7 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.cli import main
 from cloudload.errors import ConvertError, StoreError
-from cloudload.run.lengths import index as lengths_index
+from cloudload.run.lengths import lengths_index as lengths_index
 from cloudload.tools.convert import convert_to_mds, run
 from cloudload.tools.count.count import count_tokens
 from testkit.conversions import dataset_bytes, stop_after

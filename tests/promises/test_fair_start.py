@@ -12,10 +12,10 @@ import pytest
 from cloudload import CloudLoader, Stream
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import compare_states, compare_with_loader, describe_state
-from cloudload.run.lengths import tables
+from cloudload.run.lengths import lane_tables
 from cloudload.run.state import read_state
 from cloudload.testing import Leg, Row, check_resume, check_worlds, run_leg
-from cloudload.tools.cli.state import list_lines
+from cloudload.tools.cli.state_command import list_lines
 from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 
@@ -108,7 +108,7 @@ def test_other_packings_have_no_fair_start(make_loader: MakeLoader) -> None:
 def test_runs_with_and_without_a_fair_start_share_a_cache_and_jump_to_their_own_rows(
     make_loader: MakeLoader, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_KEPT_FROM_POSITIONS", 0)
+    monkeypatch.setattr(lane_tables, "_KEPT_FROM_POSITIONS", 0)
     lengths = str(tmp_path / "lengths")
     count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False, out=lengths)
 

@@ -29,7 +29,7 @@ from cloudload.provenance import (
 )
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, run_leg
-from cloudload.tools.cli.state import list_lines
+from cloudload.tools.cli.state_command import list_lines
 from cloudload.tools.count import count_tokens
 from testkit.awkward import tokenize
 from testkit.best_fit_oracle import BestFitOracle, choose_stream
@@ -632,7 +632,7 @@ def test_what_a_mixture_with_ends_cannot_have_is_refused(data: Data, tmp_path: P
     with pytest.raises(DatasetError, match=r"1 of 2 streams .*Run: cloudload count .*/mds"):
         make_loader(streams, epochs=1)
     with pytest.raises(DatasetError, match="no document of s0, s1 has any tokens"):
-        make_mixture(data, epochs=1, min_tokens=10_000).plan()
+        make_mixture(data, epochs=1, min_tokens=10_000).worker_plan()
 
 
 def test_damaged_tails_of_streams_are_refused(data: Data) -> None:

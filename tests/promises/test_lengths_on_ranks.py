@@ -13,7 +13,7 @@ from cloudload.batch import Batch
 from cloudload.errors import RanksDisagreeError
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.loading.workers.worker import Worker
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.system.arrays import Ints
 from cloudload.testing import HubExchange, Leg, run_leg
 from cloudload.tools.count import count_tokens
@@ -170,7 +170,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     original = Worker.read_blocks
 
-    def note(self: Worker, plan: Plan) -> Any:
+    def note(self: Worker, plan: WorkerPlan) -> Any:
         found.append(plan.position.rows)
         return original(self, plan)
 

@@ -13,7 +13,7 @@ from cloudload.cli import main
 from cloudload.errors import CacheError
 from cloudload.forecast import RunPlan, plan_run
 from cloudload.testing import Leg, run_leg
-from cloudload.tools.cli.plan import describe_plan
+from cloudload.tools.cli.plan_command import describe_plan
 from cloudload.tools.forecast.budget import parse_tokens
 from cloudload.tools.forecast.page import render_plan
 from cloudload.tools.forecast.request import read_prices
@@ -209,9 +209,9 @@ def test_the_least_cache_is_that_of_the_default_workers(tmp_path: Path) -> None:
     )
     rank: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "local": tmp_path / "real"}
     with CloudLoader(**options, **rank, cache_limit=least) as loader:
-        assert loader.plan().num_workers == 1
+        assert loader.worker_plan().num_workers == 1
     with pytest.raises(CacheError), CloudLoader(**options, **rank, cache_limit=least - 1) as loader:
-        loader.plan()
+        loader.worker_plan()
 
 
 def test_beyond_the_documents_that_are_listed_shuffle_blocks_bound_the_figures(

@@ -10,7 +10,7 @@ import pytest
 from cloudload import CloudLoader, Stream, count_tokens
 from cloudload.forecast import RunPlan, plan_run
 from cloudload.run.state import read_state
-from cloudload.tools.cli.plan import describe_plan
+from cloudload.tools.cli.plan_command import describe_plan
 from cloudload.tools.forecast.page import draw_plan, render_plan
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.plans import check_figures, read_run

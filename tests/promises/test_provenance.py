@@ -63,19 +63,19 @@ def test_later_steps_are_traced_from_a_state_as_they_were_consumed(
         expected = [loader.trace(batch) for batch in batches]
     run = open_run(state)
     for steps in (range(SAVED + 1, SAVED + 3), range(len(batches) - 1, len(batches) + 1)):
-        traced = list(trace_steps(run, steps, num_workers=2, local=loader.plan().cache_root))
+        traced = list(trace_steps(run, steps, num_workers=2, local=loader.worker_plan().cache_root))
         assert [step for step, _ in traced] == list(steps)
         assert [spans for _, spans in traced] == [expected[step - 1] for step in steps]
         for row in (0, BATCH - 1):
             of_row = list(
-                trace_steps(run, steps, row, num_workers=0, local=loader.plan().cache_root)
+                trace_steps(run, steps, row, num_workers=0, local=loader.worker_plan().cache_root)
             )
             wanted = [
                 [s for s in expected[step - 1] if s.row == (step - 1) * BATCH + row]
                 for step in steps
             ]
             assert [spans for _, spans in of_row] == wanted
-        of_rows = trace_steps(run, steps, range(1, 3), local=loader.plan().cache_root)
+        of_rows = trace_steps(run, steps, range(1, 3), local=loader.worker_plan().cache_root)
         assert [spans for _, spans in of_rows] == [
             [
                 s
@@ -132,7 +132,7 @@ def test_the_steps_of_a_document_are_found(
             if (of_stream, of_sample) == (stream, sample) and step > SAVED
         ]
         found = find_document(
-            run, stream, sample, len(batches), local=loader.plan().cache_root, num_workers=0
+            run, stream, sample, len(batches), local=loader.worker_plan().cache_root, num_workers=0
         )
         assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
 
@@ -276,7 +276,7 @@ def test_a_document_that_does_not_exist_is_an_error(
 ) -> None:
     with make_loader(epochs=epochs) as loader:
         _, state = consume(loader)
-        cache = loader.plan().cache_root
+        cache = loader.worker_plan().cache_root
     run = open_run(state)
     for stream, sample, message in [
         (0, 9999, "no sample 9999. Use a sample from 0 to 199"),
@@ -293,7 +293,7 @@ def test_a_sample_without_an_id_has_none_that_could_be_found(tmp_path: Path) -> 
         write_mds(tmp_path / "null", ["a b"] * 3, extra=ids),
     ]
     with small_loader([Stream(url) for url in written], local=tmp_path / "cache") as loader:
-        tracer = Tracer(loader.plan())
+        tracer = Tracer(loader.worker_plan())
         assert tracer.find_id("None") == [(1, 2)]
         assert tracer.find_id("x") == [(1, 0)]
         with tracer._readers.lend() as reader:
@@ -312,7 +312,7 @@ def test_the_command_line_traces_a_checkpoint(
     checkpoint = tmp_path / "checkpoint.pt"
     torch.save({"step": SAVED, "trainer": [{"loader": state}]}, checkpoint)
     assert load_state(checkpoint) == state
-    options = ["--local", str(loader.plan().cache_root), "--workers", "0"]
+    options = ["--local", str(loader.worker_plan().cache_root), "--workers", "0"]
     assert (
         main(["trace", str(checkpoint), "--steps", "20:21", "--row", "2", "--json", *options]) == 0
     )
@@ -347,7 +347,7 @@ def test_the_log_of_an_answer_does_not_say_how_the_loader_started(
     with make_loader() as loader:
         _, state = consume(loader)
     (tmp_path / "state").write_text(json.dumps(state))
-    local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
+    local = ["--local", str(loader.worker_plan().cache_root), "--workers", "0"]
     caplog.clear()
     caplog.set_level(logging.INFO)
     assert main([*command, *local, str(tmp_path / "state")]) == 0
@@ -368,7 +368,7 @@ def test_where_finds_no_step_and_says_so_by_the_exit_status(
     with make_loader() as loader:
         _, state = consume(loader)
     (tmp_path / "state").write_text(json.dumps(state))
-    local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
+    local = ["--local", str(loader.worker_plan().cache_root), "--workers", "0"]
     # the state was saved after step 7, so only step 8 is searched
     search = ["where", str(tmp_path / "state"), "--sample", "1:4", "--until", "8"]
     assert main([*search, *options, *local]) == 1
@@ -430,7 +430,7 @@ def test_the_command_line_says_what_is_wrong(
     (tmp_path / "empty").write_text("{}")
     (tmp_path / "text").write_text("no state")
     names = {name: str(tmp_path / name) for name in ("state", "empty", "text", "none")}
-    local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
+    local = ["--local", str(loader.worker_plan().cache_root), "--workers", "0"]
     assert main([argument.format(**names) for argument in arguments] + local) == 1
     error = capsys.readouterr().err
     assert message.format(**names) in error

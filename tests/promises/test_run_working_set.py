@@ -66,7 +66,7 @@ def test_the_working_set_from_lengths_is_that_of_reading(
     loader = make_loader(zipped, local=tmp_path, seq_len=64, **options)
     lengths = loader._run.open_lengths()
     assert lengths is not None
-    found = measure_run(lengths, loader.plan().position, np.array(lanes), epochs - 1)
+    found = measure_run(lengths, loader.worker_plan().position, np.array(lanes), epochs - 1)
     peak, lane_row = peak_of_reading(loader, lanes, epochs)
     assert (found.bytes, found.row) == (peak, lane_row * loader.num_lanes)
 
@@ -76,11 +76,11 @@ def test_it_counts_rows_from_the_middle_of_a_document_of_several_rows(
 ) -> None:
     options = {"seq_len": 16, "packing": "one_per_row", "overflow": "rows"}
     loader = make_loader(zipped, local=tmp_path, batch_size=12, **options)
-    while not (cursors := loader.plan().position.cursors)[0, :, CURSOR_OFFSET].all():
+    while not (cursors := loader.worker_plan().position.cursors)[0, :, CURSOR_OFFSET].all():
         loader.skip(1)
     lengths = loader._run.open_lengths()
     assert lengths is not None
-    found = measure_run(lengths, loader.plan().position, np.arange(12), 0)
+    found = measure_run(lengths, loader.worker_plan().position, np.arange(12), 0)
     rows = loader.rows
     peak, lane_row = peak_of_reading(loader, list(range(12)), 1)
     assert cursors[0, 0, CURSOR_OFFSET] % 16 == 0

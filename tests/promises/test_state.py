@@ -185,4 +185,4 @@ def test_runs_shorter_than_a_window_still_get_on(larger_folder: str) -> None:
 def test_rows_without_end_to_read_again_take_no_memory(larger_folder: str) -> None:
     loader = make_loader(larger_folder)
     loader.load_state_dict({**loader.state_dict(), "rows": 1 << 48})
-    assert next(iter(loader.plan().replays())) == (0, 2_048)
+    assert next(iter(loader.worker_plan().replays())) == (0, 2_048)

@@ -90,6 +90,6 @@ def test_one_worker_of_each_node_compares_ids(
     compares = {}
     for rank in range(4):
         loader = make_loader(folder, local=tmp_path, num_workers=2, dp_rank=rank, dp_world_size=4)
-        compares[rank] = [loader.plan().compares(worker) for worker in range(2)]
+        compares[rank] = [loader.worker_plan().compares(worker) for worker in range(2)]
     neither = [False, False]
     assert compares == {0: [True, False], 1: neither, 2: [True, False], 3: neither}

@@ -14,7 +14,7 @@ from cloudload.convert import convert_to_mds
 from cloudload.data.storage.objects import list_objects
 from cloudload.errors import CloudloadError, ConvertError, StoreError
 from cloudload.tools.check import check_dataset
-from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.conversion_report import ConvertReport
 from testkit.conversions import SETTINGS, note_each_write, stop_after, texts
 
 ONE = {**SETTINGS, "shard_bytes": 1_500}

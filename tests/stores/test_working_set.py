@@ -27,7 +27,7 @@ def test_a_cache_that_holds_all_shards_is_large_enough(
     write_mds(s3_url, documents, shard_samples=shard_samples, compression=compression)
     options = {"num_workers": 1, "download_threads": 16, "num_lanes": 12, "epochs": 1}
     sized = make_loader(s3_url, local=tmp_path / "one", **options)
-    shards = [shard.raw.bytes for shard in sized.plan().recipe.corpus.datasets[0].shards]
+    shards = [shard.raw.bytes for shard in sized.worker_plan().recipe.corpus.datasets[0].shards]
     assert sized.describe()["working_set_bytes"] == sum(shards)
     cache = tmp_path / "two"
     with make_loader(s3_url, local=cache, cache_limit=sum(shards), **options) as loader:

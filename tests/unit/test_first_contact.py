@@ -14,7 +14,7 @@ import torch
 
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
-from cloudload.tools.cli.blame import _name_steps
+from cloudload.tools.cli.blame_command import _name_steps
 from cloudload.tools.cli.output import notice_after
 from cloudload.tools.losses.blame import Losses, blame
 from cloudload.tools.losses.log_file import SAMPLE, STEP, TOKENS, Records

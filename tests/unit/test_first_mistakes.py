@@ -65,7 +65,7 @@ def test_the_number_of_workers_that_was_given_is_the_one_that_is_named(
 ) -> None:
     most = len(os.sched_getaffinity(0))
     with make_loader(data, num_workers=900, num_lanes=most + 1) as loader:
-        loader.plan()
+        loader.worker_plan()
     [warning] = [each.message for each in caplog.records if each.levelno == logging.WARNING]
     assert warning.startswith(f"num_workers is 900 ({most + 1} are used, one for each lane), but")
     assert str(explain_few_cores(3, 1, 2, 2, asked=3)).startswith("num_workers is 3, but")

@@ -18,7 +18,7 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.losses import read_losses
 from cloudload.provenance import describe_state, load_state
 from cloudload.tools import cli
-from cloudload.tools.cli.command import local_path, positive_number, whole_number
+from cloudload.tools.cli.command import path_argument, positive_number, whole_number
 from cloudload.tools.count.count import count_tokens
 from cloudload.tools.losses.log_file import Records, start_file, write_records
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
@@ -108,12 +108,12 @@ def test_a_transform_that_cannot_be_imported_is_named_with_its_error(
 
 
 def test_every_number_and_path_of_a_command_line_has_bounds() -> None:
-    kinds = {whole_number().__qualname__, positive_number.__qualname__, local_path.__qualname__}
+    kinds = {whole_number().__qualname__, positive_number.__qualname__, path_argument.__qualname__}
     for command, action in list_options():
         assert action.type not in (int, float, Path), f"{command} {action.dest}"
         if getattr(action.type, "__qualname__", "") not in kinds:
             continue
-        wrong = ["s3://bucket/x"] if action.type is local_path else ["-1", "x", "nan", "9" * 400]
+        wrong = ["s3://bucket/x"] if action.type is path_argument else ["-1", "x", "nan", "9" * 400]
         for text in wrong:
             with pytest.raises(argparse.ArgumentTypeError):
                 cast("Callable[[str], object]", action.type)(text)

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 from cloudload.data.mds.index import Column
-from cloudload.data.mds.shard_table import Origin, ShardTable
+from cloudload.data.mds.shard_table import ShardTable, SharedTable
 from cloudload.system.array_files import map_arrays, write_arrays
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path
@@ -60,7 +60,7 @@ def find_beginning(table: ShardTable, wanted: str, kind: str) -> int | None:
     return None
 
 
-def _hash_once(tables: Sequence[ShardTable], origins: Sequence[Origin]) -> dict[str, str]:
+def _hash_once(tables: Sequence[ShardTable], origins: Sequence[SharedTable]) -> dict[str, str]:
     """Read both fingerprints of mapped tables from their file, or compute and write them."""
     parts = "\n".join(f"{each.key} {each.start} {each.stop}" for each in origins)
     key = hashlib.sha256(parts.encode()).hexdigest()

@@ -46,7 +46,7 @@ class Form(NamedTuple):
     has_samples_hash: bool
 
 
-class Origin(NamedTuple):
+class SharedTable(NamedTuple):
     """The file from which a table is mapped, and the table's range of shards in this file."""
 
     path: Path
@@ -62,7 +62,7 @@ class Origin(NamedTuple):
             return (found.st_dev, found.st_ino) == self.inode
         return False
 
-    def cut(self, start: int, stop: int) -> Origin:
+    def cut(self, start: int, stop: int) -> SharedTable:
         """Return the origin of the shards [start, stop) of this origin's shards."""
         return self._replace(start=self.start + start, stop=self.start + stop)
 
@@ -84,7 +84,7 @@ class ShardTable(Sequence[ShardInfo]):
         texts: Ids,
         fingerprints: dict[str, str] | None = None,
         *,
-        origin: Origin | None = None,
+        origin: SharedTable | None = None,
     ) -> None:
         self._forms, self._numbers, self._starts, self._texts = forms, numbers, starts, texts
         self.origin = origin
@@ -217,7 +217,7 @@ def map_table(path: Path, key: str) -> ShardTable | None:
         return None
     forms = tuple(map(_decode_form, found.facts["forms"]))
     numbers, starts, texts = found.arrays
-    origin = Origin(path, key, found.inode, 0, len(starts) - 1)
+    origin = SharedTable(path, key, found.inode, 0, len(starts) - 1)
     return ShardTable(forms, numbers, starts, texts, found.facts["fingerprints"], origin=origin)
 
 

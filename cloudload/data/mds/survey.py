@@ -107,7 +107,7 @@ def refuse_to_hide(location: str, names: Iterable[str]) -> None:
     )
 
 
-def describe_hidden(location: str, splits: Sequence[str]) -> str:
+def describe_hidden_datasets(location: str, splits: Sequence[str]) -> str:
     """Return an error message about new splits below a location that is itself a dataset."""
     noun = "split" if len(splits) == 1 else "splits"
     return (

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import FailureKind, StoreError
-from cloudload.system.threads import settle
+from cloudload.system.threads import settle_future
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def call_with_timeout(
     """
     future: Future[T] = Future()
     threading.Thread(
-        target=settle, args=(future, call), name="cloudload-store", daemon=True
+        target=settle_future, args=(future, call), name="cloudload-store", daemon=True
     ).start()
     deadline = time.monotonic() + timeout_s
     try:

@@ -6,8 +6,8 @@
 
 Arrays are gathered up the levels, and the result is broadcast down. A process connects to at most
 15 others at each level, and a group of 16 is about the size at which a gather costs the least CPU
-time (`benchmarks.scale.exchange`). For 10,000 processes, the tree needs 80,000 connections. A single
-group would need 5·10⁷.
+time (`benchmarks.scale.exchange`). For 10,000 processes, the tree needs 80,000 connections. A
+single group would need 5·10⁷.
 
 A thread gathers in the background, while the model trains.
 """

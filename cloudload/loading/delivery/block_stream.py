@@ -17,9 +17,9 @@ from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.workers.block import Block
 from cloudload.loading.workers.processes import Blocks
-from cloudload.loading.workers.worker_plan import NextPhase, Plan, SharedDocuments
+from cloudload.loading.workers.worker_plan import NextPhase, SharedDocuments, WorkerPlan
 
-OpenBlocks = Callable[[Plan, WorkerCounts, threading.Event], Blocks]
+OpenBlocks = Callable[[WorkerPlan, WorkerCounts, threading.Event], Blocks]
 """Starts the workers of a plan, and repeatedly yields one block of each worker, until another
 thread sets the event."""
 
@@ -29,7 +29,7 @@ class BlockStream:
 
     def __init__(self, open_blocks: OpenBlocks, log: RunLog, start_log: StartLog) -> None:
         self._open_blocks, self._log, self._start_log = open_blocks, log, start_log
-        self._workers: tuple[Plan, Blocks] | None = None
+        self._workers: tuple[WorkerPlan, Blocks] | None = None
         self._change: NextPhase | None = None
         """The next phase, until it is sent to the workers."""
         self._documents: tuple[SharedDocuments, ...] = ()
@@ -47,7 +47,7 @@ class BlockStream:
         """Whether workers were started and have not been stopped."""
         return self._workers is not None
 
-    def open(self, plan: Plan) -> None:
+    def open(self, plan: WorkerPlan) -> None:
         """Start the workers of a plan. If they are running, move them to the plan's phase."""
         self.is_open = True
         if self.has_workers:

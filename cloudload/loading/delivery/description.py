@@ -17,7 +17,7 @@ from cloudload.loading.delivery.working_set import (
     open_current_orders,
 )
 from cloudload.loading.delivery.world import World
-from cloudload.loading.workers.worker_plan import Mixed, Plan
+from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
 from cloudload.order.mixture import Weights
 from cloudload.run.recipe import FAIR_FIELD
 from cloudload.stats import MEASURED_S, DeliveryStats
@@ -58,7 +58,7 @@ class Description:
         if name not in values:
             close = get_close_matches(name, values, n=2)
             advice = f"Did you mean {' or '.join(close)}?" if close else f"Use {', '.join(values)}"
-            raise KeyError(f"describe() has no setting {name!r}. {advice}")
+            raise KeyError(f"describe_loader() has no setting {name!r}. {advice}")
         return values[name]
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,8 +77,8 @@ class Description:
         return [(each.name, str(each), each.origin) for each in self.settings]
 
 
-def describe(
-    title: str, plan: Plan, world: World, delivered: DeliveryStats, *, is_resumed: bool
+def describe_loader(
+    title: str, plan: WorkerPlan, world: World, delivered: DeliveryStats, *, is_resumed: bool
 ) -> Description:
     """List the settings of a plan, with the workers' speed so far, under a title.
 
@@ -98,7 +98,7 @@ def describe(
     return Description(title, tuple(settings))
 
 
-def _layout(plan: Plan, is_resumed: bool) -> Iterator[Setting]:
+def _layout(plan: WorkerPlan, is_resumed: bool) -> Iterator[Setting]:
     config, layout = plan.recipe.config, plan.recipe.layout
     settled = STATE if is_resumed else DATA
     yield Setting("num_lanes", layout.num_lanes, GIVEN if config.num_lanes else settled)
@@ -110,7 +110,7 @@ def _layout(plan: Plan, is_resumed: bool) -> Iterator[Setting]:
         yield Setting("shuffle_block_size", join_numbers(blocks), origin, "documents")
 
 
-def _rows(plan: Plan) -> Iterator[Setting]:
+def _rows(plan: WorkerPlan) -> Iterator[Setting]:
     config = plan.recipe.config
     yield Setting("seq_len", config.seq_len, GIVEN, "tokens")
     names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "min_tokens"]
@@ -131,7 +131,7 @@ def _option(config: Any, name: str) -> Setting:
     return Setting(name, value, DEFAULT if value == defaults[name] else GIVEN)
 
 
-def _tokenizer(plan: Plan) -> Iterator[Setting]:
+def _tokenizer(plan: WorkerPlan) -> Iterator[Setting]:
     spec, backend = plan.recipe.tokenizer, plan.backend
     if spec.json:
         name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
@@ -145,7 +145,7 @@ def _tokenizer(plan: Plan) -> Iterator[Setting]:
     yield Setting("tokenizer_backend", backend.name, origin, f"({versions}because {backend.why})")
 
 
-def _lengths(plan: Plan) -> Iterator[Setting]:
+def _lengths(plan: WorkerPlan) -> Iterator[Setting]:
     asked = os.fspath(plan.delivery.lengths)
     if plan.lengths is not None:
         place, *others = plan.lengths.places
@@ -155,7 +155,7 @@ def _lengths(plan: Plan) -> Iterator[Setting]:
         yield Setting("lengths", None, DEFAULT if asked == AUTO else GIVEN)
 
 
-def _ranks(plan: Plan, world: World, delivered: DeliveryStats) -> Iterator[Setting]:
+def _ranks(plan: WorkerPlan, world: World, delivered: DeliveryStats) -> Iterator[Setting]:
     yield Setting("batch_size", plan.delivery.batch_size, GIVEN, "rows per rank")
     yield Setting(
         "global_batch", plan.global_batch, DERIVED, f"rows on {counted(world.size, 'rank')}"
@@ -168,7 +168,7 @@ def _ranks(plan: Plan, world: World, delivered: DeliveryStats) -> Iterator[Setti
     yield Setting("tokens_per_s", None if rate is None else round(rate), MEASURED, note)
 
 
-def _workers(plan: Plan) -> Setting:
+def _workers(plan: WorkerPlan) -> Setting:
     asked = plan.delivery.num_workers
     origin = DEFAULT if asked is None else GIVEN
     if asked == 0:
@@ -179,7 +179,7 @@ def _workers(plan: Plan) -> Setting:
     return Setting("num_workers", plan.num_workers, origin, note)
 
 
-def _cache(plan: Plan, world: World) -> Iterator[Setting]:
+def _cache(plan: WorkerPlan, world: World) -> Iterator[Setting]:
     recipe = plan.recipe
     needed = measure_working_set(
         recipe.corpus,
@@ -194,7 +194,7 @@ def _cache(plan: Plan, world: World) -> Iterator[Setting]:
     yield Setting("local", str(plan.cache_root), GIVEN if plan.delivery.local else DEFAULT)
 
 
-def _streams(plan: Plan) -> Iterator[Setting]:
+def _streams(plan: WorkerPlan) -> Iterator[Setting]:
     recipe = plan.recipe
     weights = dict(zip(recipe.mixture.names, _find_weights(plan), strict=True))
     ends = plan.phase.ending.stream_ends if isinstance(plan.phase, Mixed) else ()
@@ -216,7 +216,7 @@ def _streams(plan: Plan) -> Iterator[Setting]:
         yield Setting(f"stream {label}", samples, origin, note)
 
 
-def _find_weights(plan: Plan) -> Weights:
+def _find_weights(plan: WorkerPlan) -> Weights:
     """Return the last weights in a mixture's schedule, or the current ones if its streams end."""
     mixture = plan.recipe.mixture
     if plan.recipe.has_stream_ends:

@@ -18,7 +18,7 @@ from cloudload.data.cache.counters import WorkerCounts
 from cloudload.loading.delivery.exchange import DistributedExchange, Exchange
 from cloudload.loading.delivery.world import World, find_world, is_first_process
 from cloudload.loading.workers.processes import Blocks, inline_blocks, process_blocks
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 
 
 class Environment:
@@ -54,7 +54,9 @@ class Environment:
             return DistributedExchange(delivery.exchange_timeout_s)
         return Exchange()
 
-    def open_blocks(self, plan: Plan, counts: WorkerCounts, closing: threading.Event) -> Blocks:
+    def open_blocks(
+        self, plan: WorkerPlan, counts: WorkerCounts, closing: threading.Event
+    ) -> Blocks:
         """Start the workers of a plan, and repeatedly yield a list with one block of each worker.
 
         The workers count their retries, blocks and times in `counts`. Once another thread sets

@@ -46,7 +46,7 @@ from cloudload.loading.delivery.block_stream import BlockStream, OpenBlocks
 from cloudload.loading.delivery.collate import join_blocks
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.progress import (
-    Joined,
+    AgreedWindow,
     KnownLanes,
     Report,
     Update,
@@ -60,7 +60,14 @@ from cloudload.loading.delivery.progress import (
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.tail_sharing import share_documents
-from cloudload.loading.workers.worker_plan import Foreseen, InTail, Measuring, Mixed, Phase, Plan
+from cloudload.loading.workers.worker_plan import (
+    Foreseen,
+    InTail,
+    Measuring,
+    Mixed,
+    Phase,
+    WorkerPlan,
+)
 from cloudload.rows.packing.tail import next_stages
 from cloudload.run.position import LaneLog, Position, join_ranges
 from cloudload.stats import TOKENS
@@ -75,7 +82,7 @@ class _Fetched(NamedTuple):
     """The first row of the run after the global batch."""
     window: Window | None
     """The rows that the batch's exchange covers. None if no exchange follows the batch."""
-    finish: Callable[[], Joined | None]
+    finish: Callable[[], AgreedWindow | None]
 
 
 class Iteration(Iterator[Batch]):
@@ -83,7 +90,7 @@ class Iteration(Iterator[Batch]):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: WorkerPlan,
         exchange: Exchange,
         log: RunLog,
         start_log: StartLog,
@@ -236,7 +243,7 @@ class Iteration(Iterator[Batch]):
         self._reports.append(report)
         return batch_rows
 
-    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], Joined | None]]:
+    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], AgreedWindow | None]]:
         """Start an exchange if its window ends at row `stop`.
 
         Returns the window, or None, and a function that waits for the exchange.
@@ -339,7 +346,7 @@ class Iteration(Iterator[Batch]):
         self._log.record_end(*tail_sharing.count_rest(plan, position, self._discarded_tokens))
         self.close()
 
-    def _end_mixture(self, plan: Plan) -> None:
+    def _end_mixture(self, plan: WorkerPlan) -> None:
         """Do the same as `_end` for a mixture with streams that end. All of its lanes are known."""
         left = 0
         if plan.end is not None and self._position.rows < plan.end and self._known is not None:

@@ -1,6 +1,6 @@
 """Merge all ranks' reports on a window of rows into a cursor table that all ranks agree on.
 
-    blocks of a batch ─► Report ─► merged over a Window ─► exchanged, Joined ─► lane arrays
+    blocks of a batch ─► Report ─► merged over a Window ─► exchanged, AgreedWindow ─► lane arrays
 
 A rank's report contains its lanes' cursors (and residues) after each of its rows, the statistics of
 these rows, and the first row that a lane could not fill.
@@ -102,7 +102,7 @@ def merge_reports(reports: Sequence[Report]) -> Report:
     )
 
 
-class Joined(NamedTuple):
+class AgreedWindow(NamedTuple):
     """The reports of all ranks on a window."""
 
     stops: list[int]
@@ -127,7 +127,7 @@ class Window(NamedTuple):
     world_size: int
     recipe: Recipe
 
-    def exchange(self, exchange: Exchange, report: Report) -> Callable[[], Joined]:
+    def exchange(self, exchange: Exchange, report: Report) -> Callable[[], AgreedWindow]:
         """Start gathering the reports of all ranks, and return a function that waits for them.
 
         The function joins the reports. If the exchange covers only this rank, it joins only
@@ -152,7 +152,7 @@ class Window(NamedTuple):
             arrays += [sizes, np.frombuffer(joined, np.int64)]
         return np.concatenate(arrays)
 
-    def _join(self, messages: Sequence[Ints], counts_shape: tuple[int, ...]) -> Joined:
+    def _join(self, messages: Sequence[Ints], counts_shape: tuple[int, ...]) -> AgreedWindow:
         """Decode and join the messages of all ranks."""
         # vectorized where possible, because a job may have thousands of ranks
         cursors_at = _HEADER + math.prod(counts_shape)
@@ -164,7 +164,7 @@ class Window(NamedTuple):
         before = np.cumsum(num_rows) - num_rows
         places = np.arange(num_rows.sum()) - np.repeat(before, num_rows)
         parts = [message[cursors_at:stop] for message, stop in zip(messages, stops, strict=True)]
-        return Joined(
+        return AgreedWindow(
             stops=heads[:, 0].tolist(),
             first_dry=int(heads[:, 2].min()),
             counts=heads[:, _HEADER:].sum(axis=0).reshape(counts_shape),
@@ -180,9 +180,9 @@ class Window(NamedTuple):
             ],
         )
 
-    def _join_own(self, report: Report) -> Joined:
+    def _join_own(self, report: Report) -> AgreedWindow:
         own = rank_rows(self.start, self.stop, report.rank_index, self.world_size)
-        return Joined(
+        return AgreedWindow(
             stops=[report.stop],
             first_dry=report.first_dry,
             counts=report.counts,
@@ -191,7 +191,7 @@ class Window(NamedTuple):
             residues=report.residues,
         )
 
-    def first_dry(self, joined: Joined) -> int:
+    def first_dry(self, joined: AgreedWindow) -> int:
         """The first row of the window that a lane could not fill, or `NEVER`.
 
         Raises `RanksDisagreeError` if the ranks are at different rows.
@@ -204,7 +204,7 @@ class Update(NamedTuple):
     """The reports of all ranks on a window. The cursors of rows from `stop` on are ignored."""
 
     recipe: Recipe
-    joined: Joined
+    joined: AgreedWindow
     stop: int
 
 

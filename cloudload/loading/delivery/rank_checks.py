@@ -12,7 +12,7 @@ from cloudload.config.choices import AUTO, EPOCH, OFF
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.errors import RanksDisagreeError
 from cloudload.loading.delivery.world import World
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows.packing.tables import CURSOR_ORDINAL
 from cloudload.run.position import Position
 from cloudload.run.recipe import ORDER_FIELD, Recipe
@@ -26,7 +26,7 @@ _COMPARED_POSITIONS = 1024
 _NOT_FOUND = "not found"
 
 
-def list_facts(plan: Plan, world: World, position: Position) -> dict[str, Any]:
+def list_facts(plan: WorkerPlan, world: World, position: Position) -> dict[str, Any]:
     """Return the values that must be equal on all ranks, by the names used in error messages.
 
     `position` is that of the run, which may be before the plan's. Raises `CacheError` if an order
@@ -52,7 +52,7 @@ def list_facts(plan: Plan, world: World, position: Position) -> dict[str, Any]:
     }
 
 
-def _hash_orders(plan: Plan) -> str:
+def _hash_orders(plan: WorkerPlan) -> str:
     """The hash of the first samples in the order of the latest epoch of each component."""
     digest = hashlib.sha256()
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):

@@ -26,7 +26,7 @@ import numpy as np
 from cloudload.config.checks import as_integer
 from cloudload.config.choices import FASTOKENS
 from cloudload.loading.delivery.world import count_cores
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows.tokenization.backend import Choice
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
@@ -73,7 +73,7 @@ class WaitLog:
         """Discard the statistics so far, such as waits for workers to start or batches to skip."""
         self._looks.clear()
 
-    def look(self, meter: DeliveryMeter, plan: Plan) -> None:
+    def look(self, meter: DeliveryMeter, plan: WorkerPlan) -> None:
         """Record the statistics after a batch. Log the waits if they exceed 5% of the last 30 s."""
         if self._has_logged or (now := time.monotonic()) < self._next_look:
             return
@@ -88,7 +88,7 @@ class WaitLog:
             self._has_logged = _log(first.stats, last.stats, seconds, plan)
 
 
-def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan) -> bool:
+def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: WorkerPlan) -> bool:
     """Log the waits unless another rank logs them. Returns whether this rank logged them."""
     waited = after.stall_s - before.stall_s
     start = f"the training loop waited for batches for {waited / seconds:.0%} of the last "
@@ -117,7 +117,7 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan
     return True
 
 
-def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: Plan) -> str:
+def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: WorkerPlan) -> str:
     """Describe how the workers spent their time, largest share first."""
     total = max(1e-9, sum(spent.values()))
     parts = []
@@ -134,14 +134,14 @@ def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: Pla
     return f"{who} spent {', '.join(parts)}"
 
 
-def _more_workers(plan: Plan) -> str:
+def _more_workers(plan: WorkerPlan) -> str:
     own, _ = count_cores()
     if not plan.delivery.has_worker_processes:
         return "use num_workers=1 or more, so that rows are packed while the model trains"
     return f"use more workers (num_workers is {plan.num_workers}; this process may use {own} cores)"
 
 
-def _advise_fetch(plan: Plan) -> str:
+def _advise_fetch(plan: WorkerPlan) -> str:
     limit = "" if plan.delivery.cache_limit is None else ", or a larger cache_limit"
     return (
         "The store is slower than training, so use more download_threads (now "
@@ -150,21 +150,21 @@ def _advise_fetch(plan: Plan) -> str:
     )
 
 
-def _advise_read(plan: Plan) -> str:
+def _advise_read(plan: WorkerPlan) -> str:
     return (
         "Reading shards is slower than training, so set local to a folder on a faster disk than "
         f"{plan.cache_root}"
     )
 
 
-def _advise_transform(plan: Plan) -> str:
+def _advise_transform(plan: WorkerPlan) -> str:
     return (
         "The transform is slower than training, so make it faster, apply it once with cloudload "
         f"convert, or {_more_workers(plan)}"
     )
 
 
-def _advise_tokenize(plan: Plan) -> str:
+def _advise_tokenize(plan: WorkerPlan) -> str:
     faster = "" if plan.backend.name == FASTOKENS else "use tokenizer_backend='fastokens', or "
     return (
         f"Tokenization is slower than training, so {faster}{_more_workers(plan)}, or train on "
@@ -172,11 +172,11 @@ def _advise_tokenize(plan: Plan) -> str:
     )
 
 
-def _advise_pack(plan: Plan) -> str:
+def _advise_pack(plan: WorkerPlan) -> str:
     return f"Packing is slower than training, so {_more_workers(plan)}"
 
 
-def _advise_idle(plan: Plan) -> str:
+def _advise_idle(plan: WorkerPlan) -> str:
     return (
         "The workers are fast enough. If batches arrive unevenly, use a larger prefetch_batches "
         f"(now {plan.delivery.prefetch_batches}). Otherwise, steps are so short that assembling a "
@@ -184,7 +184,7 @@ def _advise_idle(plan: Plan) -> str:
     )
 
 
-_ADVICE: dict[str, Callable[[Plan], str]] = {
+_ADVICE: dict[str, Callable[[WorkerPlan], str]] = {
     "fetch": _advise_fetch,
     "read": _advise_read,
     "transform": _advise_transform,

@@ -32,7 +32,7 @@ from cloudload.data.mds.dataset import are_in_place, warn_of_missing_hashes
 from cloudload.data.storage.redaction import redact
 from cloudload.loading.delivery.description import counted, join_numbers
 from cloudload.loading.workers.block import Block
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order.lanes import Lanes
 from cloudload.rows.tokenization.backend import Choice, log_choice
 from cloudload.run.components import Component
@@ -89,7 +89,7 @@ class StartLog:
         """Record the time at which the loader's first iteration begins."""
         self._began = self._began or time.monotonic()
 
-    def log_order(self, plan: Plan, seconds: float) -> None:
+    def log_order(self, plan: WorkerPlan, seconds: float) -> None:
         """Log the orders of the current epochs, which took `seconds` to build or load.
 
         Also warns if several machines will download the same shards.
@@ -107,7 +107,7 @@ class StartLog:
         if (warning := explain_repeated_downloads(plan)) is not None:
             logger.warning("%s", warning)
 
-    def log_shard(self, plan: Plan, blocks: Sequence[Block]) -> None:
+    def log_shard(self, plan: WorkerPlan, blocks: Sequence[Block]) -> None:
         """Log the first shard fetched, or why none was fetched, given the workers' first blocks."""
         if not self._waits_for_shard:
             return
@@ -164,7 +164,7 @@ def _describe_tokenizer(recipe: Recipe) -> str:
 _NOTABLE_BYTES = 1e11
 
 
-def explain_repeated_downloads(plan: Plan) -> str | None:
+def explain_repeated_downloads(plan: WorkerPlan) -> str | None:
     """Return a warning if the repeated downloads of one epoch exceed 100 GB, otherwise None."""
     num_machines = len(set(plan.hosts))
     components = plan.recipe.components
@@ -184,7 +184,7 @@ def explain_repeated_downloads(plan: Plan) -> str | None:
     )
 
 
-def _advise(plan: Plan, num_machines: int) -> str:
+def _advise(plan: WorkerPlan, num_machines: int) -> str:
     """Return what a new run should set, or nothing if this run has already set it."""
     if all(each.lanes.num_nodes % num_machines == 0 for each in plan.recipe.components):
         return ""
@@ -201,7 +201,7 @@ def count_machines(lanes: Lanes, lane_hosts: Ints) -> float:
     return len(np.unique(pairs)) / lanes.num_nodes
 
 
-def _count_stored_bytes(plan: Plan, component: Component) -> int:
+def _count_stored_bytes(plan: WorkerPlan, component: Component) -> int:
     streams = component.streams
     datasets = plan.recipe.corpus.datasets[streams.start : streams.stop]
     return sum(int(each.table.stored_bytes[~are_in_place(each)].sum()) for each in datasets)

@@ -35,7 +35,7 @@ import numpy as np
 from cloudload.loading.delivery.block_stream import BlockStream
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.workers.block import Block
-from cloudload.loading.workers.worker_plan import Foreseen, Plan, SharedDocuments, Sharing
+from cloudload.loading.workers.worker_plan import Foreseen, SharedDocuments, Sharing, WorkerPlan
 from cloudload.rows.packing.tables import (
     CURSOR_ORDINAL,
     REMNANT_LANE,
@@ -55,7 +55,7 @@ from cloudload.system.arrays import Flags, Ints, Tokens
 _HEADER = 2
 
 
-def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
+def join_sizes(plan: WorkerPlan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
     """Build this rank's message: int64 [n].
 
     `blocks` are the workers' blocks of sizes; empty if token lengths are known.
@@ -70,7 +70,7 @@ def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> I
     return np.concatenate([header, *(sizes[lane] for lane in sorted(sizes))])
 
 
-def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
+def pack_rest(plan: WorkerPlan, stages: Stages, messages: Sequence[Ints]) -> Tail:
     """Pack the tail from the messages of all ranks.
 
     `stages` are the tail's stages at the position; empty if the run did not resume in its tail.
@@ -94,7 +94,7 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
     return sum(int(message[1]) for message in messages)
 
 
-def find_lanes_end(plan: Plan) -> Position:
+def find_lanes_end(plan: WorkerPlan) -> Position:
     """Return the plan's position, which in the phase `Foreseen` has the lanes at their end."""
     if not isinstance(plan.phase, Foreseen):
         return plan.position
@@ -102,7 +102,7 @@ def find_lanes_end(plan: Plan) -> Position:
     return plan.position.with_lanes(cursors=ended.cursors, residues=ended.residues)
 
 
-def count_rest(plan: Plan, position: Position, discarded: int) -> tuple[int, Ints]:
+def count_rest(plan: WorkerPlan, position: Position, discarded: int) -> tuple[int, Ints]:
     """Return the number of tokens that are left over when a run ends at a position.
 
     Also returns the statistics of the documents that are not counted with any row: int64 [streams,
@@ -120,7 +120,7 @@ def count_rest(plan: Plan, position: Position, discarded: int) -> tuple[int, Int
     return dropped, uncounted
 
 
-def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
+def count_discarded(plan: WorkerPlan, position: Position, discarded: int) -> int:
     """Count the tokens of all ranks from a position to the row at which the lanes end.
 
     In the phase `Foreseen`, the number is computed from the lanes. Otherwise, it is `discarded`.
@@ -131,7 +131,7 @@ def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
     return int(left[:, TOKENS].sum())
 
 
-def count_remnants(plan: Plan, remnants: Ints) -> Ints:
+def count_remnants(plan: WorkerPlan, remnants: Ints) -> Ints:
     """Count the documents of a tail that has no rows, because no document has tokens left.
 
     `remnants` is int64 [remnants, 5]. Returns int64 [streams, counts].
@@ -147,7 +147,7 @@ def count_remnants(plan: Plan, remnants: Ints) -> Ints:
     return counts
 
 
-def _sizes_by_lane(plan: Plan, messages: Sequence[Ints]) -> list[Ints]:
+def _sizes_by_lane(plan: WorkerPlan, messages: Sequence[Ints]) -> list[Ints]:
     sizes: list[Ints] = [np.empty(0, np.int64)] * plan.num_lanes
     for message in messages:
         lanes = range(int(message[0]), plan.num_lanes, plan.world_size)
@@ -158,7 +158,7 @@ def _sizes_by_lane(plan: Plan, messages: Sequence[Ints]) -> list[Ints]:
     return sizes
 
 
-def _num_left(plan: Plan, lane: int) -> int:
+def _num_left(plan: WorkerPlan, lane: int) -> int:
     """Return the number of ordinals, including holes, left in a lane at the plan's position."""
     end = plan.recipe.components[0].lanes.end(lane) or 0
     return end - int(plan.position.cursors[0, lane, CURSOR_ORDINAL])
@@ -171,17 +171,17 @@ _WORDS_OF_ROUND = 1 << 22
 _ORDINAL_BITS = 40
 
 Texts = dict[int, Tokens]
-"""Maps the index of a document in `Uses` to its tokens, including bos and eos."""
+"""Maps the index of a document in `RemnantUses` to its tokens, including bos and eos."""
 
 
-def share_documents(plan: Plan, blocks: BlockStream, exchange: Exchange) -> None:
+def share_documents(plan: WorkerPlan, blocks: BlockStream, exchange: Exchange) -> None:
     """Read and exchange documents of the tail, and send them to the workers whose rows need them.
 
     Includes only rows from the plan's position on. All ranks must call this together. Raises the
     errors of the workers and of `Exchange.start`.
     """
     assert plan.tail is not None
-    uses = Uses(plan, plan.tail)
+    uses = RemnantUses(plan, plan.tail)
     if not len(uses.documents):
         return
     texts = _read_own(plan, uses, blocks)
@@ -189,13 +189,13 @@ def share_documents(plan: Plan, blocks: BlockStream, exchange: Exchange) -> None
     blocks.give(tuple(uses.join(worker, texts) for worker in range(plan.num_workers)))
 
 
-class Uses:
+class RemnantUses:
     """The documents in the tail's rows from the plan's position on, and the rows that use them.
 
     A use is one document in one row.
     """
 
-    def __init__(self, plan: Plan, tail: Tail) -> None:
+    def __init__(self, plan: WorkerPlan, tail: Tail) -> None:
         rows = tail.first_row + np.repeat(np.arange(tail.num_rows), np.diff(tail.piece_starts))
         is_left = (rows >= plan.position.rows) & (rows < _find_end(plan, tail))
         remnants = tail.remnants[tail.pieces[is_left, TAIL_REMNANT]]
@@ -269,7 +269,7 @@ class Uses:
         return SharedDocuments(lanes, ordinals, sizes, _concatenate(texts, numbers))
 
 
-def _find_end(plan: Plan, tail: Tail) -> int:
+def _find_end(plan: WorkerPlan, tail: Tail) -> int:
     """Return the row after the last row that the run delivers."""
     return tail.end if plan.delivery.tail == "pad" else plan.end_whole_batches(tail.end)
 
@@ -280,7 +280,7 @@ def _concatenate(texts: Texts, numbers: Ints) -> Tokens:
     return joined
 
 
-def _read_own(plan: Plan, uses: Uses, blocks: BlockStream) -> Texts:
+def _read_own(plan: WorkerPlan, uses: RemnantUses, blocks: BlockStream) -> Texts:
     """Let the workers of this rank read documents of their lanes for other workers."""
     lists = [uses.read_by(worker) for worker in range(plan.num_workers)]
     sizes = [uses.documents[numbers, 2] for numbers in lists]
@@ -307,7 +307,7 @@ def _split(numbers: Ints, sizes: Ints, tokens: Tokens) -> Texts:
     return {number: tokens[start:stop] for number, start, stop in ends}
 
 
-def _receive(plan: Plan, uses: Uses, own: Texts, exchange: Exchange) -> Texts:
+def _receive(plan: WorkerPlan, uses: RemnantUses, own: Texts, exchange: Exchange) -> Texts:
     """Exchange documents between ranks, in rounds. Return the documents that this rank receives."""
     sent = [uses.sent_by(rank) for rank in range(plan.world_size)]
     stops = [np.cumsum(uses.documents[numbers, 2]) for numbers in sent]

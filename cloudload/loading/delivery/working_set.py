@@ -25,7 +25,7 @@ from cloudload.data.cache.usage import add_downloads, join_overlaps, sum_in_use
 from cloudload.data.mds.dataset import Corpus
 from cloudload.errors import CacheError
 from cloudload.loading.delivery.world import World
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order.seekable import SeekableOrder
 from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.components import Component
@@ -39,7 +39,9 @@ _POSITIONS_AT_ONCE = 1 << 20
 _MOST_MEASURED, _MOST_EPOCHS = 1 << 24, 4
 
 
-def check_cache_limit(plan: Plan, world: World, orders: Sequence[Ints | SeekableOrder]) -> None:
+def check_cache_limit(
+    plan: WorkerPlan, world: World, orders: Sequence[Ints | SeekableOrder]
+) -> None:
     """Raise a `CacheError` that names the minimum if `cache_limit` is below the working set.
 
     `orders` has the order of one epoch for each component; see `open_current_orders`.
@@ -103,7 +105,7 @@ def measure_working_set(
     return add_downloads(needed, sizes, downloads_at_once)
 
 
-def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
+def open_current_orders(plan: WorkerPlan, world: World) -> list[Ints | SeekableOrder]:
     """Build the orders of the epochs that this rank's lanes are in, before the workers need them.
 
     Builds at most the orders of the last two epochs of each component, and returns the latest of
@@ -120,12 +122,12 @@ def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
     return current
 
 
-def count_downloads(plan: Plan, world: World) -> int:
+def count_downloads(plan: WorkerPlan, world: World) -> int:
     """Return the maximum number of shards that the workers of this node download at a time."""
     return plan.num_workers * world.ranks_per_node * plan.delivery.download_threads
 
 
-def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> str | None:
+def explain_later_working_set(plan: WorkerPlan, lengths: RunLengths, world: World) -> str | None:
     """Return a warning if `cache_limit` is below the working set later in the run, otherwise None.
 
     Also returns None if the answer would take more than a few seconds, or if the run is in its
@@ -153,7 +155,7 @@ def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> 
     )
 
 
-def _find_last_epoch(plan: Plan) -> int | None:
+def _find_last_epoch(plan: WorkerPlan) -> int | None:
     """The last epoch that can be measured in a few seconds, or None if no epoch can.
 
     It is at most four epochs after the current epoch.

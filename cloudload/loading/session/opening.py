@@ -74,7 +74,7 @@ def _find_defaults(callee: type) -> Mapping[str, Any]:
     return {name: parameter.default for name, parameter in parameters.items()}
 
 
-def open_run(
+def open_current_run(
     asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
 ) -> OpenedRun:
     """Open the data, the tokenizer, its backend, and the token lengths.

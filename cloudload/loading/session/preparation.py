@@ -1,6 +1,6 @@
 """Prepare an iteration: plan its workers, and compute its end and its lanes from token lengths.
 
-make_plan     recipe, position, world ─► Plan
+make_worker_plan     recipe, position, world ─► Plan
 foresee       the end of a finite run, if the lengths determine it
 find_known    the lanes of all ranks, if the lengths determine them
 check_alone   whether ranks that cannot communicate can read the run
@@ -20,14 +20,21 @@ from cloudload.loading.delivery.rank_checks import check_can_end
 from cloudload.loading.delivery.working_set import check_cache_limit, open_current_orders
 from cloudload.loading.delivery.world import count_cores, default_num_workers, explain_lone_rank
 from cloudload.loading.session.current_run import CurrentRun, Membership
-from cloudload.loading.workers.worker_plan import Foreseen, Measuring, Mixed, Phase, Plan, Steady
+from cloudload.loading.workers.worker_plan import (
+    Foreseen,
+    Measuring,
+    Mixed,
+    Phase,
+    Steady,
+    WorkerPlan,
+)
 from cloudload.rows.tokenization.backend import Choice
 from cloudload.run.recipe import Recipe
 
 logger = logging.getLogger("cloudload.loader")
 
 
-def make_plan(run: CurrentRun, member: Membership) -> Plan:
+def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
     """Create the plan of a member's workers, starting at the run's position.
 
     Raises `ValueError` if the ranks cannot share the lanes, and `CacheError` if lengths cannot be
@@ -48,7 +55,7 @@ def make_plan(run: CurrentRun, member: Membership) -> Plan:
         is_fast = is_worker_fast(run.recipe, run.backend)
         cores = count_cores()
         num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
-    return Plan(
+    return WorkerPlan(
         recipe=run.recipe,
         delivery=delivery,
         backend=run.backend,
@@ -75,14 +82,14 @@ def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
         return
     has_jumped = run.has_jumped
     try:
-        plan, world = make_plan(run, member), member.world
+        plan, world = make_worker_plan(run, member), member.world
         open_cache_folder(run.cache_root)
         check_cache_limit(plan, world, open_current_orders(plan, world))
     finally:
         run.has_jumped = has_jumped
 
 
-def foresee(run: CurrentRun, plan: Plan, exchange: Exchange) -> Plan:
+def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan:
     """Add the end of a finite run to its plan, if the lengths determine it."""
     lengths = run.open_lengths()
     if lengths is None or plan.recipe.config.epochs is None or isinstance(plan.phase, Mixed):
@@ -94,7 +101,7 @@ def foresee(run: CurrentRun, plan: Plan, exchange: Exchange) -> Plan:
     return replace(plan, phase=Foreseen(lengths.find_ending(plan.position), pauses))
 
 
-def find_known(run: CurrentRun, plan: Plan, exchange: Exchange) -> KnownLanes | None:
+def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> KnownLanes | None:
     """Return the lanes of all ranks, or None if ranks must exchange them or there is one rank."""
     lengths = run.open_lengths()
     if lengths is not None and isinstance(plan.phase, Mixed):

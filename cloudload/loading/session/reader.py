@@ -40,10 +40,10 @@ from cloudload.loading.session.preparation import (
     check_cache_limit_of,
     find_known,
     foresee,
-    make_plan,
+    make_worker_plan,
 )
 from cloudload.loading.session.saving import check_knows_all_lanes
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.run.position import MOST_ROWS, Position
 from cloudload.system.activity import Wait
 
@@ -198,13 +198,13 @@ class Reader:
 
     # ------------------------------------------------------------ iterations
 
-    def plan(self) -> Plan:
+    def worker_plan(self) -> WorkerPlan:
         """Create the plan, the cache folder, and the orders of the current epochs.
 
         Raises the errors of `CloudLoader.plan`.
         """
         run, member = self.now
-        plan, world = make_plan(run, member), member.world
+        plan, world = make_worker_plan(run, member), member.world
         if member.delivery.num_workers and member.is_first:
             self._explain_num_workers(member.delivery.num_workers, plan.num_workers)
         open_cache_folder(run.cache_root)
@@ -242,10 +242,10 @@ class Reader:
         run.has_jumped = False
         return iteration
 
-    def _connect(self) -> tuple[Plan, Exchange]:
+    def _connect(self) -> tuple[WorkerPlan, Exchange]:
         """Create the plan, and compare it with those of the other ranks."""
         run, member = self.now
-        plan, world = self.plan(), member.world
+        plan, world = self.worker_plan(), member.world
         exchange = member.connect()
         facts = list_facts(plan, world, run.log.position)
         if exchange.compare(facts, world):
@@ -254,7 +254,7 @@ class Reader:
         self.now = run.without_lengths(), member
         return self._connect()
 
-    def _warn_of_drift(self, plan: Plan) -> None:
+    def _warn_of_drift(self, plan: WorkerPlan) -> None:
         """Warn once if, according to the lengths, `cache_limit` is too small for later rows."""
         lengths = self.run.open_lengths()
         if lengths is None or not self.member.is_first or self._has_measured:

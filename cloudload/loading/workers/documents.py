@@ -27,7 +27,7 @@ from cloudload.loading.workers.document_reader import (
     TextOrError,
     merge_ids,
 )
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order.order_cache import EpochOrders
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.rows.packing.tables import (
@@ -343,7 +343,7 @@ def _describe_length(length: int) -> str:
     return named.get(length) or f"has {length:,} tokens"
 
 
-def open_documents(plan: Plan, cache: ShardCache, *, compares: bool = True) -> LaneDocuments:
+def open_documents(plan: WorkerPlan, cache: ShardCache, *, compares: bool = True) -> LaneDocuments:
     """Open the documents of a plan's lanes. Uses the plan's orders and tokenizer.
 
     `compares` is passed to `DocumentTokenizer`.
@@ -357,7 +357,7 @@ def open_documents(plan: Plan, cache: ShardCache, *, compares: bool = True) -> L
     return LaneDocuments(recipe, orders, reader, tokenizer, lengths=plan.lengths)
 
 
-def open_cache(plan: Plan, retries: Ints | None = None) -> ShardCache:
+def open_cache(plan: WorkerPlan, retries: Ints | None = None) -> ShardCache:
     """Open the cache for the shards of a plan's corpus. The cache counts retries in `retries`."""
     delivery = plan.delivery
     return ShardCache(

@@ -16,7 +16,7 @@ import numpy as np
 from cloudload.errors import DatasetError
 from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.loading.workers.prefetch import Prefetcher
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows.packing.best_fit_lanes import BestFitLanes
 from cloudload.rows.packing.concat_lanes import ConcatLanes
 from cloudload.rows.packing.lane_packer import CutRows, LaneRows, PackerLanes
@@ -68,7 +68,7 @@ class LaneReader:
     All lanes are given as flat lanes.
     """
 
-    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
+    def __init__(self, plan: WorkerPlan, worker: int, documents: LaneDocuments) -> None:
         self._components, self._num_lanes = plan.recipe.components, plan.num_lanes
         self._documents, self._labels = documents, plan.recipe.labels
         position = plan.position
@@ -239,7 +239,7 @@ class LaneReader:
             )
 
 
-def find_ends(plan: Plan) -> Ints:
+def find_ends(plan: WorkerPlan) -> Ints:
     """The ordinal at which each lane has finished all epochs: int64 [flat_lanes].
 
     `NEVER` for an endless lane.

@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.system.arrays import Ints, count_within
 
 
-def count_documents_ahead(plan: Plan, component: int, num_own: int) -> int:
+def count_documents_ahead(plan: WorkerPlan, component: int, num_own: int) -> int:
     """The number of documents to look ahead in each lane, for a worker with `num_own` lanes."""
     of = plan.recipe.components[component]
     if plan.delivery.predownload is not None:
@@ -35,7 +35,12 @@ class Prefetcher:
     """
 
     def __init__(
-        self, plan: Plan, worker: int, documents: LaneDocuments, next_ordinals: Ints, ends: Ints
+        self,
+        plan: WorkerPlan,
+        worker: int,
+        documents: LaneDocuments,
+        next_ordinals: Ints,
+        ends: Ints,
     ) -> None:
         self._plan, self._worker, self._documents = plan, worker, documents
         self._components = plan.recipe.components

@@ -47,7 +47,7 @@ from cloudload.loading.workers.worker_main import (
     send_work,
     work,
 )
-from cloudload.loading.workers.worker_plan import NextPhase, Plan
+from cloudload.loading.workers.worker_plan import NextPhase, WorkerPlan
 from cloudload.rows.tokenization.loading import preload
 from cloudload.stats import PACK
 from cloudload.system.activity import doing
@@ -64,7 +64,7 @@ Sending it a `NextPhase` ends the current phase and drops its remaining blocks. 
 yields the first blocks of the next phase."""
 
 
-def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
+def inline_blocks(plan: WorkerPlan, counts: WorkerCounts) -> Blocks:
     """Yield blocks from workers that run in this process."""
     numbers = range(plan.num_workers)
     with contextlib.ExitStack() as stack:
@@ -84,7 +84,7 @@ def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
                 worker.receive(plan.part_of(change, number))
 
 
-def process_blocks(plan: Plan, counts: WorkerCounts, closing: threading.Event) -> Blocks:
+def process_blocks(plan: WorkerPlan, counts: WorkerCounts, closing: threading.Event) -> Blocks:
     """Yield blocks from worker processes, which run ahead of the training loop.
 
     The tokens of a block are valid until the next blocks are requested. Once another thread sets
@@ -134,7 +134,9 @@ class WorkerProcess:
     `WorkerError`.
     """
 
-    def __init__(self, plan: Plan, number: int, memory: Memory, closing: threading.Event) -> None:
+    def __init__(
+        self, plan: WorkerPlan, number: int, memory: Memory, closing: threading.Event
+    ) -> None:
         self._plan, self._number, self._activities = plan, number, memory.activities
         self._closing = closing
         self._arguments = (number, memory)
@@ -321,7 +323,7 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def running_workers(
-    plan: Plan, memory: Memory, closing: threading.Event
+    plan: WorkerPlan, memory: Memory, closing: threading.Event
 ) -> Iterator[Sequence[WorkerProcess]]:
     """Start the workers of a plan, and stop them after the block.
 

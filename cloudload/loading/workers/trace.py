@@ -21,7 +21,7 @@ from cloudload.loading.workers.documents import (
     open_cache,
     open_documents,
 )
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows.packing.fill import Framing, fill_rows
 from cloudload.rows.packing.tables import COUNT, SIZE
 from cloudload.stats import EMPTY, FILTERED
@@ -83,7 +83,7 @@ class _Reader:
     samples: DocumentReader
 
     @staticmethod
-    def open(plan: Plan) -> _Reader:
+    def open(plan: WorkerPlan) -> _Reader:
         cache = open_cache(plan)
         return _Reader(cache, open_documents(plan, cache), DocumentReader(plan.recipe, cache))
 
@@ -94,7 +94,7 @@ class _Reader:
 class Tracer:
     """Reads the documents of spans in this process, without workers. Thread-safe."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WorkerPlan) -> None:
         self._readers = Spares(partial(_Reader.open, plan), _Reader.close)
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self._labels, self._corpus = plan.recipe.labels, plan.recipe.corpus

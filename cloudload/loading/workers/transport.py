@@ -14,7 +14,7 @@ import numpy as np
 
 from cloudload.data.cache.counters import FirstFetch
 from cloudload.loading.workers.block import Block
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows.packing.residue import split_residues
 from cloudload.rows.packing.tables import NUM_CURSOR_COLUMNS, SPAN_COLUMNS
 from cloudload.stats import COUNTS, Traffic
@@ -48,7 +48,7 @@ class PackedBlock:
     """See `Block`."""
 
 
-def slot_bytes(plan: Plan) -> int:
+def slot_bytes(plan: WorkerPlan) -> int:
     """The size, in bytes, of a slot that fits nearly every block of a plan."""
     rows = plan.delivery.batch_size * plan.batches_at_once
     own = min(rows, -(-rows // plan.num_workers) * 5 // 4 + 1)

@@ -49,11 +49,11 @@ from cloudload.loading.workers.lane_reader import LaneReader, find_ends
 from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.row_reader import RowReader
 from cloudload.loading.workers.tail_reader import RowOfTail, TailReader
-from cloudload.loading.workers.worker_plan import Measuring, Mixed, NextPhase, Plan, Sharing
+from cloudload.loading.workers.worker_plan import Measuring, Mixed, NextPhase, Sharing, WorkerPlan
 from cloudload.rows.packing.fill import Framing, fill_rows, list_spans, row_lengths
 from cloudload.rows.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS, PIECE_ROW
 from cloudload.run.lengths.ending import MixtureTails
-from cloudload.run.lengths.index import LengthsKey, cut_groups
+from cloudload.run.lengths.lengths_index import LengthsKey, cut_groups
 from cloudload.run.lengths.row_finder import RowFinder
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.system.arrays import NEVER, Ints, Tokens, count_within
@@ -69,7 +69,7 @@ class Worker:
     """
 
     def __init__(
-        self, plan: Plan, number: int, retries: Ints, new_tokens: NewTokens | None = None
+        self, plan: WorkerPlan, number: int, retries: Ints, new_tokens: NewTokens | None = None
     ) -> None:
         self.number, self.new_tokens = number, new_tokens or _new_tokens
         self._cache = open_cache(plan, retries)
@@ -80,15 +80,15 @@ class Worker:
             raise
         self.traffic, self.tail = self._cache.traffic, TailReader(plan.recipe, self.documents)
 
-    def read_blocks(self, plan: Plan) -> Iterator[Block]:
+    def read_blocks(self, plan: WorkerPlan) -> Iterator[Block]:
         """Yield this worker's blocks. The k-th blocks of all workers cover the same batches.
 
         `plan` is the worker's own plan, or a later phase of it. The first blocks are those of
         replayed rows, which have cursors but no tokens. The next block has one batch, so that
         training starts early. Each later block has twice as many batches as the previous one, up to
-        `Plan.batches_at_once`. The blocks end only at a pause and in two phases: `Measuring` has
-        one block, with the sizes of documents, and `Sharing` has blocks of one row each, with the
-        tokens of documents.
+        `WorkerPlan.batches_at_once`. The blocks end only at a pause and in two phases: `Measuring`
+        has one block, with the sizes of documents, and `Sharing` has blocks of one row each, with
+        the tokens of documents.
 
         Raises `StreamChangedError` if the plan's position does not match the documents,
         `DatasetError` if an endless lane has no tokens, and the errors of `LaneDocuments.find` and
@@ -106,7 +106,7 @@ class Worker:
         self._cache.close()
 
 
-def _open_mixture(plan: Plan) -> MixtureTails | None:
+def _open_mixture(plan: WorkerPlan) -> MixtureTails | None:
     """The tails of a mixture with streams that end; None in other runs."""
     if not isinstance(plan.phase, Mixed):
         return None
@@ -122,7 +122,7 @@ def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
 class _Rows:
     """Makes the blocks of one worker in one phase."""
 
-    def __init__(self, worker: Worker, plan: Plan) -> None:
+    def __init__(self, worker: Worker, plan: WorkerPlan) -> None:
         self._plan, self._worker, self._documents = plan, worker.number, worker.documents
         self._tail, self._traffic, self._new_tokens = worker.tail, worker.traffic, worker.new_tokens
         self._packing = plan.recipe.packing
@@ -279,7 +279,7 @@ class _Rows:
 class DealtRows:
     """Reads the rows before the tail that are dealt to a worker. The plan must have lengths."""
 
-    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
+    def __init__(self, plan: WorkerPlan, worker: int, documents: LaneDocuments) -> None:
         assert plan.lengths is not None
         lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
         self._finder = RowFinder(lengths, plan.position)
@@ -315,7 +315,7 @@ logger = logging.getLogger("cloudload.workers")
 _MOST_SHARDS, _SAMPLES_OF_SHARD = 16, 4
 
 
-def check_some_lengths(plan: Plan, documents: LaneDocuments) -> None:
+def check_some_lengths(plan: WorkerPlan, documents: LaneDocuments) -> None:
     """Compare the lengths of some documents of a plan's corpus with their texts.
 
     Raises `DatasetError` if a length differs or a document cannot be read. If a store cannot be

@@ -25,7 +25,7 @@ from cloudload.data.cache.counters import WorkerCounts
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.loading.workers.transport import Slots, slot_bytes
 from cloudload.loading.workers.worker import Worker
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.stats import IDLE, PACK
 from cloudload.system.activity import published
 from cloudload.system.child_processes import send
@@ -63,7 +63,7 @@ class Memory:
     counts: WorkerCounts
 
     @staticmethod
-    def of(plan: Plan, counts: WorkerCounts) -> Memory:
+    def of(plan: WorkerPlan, counts: WorkerCounts) -> Memory:
         # the extra slot is for the block that the training process uses
         slots_each = 1 + plan.blocks_ahead
         blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
@@ -75,7 +75,7 @@ class Memory:
         return Slots(self.blocks, worker * self.slots_each, self.slots_each, await_free)
 
 
-def work(number: int, memory: Memory, connection: Connection, plan: Plan | None) -> None:
+def work(number: int, memory: Memory, connection: Connection, plan: WorkerPlan | None) -> None:
     """Make and send a worker's blocks. This is the main function of a worker process.
 
     If `plan` is None, the process receives it over `connection`.
@@ -105,7 +105,7 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
         connection.send(Failed(traceback.format_exc()))
 
 
-def _make_phases(number: int, memory: Memory, connection: Connection, plan: Plan) -> None:
+def _make_phases(number: int, memory: Memory, connection: Connection, plan: WorkerPlan) -> None:
     """Make the blocks of a plan and of all its later phases, until the connection closes."""
     inbox, counts = _Inbox(connection), memory.counts
     slots = memory.slots(number, inbox.await_free)

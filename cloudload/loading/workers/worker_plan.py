@@ -26,7 +26,7 @@ import numpy as np
 from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.order.lanes import rank_rows, worker_of_rows
-from cloudload.order.uneven_deal import Dealing, deal_lanes, find_lane_hosts
+from cloudload.order.uneven_deal import UnevenDeal, deal_lanes, find_lane_hosts
 from cloudload.rows.packing.tail import Tail, take_rows
 from cloudload.rows.tokenization.backend import Choice
 from cloudload.run.lengths.ending import Ending, MixtureEnding
@@ -134,7 +134,7 @@ class NextPhase:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerPlan:
     """The input of one rank's workers. It can be pickled if the transform can."""
 
     recipe: Recipe
@@ -157,7 +157,7 @@ class Plan:
     has_jumped: bool = False
     """Whether the position was computed from lengths, of which this rank first checks a sample."""
 
-    def enter(self, change: NextPhase) -> Plan:
+    def enter(self, change: NextPhase) -> WorkerPlan:
         """Return a copy of the plan for its next phase, at the position where that phase begins."""
         return replace(self, position=change.position, phase=change.phase, has_jumped=False)
 
@@ -197,7 +197,7 @@ class Plan:
         return self._dealing is None
 
     @cached_property
-    def _dealing(self) -> Dealing | None:
+    def _dealing(self) -> UnevenDeal | None:
         """The assignment of rows to ranks in an uneven world; None if the world is even."""
         lanes = [component.lanes for component in self.recipe.components]
         return deal_lanes(lanes, np.array(self.hosts))

@@ -18,7 +18,7 @@ from cloudload.rows.packing.residue import (
     EMPTY_GROUP,
     SPAN_BYTES,
     decode_span,
-    encode_group,
+    encode_residue,
     encode_spans,
     extend_group,
 )
@@ -133,7 +133,7 @@ def restore_lane(
         lane.rows.append((*row.cursor, row.residue, pieces, b""))
     for spans in packer.open_spans:
         free = packing.seq_len - sum(stop - start for _, start, stop in spans)
-        lane.restore(free, b"".join(hold(*span) for span in spans), encode_group(spans))
+        lane.restore(free, b"".join(hold(*span) for span in spans), encode_residue(spans))
     return lane
 
 

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cloudload.rows.packing.residue import EMPTY_GROUP, Span, decode_residue, encode_group
+from cloudload.rows.packing.residue import EMPTY_GROUP, Span, decode_residue, encode_residue
 from cloudload.system.arrays import NEVER
 
 Cursor = tuple[int, int]
@@ -221,7 +221,7 @@ class BestFitPacker(Packer):
                 raise ValueError(f"open rows that do not fit {seq_len} tokens, or are out of order")
             self._free.append(free)
             self._open.append(spans)
-            self._encoded.append(encode_group(spans))
+            self._encoded.append(encode_residue(spans))
         self._waiting = deque(waiting)
         self._close_rows()
         while self._waiting:
@@ -278,7 +278,7 @@ class BestFitPacker(Packer):
         place = bisect_right(self._free, free)
         self._free.insert(place, free)
         self._open.insert(place, spans)
-        self._encoded.insert(place, encode_group(spans))
+        self._encoded.insert(place, encode_residue(spans))
         self._close_rows()
 
     def _close_rows(self) -> None:
@@ -311,6 +311,6 @@ class BestFitPacker(Packer):
         residue = b""
         if self._waiting or self._open:
             residue = b"".join(
-                (encode_group(self._waiting) if self._waiting else EMPTY_GROUP, *self._encoded)
+                (encode_residue(self._waiting) if self._waiting else EMPTY_GROUP, *self._encoded)
             )
         self.rows.append(PackedRow(pieces, self._cursor, residue))

@@ -31,12 +31,12 @@ def _group_format(num_spans: int) -> struct.Struct:
     return struct.Struct(f"<{1 + 3 * num_spans}i")
 
 
-def encode_group(spans: Collection[Span]) -> bytes:
+def encode_residue(spans: Collection[Span]) -> bytes:
     """Encode a group of spans (the waiting spans, or an open row): their number, then the spans."""
     return _group_format(len(spans)).pack(len(spans), *itertools.chain.from_iterable(spans))
 
 
-EMPTY_GROUP = encode_group(())
+EMPTY_GROUP = encode_residue(())
 
 
 def extend_group(group: bytes, span: bytes) -> bytes:
@@ -134,4 +134,4 @@ def unpack_residue(residue: bytes, ordinal: int) -> bytes:
     Raises `ValueError` as `decode_residue` does.
     """
     spans = residue_spans(residue, ordinal)
-    return encode_group(spans) if spans else b""
+    return encode_residue(spans) if spans else b""

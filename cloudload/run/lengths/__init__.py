@@ -11,12 +11,12 @@ on `seq_len`, the packing, bos, eos, `min_tokens`, the mixture or the world size
 every run. Lengths never change a row, a batch, a state or a statistic. They save work, and are
 required only for what must know rows in advance, such as a mixture whose streams end.
 
-    index                 groups, their index, their key
+    lengths_index         groups, their index, their key
     group_file            the file of a group
     files                 read, verify, share
     open                  the lengths that a run uses
     sizes                 sizes of a lane's documents
-    tables                sums over lanes, and searches
+    lane_tables           sums over lanes, and searches
     run_lengths           the positions of a run
     lane_walker           lanes at a later row
     ending                the ends of finite runs

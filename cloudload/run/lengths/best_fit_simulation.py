@@ -23,7 +23,7 @@ import numpy as np
 from cloudload.errors import StreamChangedError
 from cloudload.rows.packing.best_fit_lane import list_packed, restore_lane, split_documents
 from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.residue import EMPTY_GROUP, encode_group
+from cloudload.rows.packing.residue import EMPTY_GROUP, encode_residue
 from cloudload.rows.packing.tables import FLAT_LANE, NUM_DOCUMENT_COLUMNS, ORDINAL, SIZE, START
 from cloudload.run.lengths.best_fit_checkpoints import DOCUMENTS_OF_MARK, LaneMarks, LaneState, Leap
 from cloudload.run.lengths.sizes import LaneSizes
@@ -348,4 +348,4 @@ def explain_residue(fault: object) -> StreamChangedError:
 
 def _encode_span(ordinal: int, start: int, stop: int) -> bytes:
     """Encode a span as `encode_spans` does."""
-    return encode_group([(ordinal, start, stop)])[_COUNT_BYTES:]
+    return encode_residue([(ordinal, start, stop)])[_COUNT_BYTES:]

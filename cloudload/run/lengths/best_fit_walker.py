@@ -17,15 +17,15 @@ from cloudload.rows.packing.residue import decode_residue, list_residue_spans
 from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL, CURSOR_SIZE
 from cloudload.run.lengths.best_fit_checkpoints import FORMAT, LaneMarks, LaneState
 from cloudload.run.lengths.best_fit_simulation import PlayedLanes, Playing, explain_residue
-from cloudload.run.lengths.lane_walker import Advanced, Walker
+from cloudload.run.lengths.lane_tables import LaneTables
+from cloudload.run.lengths.lane_walker import Advanced, LaneWalker
 from cloudload.run.lengths.sizes import LaneSizes
-from cloudload.run.lengths.tables import LaneTables
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
 from cloudload.system.arrays import NEVER, Flags, Ints
 
 
-class BestFitWalker(Walker):
+class BestFitWalker(LaneWalker):
     """Computes the states of one component's `best_fit` lanes at later rows, by playing lanes."""
 
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
@@ -36,7 +36,7 @@ class BestFitWalker(Walker):
         self._played = PlayedLanes(sizes, packing, marks, tables.ends)
 
     def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
-        """Like `Walker.advance`, with `residues` (object array of bytes, [lanes]).
+        """Like `LaneWalker.advance`, with `residues` (object array of bytes, [lanes]).
 
         Also raises `StreamChangedError` if a residue is damaged or does not match the lengths.
         """

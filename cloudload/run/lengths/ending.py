@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.order.mixture import Mixture
-from cloudload.order.mixture_counts import Walk, count_rows
+from cloudload.order.mixture_counts import MixtureCounter, count_rows
 from cloudload.rows.packing.tables import (
     REMNANT_LANE,
     REMNANT_ORDINAL,
@@ -33,7 +33,7 @@ from cloudload.rows.packing.tables import (
     TAIL_STOP,
 )
 from cloudload.rows.packing.tail import Stages, Tail, counts_of_sizes, next_stages
-from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.position import LaneArrays, Position, Residues
 from cloudload.run.recipe import Recipe
 from cloudload.run.run_tail import pack_component_tail
@@ -156,7 +156,9 @@ class MixtureTails:
     `recipe` must have the mixture of `ending`. A tail's rows are indexed from 0.
     """
 
-    def __init__(self, recipe: Recipe, walkers: Sequence[Walker], ending: MixtureEnding) -> None:
+    def __init__(
+        self, recipe: Recipe, walkers: Sequence[LaneWalker], ending: MixtureEnding
+    ) -> None:
         self.ending = ending
         self._recipe, self._walkers = recipe, walkers
         self._packed: dict[int, tuple[Tail, TailCounts]] = {}
@@ -198,8 +200,8 @@ class MixtureTails:
         before = sum(rows for _, rows in self.ending.stages_of(component))
         return self._walk(component).find(self.ending.lane_ends[component], number - before)
 
-    def _walk(self, component: int) -> Walk:
-        return Walk(self.ending.mixture, self._recipe.num_lanes, component)
+    def _walk(self, component: int) -> MixtureCounter:
+        return MixtureCounter(self.ending.mixture, self._recipe.num_lanes, component)
 
     def ended(self, component: int) -> LaneArrays:
         """Return a stream's lanes at the row where its tail starts; see `arrays_of_stream`."""
@@ -250,7 +252,7 @@ def arrays_of_stream(cursors: Ints, residues: Residues | None) -> LaneArrays:
     return LaneArrays(cursors[None], left, np.empty((0, 0), np.int64))
 
 
-def pack_stream_tail(recipe: Recipe, walker: Walker, ended: LaneArrays, stages: Stages) -> Tail:
+def pack_stream_tail(recipe: Recipe, walker: LaneWalker, ended: LaneArrays, stages: Stages) -> Tail:
     """Pack the tokens that remain in a stream's lanes. The tail's rows are indexed from 0.
 
     Raises `StreamChangedError` if a cursor or a residue does not match the lengths.
@@ -260,7 +262,7 @@ def pack_stream_tail(recipe: Recipe, walker: Walker, ended: LaneArrays, stages: 
 
 
 def advance_mixture(
-    recipe: Recipe, walkers: Sequence[Walker], tails: MixtureTails, position: Position, row: int
+    recipe: Recipe, walkers: Sequence[LaneWalker], tails: MixtureTails, position: Position, row: int
 ) -> LaneArrays | None:
     """Compute the lanes at `row`, which must not be after the end of the run.
 

@@ -27,7 +27,13 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import CacheError, DatasetError, StoreError
 from cloudload.run.lengths.group_file import LISTED, GroupLengths, decode_group, widen
-from cloudload.run.lengths.index import Group, LengthsIndex, LengthsKey, cut_groups, index_name
+from cloudload.run.lengths.lengths_index import (
+    Group,
+    LengthsIndex,
+    LengthsKey,
+    cut_groups,
+    index_name,
+)
 from cloudload.system.arrays import Ids, Ints
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file

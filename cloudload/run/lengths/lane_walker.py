@@ -26,8 +26,8 @@ from cloudload.rows.packing.tables import (
     SIZE_FAILED,
     SIZE_FILTERED,
 )
+from cloudload.run.lengths.lane_tables import UNITS, LaneTables, TableSearch
 from cloudload.run.lengths.sizes import ABSENT, DocumentSizes, LaneSizes, units_of
-from cloudload.run.lengths.tables import UNITS, LaneTables, TableSearch
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
 from cloudload.system.arrays import NEVER, Flags, Ints, count_within
@@ -58,7 +58,7 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Located:
-    """The result of `Walker.locate`: the cursors at the requested units."""
+    """The result of `LaneWalker.locate`: the cursors at the requested units."""
 
     cursors: Ints
     """int64 [places, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on; the size is not
@@ -67,7 +67,7 @@ class Located:
     """bool [places]; see `Advanced.is_dry`."""
 
 
-class Walker:
+class LaneWalker:
     """Computes the cursors and statistics of one component's lanes at later rows."""
 
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 from cloudload.config.choices import FIRST
 from cloudload.errors import DatasetError
 from cloudload.order.mixture import Mixture, Weights, merge_entries
-from cloudload.order.mixture_counts import Walk, count_rows
+from cloudload.order.mixture_counts import MixtureCounter, count_rows
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.ending import (
     MixtureEnding,
@@ -38,14 +38,14 @@ from cloudload.run.lengths.ending import (
     arrays_of_stream,
     pack_stream_tail,
 )
-from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.position import LaneArrays, Position
 from cloudload.run.recipe import Recipe
 from cloudload.system.arrays import NEVER, Ints
 
 
 def find_mixture_ending(
-    recipe: Recipe, walkers: Sequence[Walker], position: Position
+    recipe: Recipe, walkers: Sequence[LaneWalker], position: Position
 ) -> MixtureEnding:
     """Find the ends of a mixture's streams, starting from a position.
 
@@ -70,7 +70,9 @@ def find_mixture_ending(
 class _Search:
     """Finds the ends of streams whose number of rows depends only on their tokens."""
 
-    def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:
+    def __init__(
+        self, recipe: Recipe, walkers: Sequence[LaneWalker], unknown: MixtureEnding
+    ) -> None:
         self._recipe, self._walkers, self._unknown = recipe, walkers, unknown
         self._tails = MixtureTails(recipe, walkers, unknown)
         self._lane_rows: list[Ints | None] = []
@@ -111,8 +113,8 @@ class _Search:
             stops_first=recipe.config.stopping == FIRST,
         )
 
-    def _walk(self, mixture: Mixture, stream: int) -> Walk:
-        return Walk(mixture, self._recipe.num_lanes, stream)
+    def _walk(self, mixture: Mixture, stream: int) -> MixtureCounter:
+        return MixtureCounter(mixture, self._recipe.num_lanes, stream)
 
     def _find_lane_end(self, ends: StreamEnds, stream: int) -> int:
         """Find the first row of a stream's tail."""
@@ -142,7 +144,9 @@ class _PlayedSearch(_Search):
     A stream is treated as endless until its number of rows is known.
     """
 
-    def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:
+    def __init__(
+        self, recipe: Recipe, walkers: Sequence[LaneWalker], unknown: MixtureEnding
+    ) -> None:
         self._is_full: dict[int, bool] = {}
         """Whether a stream's lanes fill whole rows, so that no tokens remain for a tail."""
         super().__init__(recipe, walkers, unknown)
@@ -222,7 +226,7 @@ class _PlayedSearch(_Search):
         return super()._find_lane_end(ends, stream)
 
 
-def find_first_dry(walk: Walk, start: int, last: int, lane_rows: Ints) -> int:
+def find_first_dry(walk: MixtureCounter, start: int, last: int, lane_rows: Ints) -> int:
     """Find the first row of a stream, from `start` on, that its lane cannot fill; at most `last`.
 
     `lane_rows` (int64 [lanes]) is the number of rows that each lane can fill.
@@ -325,8 +329,8 @@ class _Ends:
             self._ends[stream] = self._row
         return bool(over)
 
-    def _walk(self, live: Weights, stream: int) -> Walk:
-        return Walk(Mixture(self._mixture.names, ((0, live),)), self._num_lanes, stream)
+    def _walk(self, live: Weights, stream: int) -> MixtureCounter:
+        return MixtureCounter(Mixture(self._mixture.names, ((0, live),)), self._num_lanes, stream)
 
     def _find_first_end(self, live: Weights, stop: int) -> int:
         """The row after the last row of the first stream to end, or `stop` if that is earlier."""

@@ -26,7 +26,7 @@ from cloudload.run.lengths.files import (
     open_dataset_lengths,
     place_of,
 )
-from cloudload.run.lengths.index import make_key
+from cloudload.run.lengths.lengths_index import make_key
 from cloudload.run.recipe import Recipe
 
 logger = logging.getLogger("cloudload.lengths")

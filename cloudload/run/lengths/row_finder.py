@@ -26,7 +26,7 @@ from cloudload.run.lengths.row_pieces import (
     PIECE_COLUMNS,
     ROW,
     RowPieces,
-    Runs,
+    RowSpans,
     check_has_rows,
     find_by_runs,
 )
@@ -177,7 +177,7 @@ class BestFitRows:
                 if not taken:
                     return
 
-    def _list_pieces(self, runs: Runs, first_rows: Ints) -> Ints:
+    def _list_pieces(self, runs: RowSpans, first_rows: Ints) -> Ints:
         """List the pieces of runs, by ascending row: int64 [pieces, 5]."""
         turns = number_in_group(runs.lanes)  # play the runs of a lane one after the other
         taken: list[list[bytes]] = [[] for _ in first_rows]

@@ -17,7 +17,7 @@ import numpy as np
 from cloudload.errors import DatasetError
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
-from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.sizes import LaneSizes, units_of
 from cloudload.system.arrays import Flags, Ints, count_within
 
@@ -28,7 +28,7 @@ _NUMBER_BITS, _RUN = 40, 5
 
 
 @dataclass(frozen=True)
-class Runs:
+class RowSpans:
     """Runs of consecutive rows of lanes: int64 [runs] each."""
 
     lanes: Ints
@@ -44,7 +44,9 @@ class RowPieces:
     `starts` are the cursors from which rows are counted: int64 [lanes, 3].
     """
 
-    def __init__(self, walker: Walker, sizes: LaneSizes, packing: Packing, starts: Ints) -> None:
+    def __init__(
+        self, walker: LaneWalker, sizes: LaneSizes, packing: Packing, starts: Ints
+    ) -> None:
         self._walker, self._sizes, self._packing, self._starts = walker, sizes, packing, starts
         self._row_units = packing.row_units
         """Number of units per row; `tables` defines the unit."""
@@ -57,13 +59,13 @@ class RowPieces:
 
         Both arguments are int64 [rows]. Rows may be in any order and may be repeated. Returns int64
         [pieces, 5] with columns `PIECE_COLUMNS`, by ascending row `i`. Raises `DatasetError` for a
-        lane without tokens, and the errors of `Walker.locate`.
+        lane without tokens, and the errors of `LaneWalker.locate`.
         """
         return find_by_runs(
             lanes, numbers, lambda runs, firsts: self._list_pieces(runs, firsts, self._start(runs))
         )
 
-    def _start(self, runs: Runs) -> Ints:
+    def _start(self, runs: RowSpans) -> Ints:
         """The cursor at the start of each run: int64 [runs, 3]."""
         next_numbers, next_cursors = self._next
         cursors = next_cursors[runs.lanes]
@@ -76,7 +78,7 @@ class RowPieces:
             cursors[far] = located.cursors
         return cursors
 
-    def _list_pieces(self, runs: Runs, first_rows: Ints, cursors: Ints) -> Ints:
+    def _list_pieces(self, runs: RowSpans, first_rows: Ints, cursors: Ints) -> Ints:
         """List the pieces of runs that begin at `cursors`, and keep the cursors after them.
 
         Returns int64 [pieces, 5], by ascending row. Run `i` begins at row `first_rows[i]`.
@@ -131,7 +133,7 @@ class RowPieces:
         ]
         return is_full, np.column_stack(columns)
 
-    def _keep_ends(self, runs: Runs, first_rows: Ints, pieces: Ints) -> None:
+    def _keep_ends(self, runs: RowSpans, first_rows: Ints, pieces: Ints) -> None:
         """Keep the cursor after each run, from which the lane's next rows are found."""
         last = pieces[np.searchsorted(pieces[:, ROW], first_rows + runs.counts) - 1]
         found = self._sizes.measure(runs.lanes, last[:, ORDINAL])
@@ -145,7 +147,7 @@ class RowPieces:
         self._next = next_numbers, next_cursors
 
 
-def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[Runs, Ints], Ints]) -> Ints:
+def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[RowSpans, Ints], Ints]) -> Ints:
     """Find the pieces of rows like `RowPieces.find`, by runs of consecutive rows.
 
     `list_pieces(runs, first_rows)` lists the pieces of runs, where run `i` begins at row
@@ -153,7 +155,7 @@ def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[Runs, Ints],
     """
     keys, places = np.unique(lanes << _NUMBER_BITS | numbers, return_inverse=True)
     firsts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
-    runs = Runs(
+    runs = RowSpans(
         keys[firsts] >> _NUMBER_BITS,
         keys[firsts] & (1 << _NUMBER_BITS) - 1,
         np.diff(firsts, append=len(keys)),

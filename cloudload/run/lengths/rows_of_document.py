@@ -25,7 +25,7 @@ from cloudload.rows.packing.tables import (
 )
 from cloudload.rows.packing.tail import Tail
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
-from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.row_finder import BestFitRows
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position
@@ -199,7 +199,9 @@ def _find_in_played_lanes(
             yield FoundSpan(row, found.place, reading.epoch, found.start, found.stop)
 
 
-def _measure_left(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+def _measure_left(
+    walker: LaneWalker, cursors: Ints, lanes: Ints, ordinals: Ints
+) -> tuple[Ints, Ints]:
     """The first unread token of each document, and its size: int64 [documents] each."""
     is_begun = (ordinals == cursors[lanes, CURSOR_ORDINAL]) & (cursors[lanes, CURSOR_OFFSET] > 0)
     found = walker.measure(lanes, ordinals)
@@ -207,7 +209,9 @@ def _measure_left(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) ->
     return starts, np.where(is_begun, found.whole, found.sizes)
 
 
-def _measure(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints, Ints]:
+def _measure(
+    walker: LaneWalker, cursors: Ints, lanes: Ints, ordinals: Ints
+) -> tuple[Ints, Ints, Ints]:
     """The first unread token of each document, its size, and the units before that token."""
     starts, sizes = _measure_left(walker, cursors, lanes, ordinals)
     is_begun = starts > 0

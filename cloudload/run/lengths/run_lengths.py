@@ -28,10 +28,10 @@ from cloudload.run.lengths.ending import (
     first_dry_row,
 )
 from cloudload.run.lengths.files import CorpusLengths
-from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.lane_tables import LaneTables
+from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.mixture_search import find_mixture_ending
 from cloudload.run.lengths.sizes import LaneSizes
-from cloudload.run.lengths.tables import LaneTables
 from cloudload.run.position import LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import Recipe, mixture_of
 from cloudload.run.run_tail import check_has_tokens, pack_run_tail
@@ -80,9 +80,9 @@ class RunLengths:
         return [LaneTables(root, sizes, packing, self._lengths.digest) for sizes in self.sizes]
 
     @cached_property
-    def walkers(self) -> list[Walker]:
+    def walkers(self) -> list[LaneWalker]:
         """The walker of each component, which computes cursors of its lanes at later rows."""
-        open_walker = BestFitWalker if self.recipe.packing.has_residue else Walker
+        open_walker = BestFitWalker if self.recipe.packing.has_residue else LaneWalker
         return [
             open_walker(tables, sizes, self.recipe.packing)
             for tables, sizes in zip(self._tables, self.sizes, strict=True)

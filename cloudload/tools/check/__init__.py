@@ -6,9 +6,9 @@
 
     check           `check_dataset`
     groups          shards in groups, on any engine
-    index           `index.json`, entry by entry
-    objects         the files in the folder, and their lengths
-    shards          a shard's bytes and samples
+    index_entries   `index.json`, entry by entry
+    stored_objects  the files in the folder, and their lengths
+    shard_contents  a shard's bytes and samples
     rules           every kind of finding
     findings        a finding, and the report
     document_rules  choose the tests; mojibake

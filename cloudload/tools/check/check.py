@@ -35,15 +35,15 @@ from cloudload.tools.check.document_rules import (
 from cloudload.tools.check.duplicates import DuplicateFinder, add_repeats
 from cloudload.tools.check.findings import CheckReport, Finding, Findings, find
 from cloudload.tools.check.groups import check_shards
-from cloudload.tools.check.index import check_index
-from cloudload.tools.check.objects import (
+from cloudload.tools.check.index_entries import check_index
+from cloudload.tools.check.shard_contents import check_codecs, name_samples
+from cloudload.tools.check.stored_objects import (
     LengthsCheck,
-    check_files,
+    check_objects,
     check_others,
     check_url,
     list_folder,
 )
-from cloudload.tools.check.shards import check_codecs, name_samples
 from cloudload.tools.engines.shares import Share
 
 
@@ -252,7 +252,7 @@ def _check_dataset(
     intact = [shard for shard in shards if shard.compression in readable]
     if sizes is None:
         return _CheckedFolder(shards, intact)
-    findings.add(check_files(url, shards, sizes))
+    findings.add(check_objects(url, shards, sizes))
     lengths = LengthsCheck(Dataset(url, shards, ""), sizes, retry, reads)
     if is_complete:  # otherwise, the index names more shards than `shards`
         findings.add(lengths.run())

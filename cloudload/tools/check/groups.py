@@ -1,6 +1,6 @@
 """Check shards in groups. Each group is a unit of work that any engine can run.
 
-    shards ─ cut_groups ─► groups ─ check_group, anywhere ─┬► findings, in order ─► report
+    shards ─ group_shards ─► groups ─ check_group, anywhere ─┬► findings, in order ─► report
                                                            └► hashes ─► duplicates
 
 The findings of a shard depend only on the dataset, so the report is the same for any groups,
@@ -41,8 +41,8 @@ from cloudload.tools.check.document_rules import (
 )
 from cloudload.tools.check.duplicates import DuplicateFinder, encode_records
 from cloudload.tools.check.findings import MOST_LISTED, Findings, find
-from cloudload.tools.check.shards import check_shard, name_sample
-from cloudload.tools.engines.local import open_processes
+from cloudload.tools.check.shard_contents import check_shard, name_sample
+from cloudload.tools.engines.local_processes import open_processes
 from cloudload.tools.engines.units import in_order, run_units
 
 _GROUP_BYTES = 512 << 20  # a process needs 1 to 2 s to check this much, and about as long to start
@@ -70,7 +70,7 @@ class ShardResult(NamedTuple):
     hashes: Mapping[str, bytes]
 
 
-class GroupResult(NamedTuple):
+class CheckedGroup(NamedTuple):
     """The findings of a group, and the hashes of each of its shards."""
 
     findings: Findings
@@ -96,7 +96,7 @@ def check_shards(
     receives the number of stored bytes read. Raises `WorkerError` if a process or the executor
     fails.
     """
-    groups = cut_groups(shards, _GROUP_BYTES)
+    groups = group_shards(shards, _GROUP_BYTES)
     is_alone = executor is None and min(processes, len(groups)) <= 1
     if is_alone and groups:
         groups = [tuple(shards)]
@@ -112,7 +112,7 @@ def check_shards(
 
 
 def _take_hashes(
-    results: Iterable[tuple[int, GroupResult]], firsts: Sequence[int], duplicates: DuplicateFinder
+    results: Iterable[tuple[int, CheckedGroup]], firsts: Sequence[int], duplicates: DuplicateFinder
 ) -> Iterator[tuple[int, Findings]]:
     """Yield each group's findings, and add its hashes to `duplicates`, as results arrive."""
     for place, result in results:
@@ -123,7 +123,7 @@ def _take_hashes(
 
 def check_group(
     work: CheckWork, shards: Sequence[ShardInfo], on_bytes: Callable[[int], object]
-) -> GroupResult:
+) -> CheckedGroup:
     """Check shards in threads. `on_bytes` receives the number of stored bytes read."""
     findings, hashes = Findings(), list[Mapping[str, bytes]]()
     documents = DocumentCheck(work.rules, work.text_key)
@@ -136,7 +136,7 @@ def check_group(
             on_bytes(info.stored.bytes)
     finally:
         threads.close(timeout_s=1.0)
-    return GroupResult(findings, hashes)
+    return CheckedGroup(findings, hashes)
 
 
 def _check_shard(work: CheckWork, documents: DocumentCheck, info: ShardInfo) -> ShardResult:
@@ -157,7 +157,7 @@ def _check_shard(work: CheckWork, documents: DocumentCheck, info: ShardInfo) -> 
     return ShardResult(found, looked[0][1] if looked else {})
 
 
-def cut_groups(shards: Sequence[ShardInfo], group_bytes: int) -> list[tuple[ShardInfo, ...]]:
+def group_shards(shards: Sequence[ShardInfo], group_bytes: int) -> list[tuple[ShardInfo, ...]]:
     """Divide shards into groups of consecutive shards.
 
     Each group but the last has at least `group_bytes` raw bytes.

@@ -2,21 +2,21 @@
 
     main ─► a subcommand's module ─► the library's function ─► stdout, exit status
 
-    convert         convert raw corpora to MDS
-    check           check an MDS dataset
-    info            summarize an MDS dataset, with `inspect`
-    head            print documents of an MDS dataset, with `inspect`
-    count           count the tokens of a dataset
-    provenance      list the documents that steps read (`trace`), or find their steps (`where`)
-    rows            show the rows of steps as HTML, with `provenance`
-    plan            forecast a run, with `forecast`
-    state           show or compare checkpoints, with `provenance`
-    fetch           fetch shards into a node's cache, with `warm`
-    blame           find documents with high losses, with `losses`
-    export          write rows as pre-tokenized MDS
-    command         add a subcommand
-    loader_options  options: the arguments of a loader
-    output          print text, JSON and messages
+    convert_command  convert raw corpora to MDS
+    check_command    check an MDS dataset
+    info_command     summarize an MDS dataset, with `inspect`
+    head_command     print documents of an MDS dataset, with `inspect`
+    count_command    count the tokens of a dataset
+    trace_commands   list the documents that steps read (`trace`), or find their steps (`where`)
+    rows_command     show the rows of steps as HTML, with `provenance`
+    plan_command     forecast a run, with `forecast`
+    state_command    show or compare checkpoints, with `provenance`
+    fetch_command    fetch shards into a node's cache, with `warm`
+    blame_command    find documents with high losses, with `losses`
+    export_command   write rows as pre-tokenized MDS
+    command          add a subcommand
+    loader_options   options: the arguments of a loader
+    output           print text, JSON and messages
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
 for an error or if nothing matches, 2 for a wrong command line, and 130 for Ctrl-C. An error is one
@@ -35,20 +35,25 @@ from collections.abc import Callable, Sequence
 from cloudload._version import __version__
 from cloudload.data.storage.redaction import explain
 from cloudload.errors import CloudloadError
-from cloudload.tools.cli.blame import add_blame
-from cloudload.tools.cli.check import add_check
+from cloudload.tools.cli.blame_command import add_blame
+from cloudload.tools.cli.check_command import add_check
 from cloudload.tools.cli.command import CommandParser, in_words_of_options
-from cloudload.tools.cli.convert import add_convert
-from cloudload.tools.cli.count import add_count
-from cloudload.tools.cli.export import add_export
-from cloudload.tools.cli.fetch import add_fetch
-from cloudload.tools.cli.head import add_head
-from cloudload.tools.cli.info import add_info
-from cloudload.tools.cli.output import EscapingFormatter, notice_after, prepare, print_message
-from cloudload.tools.cli.plan import add_plan
-from cloudload.tools.cli.provenance import add_trace, add_where
-from cloudload.tools.cli.rows import add_rows
-from cloudload.tools.cli.state import add_state
+from cloudload.tools.cli.convert_command import add_convert
+from cloudload.tools.cli.count_command import add_count
+from cloudload.tools.cli.export_command import add_export
+from cloudload.tools.cli.fetch_command import add_fetch
+from cloudload.tools.cli.head_command import add_head
+from cloudload.tools.cli.info_command import add_info
+from cloudload.tools.cli.output import (
+    EscapingFormatter,
+    notice_after,
+    prepare_streams,
+    print_message,
+)
+from cloudload.tools.cli.plan_command import add_plan
+from cloudload.tools.cli.rows_command import add_rows
+from cloudload.tools.cli.state_command import add_state
+from cloudload.tools.cli.trace_commands import add_trace, add_where
 
 _PATIENCE_S = 2.0
 _TRACEBACK = "CLOUDLOAD_TRACEBACK"
@@ -61,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `arguments` defaults to `sys.argv[1:]`. Prints errors to stderr. Raises `SystemExit` for a wrong
     command line, `--help` and `--version`.
     """
-    prepare()
+    prepare_streams()
     parser = make_parser()
     if not (sys.argv[1:] if arguments is None else arguments):
         parser.print_help(sys.stderr)

@@ -124,7 +124,7 @@ def positive_number(text: str) -> float:
     return number
 
 
-def local_path(text: str) -> Path:
+def path_argument(text: str) -> Path:
     """Parse the path of a file or folder on this machine."""
     if "://" in text:
         raise argparse.ArgumentTypeError(
@@ -133,7 +133,7 @@ def local_path(text: str) -> Path:
     return Path(text)
 
 
-def check_output(flag: str, path: Path | None, options: argparse.Namespace) -> None:
+def check_output_path(flag: str, path: Path | None, options: argparse.Namespace) -> None:
     """Raise `ValueError` before any work starts if a flag's file cannot be created.
 
     Also raised if the file is another option's value, such as a state, or part of its dataset.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.data.storage.redaction import explain
-from cloudload.tools.cli.command import local_path, whole_number
+from cloudload.tools.cli.command import path_argument, whole_number
 
 CHECK = "check"
 """The section of a config that only `cloudload check` reads."""
@@ -28,10 +28,10 @@ def add_loader_options(parser: argparse.ArgumentParser) -> None:
     """Add `--yaml`, `--config` and `--option`."""
     add = parser.add_argument
     yaml = "use the run described by this llm-foundry training YAML, instead of a state"
-    add("--yaml", metavar="FILE", type=local_path, help=yaml)
+    add("--yaml", metavar="FILE", type=path_argument, help=yaml)
     config = "use a run with the CloudLoader arguments in a YAML or JSON file, or in the dict "
     config += "`config` of a Python file, which is executed"
-    add("--config", metavar="FILE", type=local_path, help=config)
+    add("--config", metavar="FILE", type=path_argument, help=config)
     option = (
         "a CloudLoader argument, if no state is given; VALUE is parsed as YAML; may be repeated"
     )

@@ -5,7 +5,7 @@ r"""Print results to stdout and messages to stderr.
     print_message   a message on stderr, without secrets
     notice_after    a message if a command takes long
 
-`prepare` makes stdout accept any text: a character that its encoding lacks is replaced.
+`prepare_streams` makes stdout accept any text: a character that its encoding lacks is replaced.
 
 Escape text from a dataset, so that it cannot control the terminal.
 
@@ -44,7 +44,7 @@ class EscapingFormatter(logging.Formatter):
         return "\n".join(escape_lines(redact(super().format(record))))
 
 
-def prepare() -> None:
+def prepare_streams() -> None:
     """Replace characters that the encoding of stdout lacks, instead of raising an error."""
     codecs.register_error(_REPLACE, _replace)
     _reconfigure(sys.stdout, errors=_REPLACE)

@@ -22,10 +22,10 @@ from cloudload.data.mds.writer import encode_index
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.finish import Joined
-from cloudload.tools.convert.output import Output, does_exist, read_if_exists
-from cloudload.tools.convert.plan import PLAN_NAME, ConversionPlan
-from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.conversion_plan import PLAN_NAME, ConversionPlan
+from cloudload.tools.convert.conversion_report import ConvertReport
+from cloudload.tools.convert.finish import JoinedSegments
+from cloudload.tools.convert.output_location import Output, does_exist, read_if_exists
 from cloudload.tools.convert.rerun_check import (
     compare_claims,
     without_lengths,
@@ -74,13 +74,13 @@ def stored_columns(stored: Mapping[str, Any]) -> tuple[Column, ...]:
     return tuple(Column.of(name, kind) for name, kind in columns if name not in ("text", "id"))
 
 
-def join_base(output: Output, plan: ConversionPlan) -> Joined:
+def join_base(output: Output, plan: ConversionPlan) -> JoinedSegments:
     """Return the shards of the datasets to which the plan appends; empty for new datasets.
 
     The result is the same whether or not the indexes already list the appended shards. Raises
     `ConvertError` if a dataset changed in any other way.
     """
-    joined = Joined.none(output.splits)
+    joined = JoinedSegments.none(output.splits)
     if plan.base is None:
         return joined
     entries = {

@@ -23,7 +23,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from cloudload.config.checks import as_choice, as_integer, settle
+from cloudload.config.checks import as_choice, as_integer, settle_options
 from cloudload.config.choices import CSV_QUOTING, QUOTINGS, STRICT, TEXT_ERRORS
 from cloudload.data.mds.index import Column
 from cloudload.data.mds.writer import DEFAULT_SHARD_BYTES, ShardFormat
@@ -175,10 +175,10 @@ class ConvertConfig:
                     f"cannot keep {name!r} as {encoding!r}. Use NAME or NAME:ENCODING, with an "
                     "encoding such as str, bytes, json, int, int32, or float64"
                 )
-        settle(self, ("quoting",), as_choice, QUOTINGS)
-        settle(self, ("errors",), as_choice, TEXT_ERRORS)
-        settle(self, ("block_bytes",), as_integer, 1)
-        settle(self, ("shard_bytes",), as_integer, 1024, (1 << 32) - 1)
+        settle_options(self, ("quoting",), as_choice, QUOTINGS)
+        settle_options(self, ("errors",), as_choice, TEXT_ERRORS)
+        settle_options(self, ("block_bytes",), as_integer, 1)
+        settle_options(self, ("shard_bytes",), as_integer, 1024, (1 << 32) - 1)
         self.shard_format([])
         if folders := [name for name in self.split_names if _SEGMENT_FOLDER.fullmatch(name)]:
             raise ValueError(

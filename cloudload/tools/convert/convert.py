@@ -25,6 +25,8 @@ from cloudload.system.option_help import suggests_names
 from cloudload.tools.convert.append import read_appended_report, read_base
 from cloudload.tools.convert.columns import PeekableBlocks, infer_columns
 from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.conversion_plan import PLAN_NAME, ConversionPlan
+from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.converted_files import check_same_files, leave_out_converted
 from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture, list_left_out
 from cloudload.tools.convert.finished_part import InputPosition
@@ -36,12 +38,10 @@ from cloudload.tools.convert.inputs import (
     list_units,
 )
 from cloudload.tools.convert.journal import Journal
-from cloudload.tools.convert.output import Output, read_if_exists
-from cloudload.tools.convert.plan import PLAN_NAME, ConversionPlan
+from cloudload.tools.convert.output_location import Output, read_if_exists
 from cloudload.tools.convert.planning import agree_on_plan, list_files
 from cloudload.tools.convert.rebuild import rebuild_shards
 from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, InputUnit
-from cloudload.tools.convert.report import ConvertReport
 from cloudload.tools.convert.rerun_check import (
     LENGTHS_FIELD,
     compare_claims,
@@ -49,14 +49,14 @@ from cloudload.tools.convert.rerun_check import (
     list_sizes,
 )
 from cloudload.tools.convert.run import (
-    Run,
+    Conversion,
     already_complete,
     check_sizes,
+    convert_as_one_segment,
     convert_segments,
-    convert_units,
 )
 from cloudload.tools.convert.segment import read_blocks
-from cloudload.tools.convert.segments import DEFAULT_SEGMENT_BYTES, Files
+from cloudload.tools.convert.segment_sizes import DEFAULT_SEGMENT_BYTES, Files
 from cloudload.tools.convert.separation import check_file, check_listed, check_output, check_rejects
 from cloudload.tools.count.group import CountWork
 from cloudload.tools.count.new_shards import open_count_work
@@ -241,7 +241,7 @@ def convert_to_mds(
     documents = {"transform": transform, "transform_id": transform_id, "on_error": on_error}
     count = _open_count(location, tokenizer, documents)
     recipe |= {LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
-    run = Run(
+    run = Conversion(
         output,
         config,
         processes,
@@ -280,7 +280,7 @@ def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | Non
 
 
 def _list_and_plan(
-    run: Run,
+    run: Conversion,
     inputs: Any,
     split: str | None,
     recipe: Mapping[str, Any],
@@ -361,7 +361,7 @@ def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:
 
 
 def _plan_or_convert(
-    run: Run,
+    run: Conversion,
     listed: Sequence[FolderFiles | InputUnit],
     units: Sequence[InputUnit],
     journal: Journal,
@@ -387,7 +387,7 @@ def _plan_or_convert(
     infer = partial(infer_columns, run.config, blocks)
     plan = agree_on_plan(journal, run.config, folders, infer, is_files=is_files, append=append)
     if not is_files:
-        return convert_units(run, plan, units, blocks)
+        return convert_as_one_segment(run, plan, units, blocks)
     return plan, list_files(plan, folders, run.config.format)
 
 

@@ -23,8 +23,8 @@ import xxhash
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import is_local, join_url, local_path
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.conversion_plan import PlannedInput, plan_input
 from cloudload.tools.convert.inputs import FolderFiles
-from cloudload.tools.convert.plan import PlannedInput, plan_input
 
 CONVERTED = "converted"
 """The field of a stored report that has the digests."""

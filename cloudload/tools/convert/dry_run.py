@@ -18,13 +18,13 @@ from cloudload.system.reports import to_json
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.inputs import FolderFiles, list_hidden, list_inputs, list_units
 from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
-from cloudload.tools.convert.segments import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
+from cloudload.tools.convert.segment_sizes import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
 
 _ROWS = "datasets and iterators"
 _MOST_HIDDEN = 5
 
 
-def describe_hidden(count: int, names: Sequence[str]) -> str:
+def describe_hidden_files(count: int, names: Sequence[str]) -> str:
     """Describe the hidden files and folders that are left out. `names` has the first of them."""
     noun = "file or folder" if count == 1 else "files and folders"
     shown = ", ".join(map(redact, names[:_MOST_HIDDEN]))
@@ -34,7 +34,7 @@ def describe_hidden(count: int, names: Sequence[str]) -> str:
 
 def list_left_out(hidden: Sequence[str]) -> list[str]:
     """Return the line of the table about hidden files, if there are any."""
-    return [f"left out: {describe_hidden(len(hidden), hidden)}"] if hidden else []
+    return [f"left out: {describe_hidden_files(len(hidden), hidden)}"] if hidden else []
 
 
 def describe_inputs(units: Iterable[InputUnit]) -> list[str]:

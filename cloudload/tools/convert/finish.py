@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from cloudload.data.mds.survey import JOURNAL_FOLDER
 from cloudload.data.storage.urls import join_url
 from cloudload.system.threads import run_in_order
+from cloudload.tools.convert.conversion_plan import ConversionPlan
+from cloudload.tools.convert.conversion_report import Counts, sum_counts
 from cloudload.tools.convert.finished_part import Entries
 from cloudload.tools.convert.joined_shards import JoinedShards
-from cloudload.tools.convert.output import collect_at, segment_folder
-from cloudload.tools.convert.plan import ConversionPlan
+from cloudload.tools.convert.output_location import collect_at, segment_folder
 from cloudload.tools.convert.rejects import rejects_name
-from cloudload.tools.convert.report import Counts, sum_counts
 from cloudload.tools.convert.segment import Note, note_name, read_note
 
 _NUM_THREADS = 16
@@ -28,7 +28,7 @@ _MOST_PARTS = 1_000
 
 
 @dataclass
-class Joined:
+class JoinedSegments:
     """The datasets of a conversion by split, and their counts."""
 
     datasets: dict[str, JoinedShards]
@@ -45,9 +45,9 @@ class Joined:
         return sum_counts(self.parts)
 
     @staticmethod
-    def none(splits: Iterable[str]) -> Joined:
+    def none(splits: Iterable[str]) -> JoinedSegments:
         """Return datasets that have no shards yet."""
-        return Joined({split: JoinedShards() for split in splits})
+        return JoinedSegments({split: JoinedShards() for split in splits})
 
     def add(self, folder: str, entries: Entries, counts: Counts) -> None:
         """Add the shards of a folder. "" is the folder of each dataset itself."""
@@ -103,8 +103,8 @@ def read_notes(
 
 
 def join_notes(
-    location: str, numbers: Sequence[int], plan: ConversionPlan, joined: Joined
-) -> tuple[Joined, list[int]]:
+    location: str, numbers: Sequence[int], plan: ConversionPlan, joined: JoinedSegments
+) -> tuple[JoinedSegments, list[int]]:
     """Add the finished segments to `joined`.
 
     Returns `joined`, and the numbers of the unfinished segments.

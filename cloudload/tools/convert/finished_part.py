@@ -13,8 +13,8 @@ from typing import Any
 
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.conversion_report import Counts
 from cloudload.tools.convert.records import BlockStart
-from cloudload.tools.convert.report import Counts
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from cloudload.tools.convert.readers.json import JsonUnit
 from cloudload.tools.convert.readers.lines import LinesUnit
 from cloudload.tools.convert.readers.mds import MdsUnit
 from cloudload.tools.convert.readers.parquet import ParquetUnit
-from cloudload.tools.convert.readers.rows import RowsUnit
+from cloudload.tools.convert.readers.plain_rows import RowsUnit
 from cloudload.tools.convert.readers.text import TextUnit
 from cloudload.tools.convert.readers.webdataset import WebDatasetUnit
 from cloudload.tools.convert.readers.wet import WetUnit

@@ -24,16 +24,23 @@ from typing import Any
 
 from cloudload.data.mds.index import INDEX_NAME
 from cloudload.data.mds.own_objects import JOURNAL, REPORT_NAME, SHARD, TEMPORARY, is_of_dataset
-from cloudload.data.mds.survey import JOURNAL_FOLDER, describe_hidden, refuse_to_hide
+from cloudload.data.mds.survey import JOURNAL_FOLDER, describe_hidden_datasets, refuse_to_hide
 from cloudload.data.storage.objects import delete_object, write_object, write_pieces
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import is_local, join_url, local_path
 from cloudload.errors import CloudloadError, ConvertError, StoreError
+from cloudload.tools.convert.conversion_plan import (
+    PLAN_NAME,
+    ConversionPlan,
+    digest_plan,
+    refuse_replaced,
+)
+from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.converted_files import CONVERTED, encode_files, join_files
 from cloudload.tools.convert.finished_part import check_documents
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.joined_shards import JoinedShards
-from cloudload.tools.convert.output import (
+from cloudload.tools.convert.output_location import (
     Output,
     collect_at,
     does_exist,
@@ -41,8 +48,6 @@ from cloudload.tools.convert.output import (
     name_in,
     read_if_exists,
 )
-from cloudload.tools.convert.plan import PLAN_NAME, ConversionPlan, digest_plan, refuse_replaced
-from cloudload.tools.convert.report import ConvertReport
 from cloudload.tools.convert.rerun_check import compare_claims
 from cloudload.tools.convert.separation import check_removed
 
@@ -231,11 +236,11 @@ class Journal:
         if self._is_cleared:
             return
         if self.output.has_splits and INDEX_NAME in names:
-            raise ConvertError(describe_hidden(self.location, self.output.splits))
+            raise ConvertError(describe_hidden_datasets(self.location, self.output.splits))
         new = [each for each in self.output.splits if name_in(each, INDEX_NAME) not in names]
         if new and self.parent and self._is_parent_a_dataset():
             name = self.location.removeprefix(self.parent).lstrip("/")
-            raise ConvertError(describe_hidden(self.parent, [name]))
+            raise ConvertError(describe_hidden_datasets(self.parent, [name]))
         for split in new:
             prefix = f"{split}/" if split else ""
             below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

@@ -12,10 +12,7 @@ from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.append import has_changed, read_base, stored_columns
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.inputs import FolderFiles
-from cloudload.tools.convert.journal import Journal
-from cloudload.tools.convert.output import read_if_exists
-from cloudload.tools.convert.plan import (
+from cloudload.tools.convert.conversion_plan import (
     PLAN_NAME,
     ConversionPlan,
     check_files,
@@ -23,9 +20,12 @@ from cloudload.tools.convert.plan import (
     list_versions,
     plan_input,
 )
+from cloudload.tools.convert.inputs import FolderFiles
+from cloudload.tools.convert.journal import Journal
+from cloudload.tools.convert.output_location import read_if_exists
 from cloudload.tools.convert.records import sum_bytes
 from cloudload.tools.convert.rerun_check import SEGMENT_BYTES, claim_one_segment, compare_claims
-from cloudload.tools.convert.segments import Files, Segments
+from cloudload.tools.convert.segment_sizes import Files, Segments
 
 _SMALL_BYTES, _MOST_SMALL = 1 << 20, 10_000
 

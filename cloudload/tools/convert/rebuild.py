@@ -27,18 +27,18 @@ from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError
 from cloudload.system.progress_bar import open_progress_bar
 from cloudload.tools.convert.append import stored_columns
+from cloudload.tools.convert.conversion_plan import object_version
 from cloudload.tools.convert.converted_files import find_changed
 from cloudload.tools.convert.inputs import FolderFiles, group_units
 from cloudload.tools.convert.joined_shards import JoinedShards
-from cloudload.tools.convert.output import collect_at, name_in, segment_folder
-from cloudload.tools.convert.plan import object_version
+from cloudload.tools.convert.output_location import collect_at, name_in, segment_folder
 from cloudload.tools.convert.planning import list_files, make_plan
-from cloudload.tools.convert.run import Run, open_executor, segment_work
-from cloudload.tools.convert.samples import ShardContext
+from cloudload.tools.convert.run import Conversion, open_executor, segment_work
+from cloudload.tools.convert.sample_encoding import ShardContext
 from cloudload.tools.convert.segment import SegmentWork, convert_units
 from cloudload.tools.convert.segment_journal import SegmentJournal
-from cloudload.tools.convert.segments import Segment
-from cloudload.tools.convert.shards import ShardJob, StoredShard
+from cloudload.tools.convert.segment_sizes import Segment
+from cloudload.tools.convert.shard_files import ShardJob, StoredShard
 from cloudload.tools.engines.units import run_units
 
 logger = logging.getLogger("cloudload.convert")
@@ -60,7 +60,7 @@ class _DamagedSegment:
     version: str
 
 
-def rebuild_shards(run: Run, folders: Sequence[FolderFiles] | None) -> int:
+def rebuild_shards(run: Conversion, folders: Sequence[FolderFiles] | None) -> int:
     """Store the shards of a finished dataset that are missing or have a wrong size.
 
     `folders` are the inputs, or None if not all are files. Returns the number of these shards.
@@ -87,7 +87,7 @@ def rebuild_shards(run: Run, folders: Sequence[FolderFiles] | None) -> int:
 
 
 def _find_obstacle(
-    run: Run, stored: Mapping[str, Any], folders: Sequence[FolderFiles] | None
+    run: Conversion, stored: Mapping[str, Any], folders: Sequence[FolderFiles] | None
 ) -> str | None:
     """Return the reason why the shards cannot be rebuilt with the same bytes, or None."""
     if run.share or run.finish:
@@ -105,7 +105,7 @@ def _find_obstacle(
 
 
 def _rebuild(
-    run: Run,
+    run: Conversion,
     stored: Mapping[str, Any],
     folders: Sequence[FolderFiles],
     entries: Sequence[Mapping[str, Any]],

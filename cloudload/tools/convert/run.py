@@ -1,7 +1,7 @@
 """Run a conversion: the segments of a plan, in any processes.
 
 plan ─► convert_segments ─► processes, executor ─► shards, notes ─┬─► report, index.json
-     └► convert_units ────► this process ────────► shards, note ──┘
+     └► convert_as_one_segment ► this process ────────► shards, note ──┘
 
 Write the token lengths of a conversion's dataset, just before its index.
 
@@ -33,19 +33,19 @@ from cloudload.system.progress_bar import open_progress_bar
 from cloudload.tools.convert.append import join_base, read_report_if_joined
 from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.finish import Joined, join_notes, list_finished, read_notes
+from cloudload.tools.convert.conversion_plan import ConversionPlan, plan_version
+from cloudload.tools.convert.conversion_report import ConvertReport
+from cloudload.tools.convert.finish import JoinedSegments, join_notes, list_finished, read_notes
 from cloudload.tools.convert.joined_shards import JoinedShards
 from cloudload.tools.convert.journal import Journal
-from cloudload.tools.convert.output import Output, does_exist, list_sizes_at
-from cloudload.tools.convert.plan import ConversionPlan, plan_version
+from cloudload.tools.convert.output_location import Output, does_exist, list_sizes_at
 from cloudload.tools.convert.records import InputUnit, sum_bytes
 from cloudload.tools.convert.rejects import join_rejects
-from cloudload.tools.convert.report import ConvertReport
 from cloudload.tools.convert.segment import SegmentWork, convert_numbered, convert_segment
-from cloudload.tools.convert.segments import Files
+from cloudload.tools.convert.segment_sizes import Files
 from cloudload.tools.count.group import CountWork, count_group, finish_count, list_groups
 from cloudload.tools.count.new_shards import ShardLengths, write_groups
-from cloudload.tools.engines.local import open_processes
+from cloudload.tools.engines.local_processes import open_processes
 from cloudload.tools.engines.shares import Share
 from cloudload.tools.engines.units import Engine, run_units
 
@@ -55,7 +55,7 @@ _MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
-class Run:
+class Conversion:
     """The output and the options of a run. Only `config` affects the bytes of the output."""
 
     output: Output
@@ -88,7 +88,7 @@ def check_sizes(location: str, units: Sequence[InputUnit]) -> None:
         )
 
 
-def already_complete(report: ConvertReport, run: Run, rebuilt: int = 0) -> ConvertReport:
+def already_complete(report: ConvertReport, run: Conversion, rebuilt: int = 0) -> ConvertReport:
     """Return the report of a dataset of an earlier run. This run rebuilt some of its shards.
 
     Raises `ConvertError` if bad records were left out and the file of rejects is missing.
@@ -108,7 +108,7 @@ def already_complete(report: ConvertReport, run: Run, rebuilt: int = 0) -> Conve
     )
 
 
-def convert_segments(run: Run, plan: ConversionPlan, files: Files) -> ConvertReport:
+def convert_segments(run: Conversion, plan: ConversionPlan, files: Files) -> ConvertReport:
     """Convert the segments of this run's share, and finish the dataset if no segment is missing.
 
     `files` are the plan's files.
@@ -134,8 +134,8 @@ def convert_segments(run: Run, plan: ConversionPlan, files: Files) -> ConvertRep
     return _convert(run, plan, every, convert, _describe_names(files))
 
 
-def convert_units(
-    run: Run, plan: ConversionPlan, units: Sequence[InputUnit], blocks: PeekableBlocks
+def convert_as_one_segment(
+    run: Conversion, plan: ConversionPlan, units: Sequence[InputUnit], blocks: PeekableBlocks
 ) -> ConvertReport:
     """Convert inputs that are not all files, as the only segment, in this process.
 
@@ -156,7 +156,7 @@ def convert_units(
 
 
 def _convert(
-    run: Run,
+    run: Conversion,
     plan: ConversionPlan,
     every: Sequence[int],
     convert: Callable[[Sequence[int], Sequence[int]], int],
@@ -185,12 +185,12 @@ def _convert(
 
 
 def _convert_and_join(
-    run: Run,
+    run: Conversion,
     plan: ConversionPlan,
     every: Sequence[int],
     convert: Callable[[Sequence[int], Sequence[int]], int],
     journal: Journal,
-) -> tuple[Joined, ConvertReport]:
+) -> tuple[JoinedSegments, ConvertReport]:
     """Convert this run's share, and join the segments: all, or only the share if any is missing.
 
     Raises `ConvertError` if segments are missing, or if the plan was replaced.
@@ -208,7 +208,7 @@ def _convert_and_join(
     if run.share and len(list_done(every)) < len(every):
         numbers = mine
     is_part = len(numbers) < len(every)
-    start = Joined.none(run.output.splits) if is_part else join_base(run.output, plan)
+    start = JoinedSegments.none(run.output.splits) if is_part else join_base(run.output, plan)
     num_old = start.num_shards
     joined, missing = join_notes(run.location, numbers, plan, start)
     if missing:
@@ -245,7 +245,7 @@ def _convert_and_join(
     return joined, _write_lengths(run, joined, num_old, lengths, report)
 
 
-def segment_work(run: Run, plan: ConversionPlan) -> SegmentWork:
+def segment_work(run: Conversion, plan: ConversionPlan) -> SegmentWork:
     """Return the data that all segments of a plan share."""
     return SegmentWork(
         run.output,
@@ -261,7 +261,7 @@ def segment_work(run: Run, plan: ConversionPlan) -> SegmentWork:
     )
 
 
-def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
+def _join_rejects(run: Conversion, joined: JoinedSegments, finished: Sequence[int]) -> None:
     """Store the rejects of all segments.
 
     Raises `ConvertError` if a segment left out bad records without storing its rejects.
@@ -276,7 +276,7 @@ def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
     join_rejects(run.location, joined.with_bad, run.rejects)
 
 
-def _read_lengths(run: Run, plan: ConversionPlan, numbers: Sequence[int]) -> Iterator[str]:
+def _read_lengths(run: Conversion, plan: ConversionPlan, numbers: Sequence[int]) -> Iterator[str]:
     """Yield the token lengths of the shards of segments, in order.
 
     Raises `ConvertError` if a segment's note disappeared.
@@ -288,7 +288,7 @@ def _read_lengths(run: Run, plan: ConversionPlan, numbers: Sequence[int]) -> Ite
 
 
 @contextmanager
-def open_executor(run: Run, units: int) -> Iterator[Engine | None]:
+def open_executor(run: Conversion, units: int) -> Iterator[Engine | None]:
     """Open the engine on which a number of segments run."""
     with (
         nullcontext(run.executor) if run.executor else open_processes(min(run.processes, units))
@@ -313,8 +313,8 @@ def _name_some(numbers: Sequence[int]) -> str:
 
 
 def _report(
-    run: Run,
-    joined: Joined,
+    run: Conversion,
+    joined: JoinedSegments,
     files: int,
     columns: Iterable[Column],
     hidden: Mapping[str, Any],
@@ -342,7 +342,11 @@ def _report(
 
 
 def _write_lengths(
-    run: Run, joined: Joined, num_old: int, lengths: Iterable[str], report: ConvertReport
+    run: Conversion,
+    joined: JoinedSegments,
+    num_old: int,
+    lengths: Iterable[str],
+    report: ConvertReport,
 ) -> ConvertReport:
     """Write the token lengths, if they are counted, and add the number of tokens to the report."""
     if run.count is None or not report.documents:
@@ -355,7 +359,7 @@ def _write_lengths(
     return replace(report, tokens=tokens)
 
 
-def _describe_split(joined: Joined, name: str) -> dict[str, int]:
+def _describe_split(joined: JoinedSegments, name: str) -> dict[str, int]:
     found = joined.datasets[name]
     return {
         "documents": found.documents,
@@ -368,7 +372,7 @@ def _describe_split(joined: Joined, name: str) -> dict[str, int]:
 
 def _finish(
     journal: Journal,
-    joined: Joined,
+    joined: JoinedSegments,
     report: ConvertReport,
     inputs: str,
     plan: ConversionPlan,

@@ -32,6 +32,8 @@ from cloudload.system.temp_files import scratch_file
 from cloudload.system.threads import DaemonThreadPool, run_in_order
 from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.conversion_plan import check_versions
+from cloudload.tools.convert.conversion_report import Counts, order
 from cloudload.tools.convert.finished_part import (
     Entries,
     FinishedWork,
@@ -40,15 +42,18 @@ from cloudload.tools.convert.finished_part import (
 )
 from cloudload.tools.convert.input_files import check_unchanged
 from cloudload.tools.convert.inputs import group_units
-from cloudload.tools.convert.output import Output, does_exist, read_if_exists
-from cloudload.tools.convert.plan import check_versions
+from cloudload.tools.convert.output_location import Output, does_exist, read_if_exists
 from cloudload.tools.convert.records import BlockStart, FileUnit, InputBlock, InputUnit
 from cloudload.tools.convert.rejects import rejects_name, store_rejects
-from cloudload.tools.convert.report import Counts, order
-from cloudload.tools.convert.samples import BadRecord, EncodedBlock, ShardContext, encode_block
+from cloudload.tools.convert.sample_encoding import (
+    BadRecord,
+    EncodedBlock,
+    ShardContext,
+    encode_block,
+)
 from cloudload.tools.convert.segment_journal import SegmentJournal
-from cloudload.tools.convert.segments import Segment, count_bytes
-from cloudload.tools.convert.shards import ShardCutter, ShardJob, StoredShard, store_shard
+from cloudload.tools.convert.segment_sizes import Segment, count_bytes
+from cloudload.tools.convert.shard_files import ShardCutter, ShardJob, StoredShard, store_shard
 from cloudload.tools.count.group import CountWork
 
 logger = logging.getLogger("cloudload.convert")

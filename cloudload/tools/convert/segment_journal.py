@@ -25,10 +25,10 @@ from cloudload.data.storage.objects import create_object, delete_object
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.conversion_plan import plan_version, refuse_replaced
+from cloudload.tools.convert.conversion_report import Counts
 from cloudload.tools.convert.finished_part import FinishedWork, InputPosition
-from cloudload.tools.convert.output import Output, is_stored, list_sizes_at, read_if_exists
-from cloudload.tools.convert.plan import plan_version, refuse_replaced
-from cloudload.tools.convert.report import Counts
+from cloudload.tools.convert.output_location import Output, is_stored, list_sizes_at, read_if_exists
 
 _ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
 

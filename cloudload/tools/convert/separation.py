@@ -22,7 +22,7 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import is_local, join_url
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import InputFile
-from cloudload.tools.convert.output import read_if_exists
+from cloudload.tools.convert.output_location import read_if_exists
 
 _SHARD_NAMES = ("shard.00000.mds", "shard.00000.mds.zstd", "00000/shard.00000.mds.zstd")
 _WRITTEN = ("", INDEX_NAME, REPORT_NAME, *_SHARD_NAMES)

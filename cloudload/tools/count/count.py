@@ -26,7 +26,7 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.rows.tokenization.backend import choose_backend
 from cloudload.run.lengths.files import place_of
-from cloudload.run.lengths.index import make_key
+from cloudload.run.lengths.lengths_index import make_key
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.system.option_help import suggests_names
 from cloudload.system.progress_bar import open_progress_bar
@@ -40,9 +40,9 @@ from cloudload.tools.count.group import (
     list_found,
     list_groups,
 )
-from cloudload.tools.count.report import CountReport
+from cloudload.tools.count.length_report import CountReport
 from cloudload.tools.count.tally import Tally, check_column, merge_tallies
-from cloudload.tools.engines.local import open_processes
+from cloudload.tools.engines.local_processes import open_processes
 from cloudload.tools.engines.shares import Share
 from cloudload.tools.engines.units import run_units
 
@@ -127,7 +127,9 @@ def count_tokens(
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     [data] = recipe.corpus.datasets
-    work = prepare(recipe, backend, place_of(data, None if out is None else os.fspath(out)), retry)
+    work = prepare_count(
+        recipe, backend, place_of(data, None if out is None else os.fspath(out)), retry
+    )
     if by is not None:
         _check_by(data, by, worker)
     if again:
@@ -212,7 +214,7 @@ def _open(
     return recipe, choose_backend(text, backend, default_cache()).name
 
 
-def prepare(recipe: Recipe, backend: str, place: str, retry: Retry) -> CountWork:
+def prepare_count(recipe: Recipe, backend: str, place: str, retry: Retry) -> CountWork:
     """Return the settings for counting a recipe's only dataset, which all groups share."""
     small = replace(recipe, corpus=Corpus(()), components=())
     return CountWork(small, backend, make_key(recipe, 0), place, retry)

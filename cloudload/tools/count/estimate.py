@@ -23,7 +23,7 @@ from cloudload.system.arrays import Floats, Ints
 from cloudload.system.reports import to_json
 from cloudload.system.temp_files import explained_full_disk
 from cloudload.tools.count.group import open_meter
-from cloudload.tools.count.report import Distribution, LengthStats
+from cloudload.tools.count.length_report import LengthCounter, LengthStats
 
 _LEAST_SHARDS, _LEAST_DOCUMENTS = 16, 2_000
 _Z = 1.96  # standard errors in half the width of a 95% confidence interval
@@ -86,7 +86,7 @@ class LengthSample:
         num_shards = int((corpus.shard_sizes > 0).sum())
         all_bytes = _sum_sample_bytes(self.recipe, self.chosen, table[:, -1])
         tokens, error = _extrapolate(table, num_shards, all_bytes)
-        spread = Distribution()
+        spread = LengthCounter()
         spread.add(self.lengths)
         return CountEstimate(
             dataset=redact(corpus.datasets[0].url),

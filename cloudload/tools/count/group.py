@@ -30,7 +30,7 @@ from cloudload.loading.workers.document_reader import DocumentReader, ShardSourc
 from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
 from cloudload.run.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
-from cloudload.run.lengths.index import (
+from cloudload.run.lengths.lengths_index import (
     Group,
     LengthsIndex,
     LengthsKey,
@@ -41,7 +41,7 @@ from cloudload.run.lengths.index import (
 from cloudload.run.recipe import Recipe
 from cloudload.system.arrays import Ints
 from cloudload.system.temp_files import explained_full_disk
-from cloudload.tools.count.report import Distribution
+from cloudload.tools.count.length_report import LengthCounter
 from cloudload.tools.count.tally import Tally
 
 BYTES_AT_ONCE = 1 << 19
@@ -103,7 +103,7 @@ def list_found(work: CountWork) -> set[str]:
     return {item.url.rpartition("/")[2] for item in found}
 
 
-class GroupResult(NamedTuple):
+class CountedGroup(NamedTuple):
     """The result of counting a group."""
 
     raw_bytes: int
@@ -112,7 +112,7 @@ class GroupResult(NamedTuple):
     """Documents and tokens by the values of a column, or None if the caller chose no column."""
 
 
-def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> GroupResult:
+def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> CountedGroup:
     """Count a group, and write its file unless it exists. `by` is the column of the tally, or None.
 
     Raises the errors of `DocumentReader` and of `Tally.add_shard`, `TokenizerError` for a text that
@@ -131,7 +131,7 @@ def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> GroupR
         else:
             lengths, text_bytes = _measure(meter, recipe.corpus, tally)
             write_group(work, job.shards, lengths, text_bytes)
-    return GroupResult(job.raw_bytes, tally)
+    return CountedGroup(job.raw_bytes, tally)
 
 
 def write_group(work: CountWork, shards: ShardRange, lengths: Ints, text_bytes: int) -> None:
@@ -299,7 +299,7 @@ class Counted:
     url: str
     """The location of the index."""
     index: LengthsIndex
-    spread: Distribution
+    spread: LengthCounter
     """The distribution of the lengths."""
 
 
@@ -309,7 +309,7 @@ def finish_count(work: CountWork, dataset: Dataset, jobs: Sequence[GroupJob]) ->
     `jobs` are all groups of the dataset. Raises `DatasetError` if a file is damaged, and
     `StoreError` if a file cannot be read or written.
     """
-    spread, groups = Distribution(), []
+    spread, groups = LengthCounter(), []
     for group, lengths in read_groups(work, jobs):
         groups.append(group)
         spread.add(lengths)

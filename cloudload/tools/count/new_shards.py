@@ -30,7 +30,7 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.rows.tokenization.backend import choose_backend
 from cloudload.run.lengths.group_file import decode_group, encode_group
-from cloudload.run.lengths.index import make_key
+from cloudload.run.lengths.lengths_index import make_key
 from cloudload.run.recipe import open_recipe_without_data
 from cloudload.system.arrays import Ints
 from cloudload.tools.count.group import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from cloudload.tools.count.report import LengthStats
+from cloudload.tools.count.length_report import LengthStats
 
 _BLUE, _ORANGE, _GRAY = "#2a6fbb", "#e08a1e", "#666666"
 _MOST_WIDE_LABELS = 16
@@ -22,7 +22,7 @@ def check_picture(path: Path) -> None:
         )
 
 
-def draw_lengths(stats: LengthStats, title: str, path: Path) -> None:
+def plot_lengths(stats: LengthStats, title: str, path: Path) -> None:
     """Draw the shares of documents and of tokens by length, and write a PNG of 1280 by 720 pixels.
 
     `title` is shown above the histogram. Raises `ValueError` as `check_picture` does, and `OSError`

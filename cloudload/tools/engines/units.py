@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.tools.engines.local import LocalProcesses, OnBytes
+from cloudload.tools.engines.local_processes import LocalProcesses, OnBytes
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")

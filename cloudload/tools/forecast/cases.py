@@ -29,7 +29,7 @@ import numpy as np
 
 from cloudload.data.mds.dataset import Corpus
 from cloudload.data.storage.base import Retry
-from cloudload.loading.workers.worker_plan import Mixed, Plan
+from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
 from cloudload.order.bijection import GOLDEN, HALF_BITS, scramble
 from cloudload.rows.packing.packers import Packing
 from cloudload.run.lengths.files import CorpusLengths, DatasetLengths
@@ -104,7 +104,7 @@ def _error_after(epochs_played: Sequence[float]) -> float:
 
 
 @contextmanager
-def open_cases(plan: Plan, share: float, rows_of_lane: int | None) -> Iterator[Cases]:
+def open_cases(plan: WorkerPlan, share: float, rows_of_lane: int | None) -> Iterator[Cases]:
     """Open the cases of a run. Without token lengths, tokenizes `share` of each stream's samples.
 
     `rows_of_lane` is the approximate number of rows per lane, or None if it is unknown. Raises
@@ -124,7 +124,7 @@ def open_cases(plan: Plan, share: float, rows_of_lane: int | None) -> Iterator[C
         basis = f"all {read:,} documents, which were tokenized for this plan"
     is_large = recipe.corpus.num_samples > _MOST_REPEATED
     draws = 1 if is_large or all(each.is_whole for each in samples) else _DRAWS
-    drawn = [draw_lengths(recipe, samples, draw) for draw in range(draws)]
+    drawn = [draw_corpus_lengths(recipe, samples, draw) for draw in range(draws)]
     with TemporaryDirectory(prefix="cloudload-plan-") as folder:
         yield _prepare(recipe, drawn, Path(folder), (samples, basis), most)
 
@@ -272,7 +272,9 @@ def _round(sizes: Floats, words: Words) -> Ints:
     return rounded
 
 
-def draw_lengths(recipe: Recipe, streams: Sequence[StreamSample], draw: int) -> CorpusLengths:
+def draw_corpus_lengths(
+    recipe: Recipe, streams: Sequence[StreamSample], draw: int
+) -> CorpusLengths:
     """Draw a length for each sample of a recipe's corpus. `draw` is the random seed."""
     datasets = tuple(_DrawnLengths(each, draw + 1) for each in streams)
     digest = f"drawn-{draw}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from cloudload.data.mds.dataset import Corpus
 from cloudload.order.mixture_counts import count_rows
-from cloudload.order.uneven_deal import Dealing
+from cloudload.order.uneven_deal import UnevenDeal
 from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.rows.packing.tail import Tail
 from cloudload.run.components import Component
@@ -27,7 +27,7 @@ class ReadingWorld:
 
     node_of_lane: Ints
     """The node that owns each lane: int64 [lanes]."""
-    dealing: Dealing | None
+    dealing: UnevenDeal | None
     """The assignment of rows to ranks; None if the world size divides `num_lanes`."""
     batch_size: int
     """Rows per rank and step."""
@@ -71,7 +71,7 @@ class ReadingWorld:
 
 
 @dataclass(frozen=True)
-class Reading:
+class NodeReads:
     """The documents that a run reads."""
 
     lengths: RunLengths

@@ -25,7 +25,7 @@ from cloudload.loading.delivery.working_set import measure_working_set
 from cloudload.stats import READ
 from cloudload.system.arrays import Ints
 from cloudload.tools.forecast.cases import Cases
-from cloudload.tools.forecast.request import AskedRun, Case
+from cloudload.tools.forecast.request import Case, ForecastRequest
 from cloudload.tools.forecast.result import Figure, NodePlan, Point
 from cloudload.tools.forecast.shard_uses import ShardUses
 
@@ -148,7 +148,7 @@ _MOST_EPOCHS_AGAIN = 2  # epochs of read-ahead after the run; only tiny datasets
 class NodeForecast:
     """Computes the parts of a `RunPlan` that concern nodes."""
 
-    def __init__(self, asked: AskedRun, cases: Cases, found: Sequence[Case]) -> None:
+    def __init__(self, asked: ForecastRequest, cases: Cases, found: Sequence[Case]) -> None:
         self._asked, self._cases, self._found = asked, cases, found
         self._plan, self._world, self._limit = asked.plan, asked.world, asked.limit
         self._corpus, self._prices = asked.plan.recipe.corpus, asked.prices

@@ -38,7 +38,7 @@ from cloudload.system.arrays import divisors
 from cloudload.tools.forecast.budget import parse_tokens
 from cloudload.tools.forecast.cases import Cases, open_cases
 from cloudload.tools.forecast.nodes import NodeForecast
-from cloudload.tools.forecast.request import AskedRun, read_prices
+from cloudload.tools.forecast.request import ForecastRequest, read_prices
 from cloudload.tools.forecast.result import Figure, RunPlan, StreamPlan
 
 _MOST_EPOCHS = 4
@@ -94,11 +94,11 @@ def plan_run(
     options = {**options, "data": data, "device_mesh": None}
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     with CloudLoader(**alone) as loader:
-        plan = loader.plan()
+        plan = loader.worker_plan()
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
     limit = delivery.cache_limit_bytes()
     world = World(0, world_size, ranks_per_node)
-    asked = AskedRun(plan, world, limit, budget, steps, table)
+    asked = ForecastRequest(plan, world, limit, budget, steps, table)
     with open_cases(plan, sample, asked.rows_of_lane) as cases:
         found = _Forecast(asked, cases).summarize()
     if measure and found.epochs.value > found.steps.value:
@@ -124,7 +124,7 @@ def _add_speed(found: RunPlan, speed: Speed | None, wanted: float | None) -> Run
 class _Forecast:
     """Computes the parts of a `RunPlan` that follow from lengths and order."""
 
-    def __init__(self, asked: AskedRun, cases: Cases) -> None:
+    def __init__(self, asked: ForecastRequest, cases: Cases) -> None:
         self._asked, self._plan, self._limit = asked, asked.plan, asked.limit
         self._cases, self._corpus = asked.choose(cases), asked.plan.recipe.corpus
         self._found = asked.follow(self._cases)
@@ -384,7 +384,7 @@ def _read(options: Mapping[str, Any]) -> list[float]:
     """
     rates: list[float] = []
     with CloudLoader(**options) as loader:
-        block, began = loader.plan().batches_at_once, time.monotonic()
+        block, began = loader.worker_plan().batches_at_once, time.monotonic()
         batches = iter(loader)
         _read_part(batches, block, 0.0)
         while len(rates) < _PARTS and time.monotonic() - began < _MOST_WALL_S:

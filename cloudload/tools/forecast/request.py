@@ -25,13 +25,13 @@ from cloudload.loading.delivery.world import World, default_num_workers
 from cloudload.loading.session.preparation import is_worker_fast
 from cloudload.loading.workers.lane_reader import MOST_EAGERNESS
 from cloudload.loading.workers.prefetch import count_documents_ahead
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.stats import READ
 from cloudload.tools.forecast.budget import Extent, find_extent
 from cloudload.tools.forecast.cases import Cases
-from cloudload.tools.forecast.node_reads import Reading, ReadingWorld
+from cloudload.tools.forecast.node_reads import NodeReads, ReadingWorld
 from cloudload.tools.forecast.shard_uses import FoundUses, find_uses
 
 _GB = 1 << 30
@@ -126,10 +126,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class AskedRun:
+class ForecastRequest:
     """The run to forecast: its plan, world, cache limit, requested length, and prices."""
 
-    plan: Plan
+    plan: WorkerPlan
     world: World
     limit: int | None
     """The cache limit in bytes."""
@@ -177,7 +177,7 @@ class AskedRun:
         for run in cases.runs:
             extent = self._find_extent(run)
             is_whole = extent.is_whole and None not in extent.stream_ends
-            reading = Reading(
+            reading = NodeReads(
                 lengths=run,
                 num_rows=extent.beginning.rows,
                 rows_ahead=0 if is_whole else self.limit_ahead(extent),

@@ -38,7 +38,7 @@ from cloudload.run.lengths.row_finder import BestFitRows
 from cloudload.run.lengths.row_pieces import LANE, ORDINAL, ROW
 from cloudload.run.lengths.sizes import ABSENT, units_of
 from cloudload.system.arrays import NEVER, Flags, Ints, count_within
-from cloudload.tools.forecast.node_reads import Reading, list_ends
+from cloudload.tools.forecast.node_reads import NodeReads, list_ends
 
 _MOST_LISTED = 1 << 24
 _MOST_CURSORS = 48
@@ -83,7 +83,7 @@ class FoundUses(NamedTuple):
     """All needed uses, and the uses by rows and documents that are read or fetched ahead."""
 
 
-def find_uses(reading: Reading) -> FoundUses:
+def find_uses(reading: NodeReads) -> FoundUses:
     """Find all uses of a run. Raises `CacheError` if an order or a table cannot be built."""
     recipe = reading.recipe
     is_listed = int(reading.stops.sum()) <= _MOST_LISTED
@@ -126,7 +126,7 @@ def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
 # ---------------------------------------------------------------- shuffle blocks
 
 
-def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
+def _list_blocks(reading: NodeReads, place: int) -> Iterator[Part]:
     """Yield a component's uses, epoch by epoch, from the shuffle blocks of its order."""
     lengths, component = reading.lengths, reading.recipe.components[place]
     lanes, num_nodes = component.lanes, component.lanes.num_nodes
@@ -165,7 +165,7 @@ def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
                     yield tail._replace(nodes=nodes, first_rows=firsts_of_tail)
 
 
-def _sample_cursors(reading: Reading, place: int) -> tuple[Ints, Ints]:
+def _sample_cursors(reading: NodeReads, place: int) -> tuple[Ints, Ints]:
     """Sample rows of the run, and count the documents that each lane starts before them.
 
     Returns the rows, int64 [rows], and the numbers of documents, int64 [rows, lanes].
@@ -209,7 +209,7 @@ def take_uses(part: Part, chosen: Flags) -> Part:
     return part._replace(**{name: getattr(part, name)[chosen] for name in Part._fields[:-1]})
 
 
-def list_documents(reading: Reading, place: int) -> Iterator[Part]:
+def list_documents(reading: NodeReads, place: int) -> Iterator[Part]:
     """Yield a component's uses of shards, in chunks of documents.
 
     Raises `CacheError` if an order or a table cannot be built.
@@ -221,7 +221,7 @@ def list_documents(reading: Reading, place: int) -> Iterator[Part]:
     yield from _list_tail(reading, place, find)
 
 
-def _find_stops(reading: Reading, place: int) -> Ints:
+def _find_stops(reading: NodeReads, place: int) -> Ints:
     """Return the ordinal after the last document that each lane may fetch: int64 [lanes]."""
     stops = reading.stops[place] + reading.documents_ahead[place]
     return np.minimum(stops, list_ends(reading.recipe.components[place]))
@@ -240,7 +240,7 @@ def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
         yield np.broadcast_to(np.arange(num_lanes), shape), np.broadcast_to(ordinals, shape)
 
 
-def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
+def _list_cut(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[Part]:
     """Yield the uses of `concat` or `one_per_row` lanes. A row has `units_of_row` units."""
     lengths, packing = reading.lengths, reading.recipe.packing
     tail_start, stops = reading.tail_starts[place], _find_stops(reading, place)
@@ -263,7 +263,7 @@ def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part
             yield from find.list_uses(*cut, is_ahead=is_ahead)
 
 
-def _list_played(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
+def _list_played(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[Part]:
     """Yield the uses of `best_fit` lanes, which are played to find their rows."""
     walker, start = reading.lengths.walkers[place], reading.start
     assert isinstance(walker, BestFitWalker)
@@ -282,7 +282,9 @@ def _list_played(reading: Reading, place: int, find: _ShardFinder) -> Iterator[P
     yield from _list_others(reading, place, find, firsts)
 
 
-def _list_others(reading: Reading, place: int, find: _ShardFinder, firsts: Ints) -> Iterator[Part]:
+def _list_others(
+    reading: NodeReads, place: int, find: _ShardFinder, firsts: Ints
+) -> Iterator[Part]:
     """Yield the uses of documents that are in no row of the played lanes.
 
     `firsts` is the first row of each document, or `NEVER`: int64 [ordinals, lanes].
@@ -306,7 +308,7 @@ def _list_others(reading: Reading, place: int, find: _ShardFinder, firsts: Ints)
             yield from find.list_uses(lanes[is_left], ordinals[is_left], ahead, is_ahead=True)
 
 
-def _list_tail(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
+def _list_tail(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[Part]:
     """Yield the uses of a component's tail. A row of a tail may have documents of any lane."""
     if (found := reading.find_tail(place)) is None:
         return
@@ -332,7 +334,7 @@ def _list_tail(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Par
 class _ShardFinder:
     """Finds the shards of a component's documents, and the nodes that fetch them."""
 
-    def __init__(self, reading: Reading, place: int) -> None:
+    def __init__(self, reading: NodeReads, place: int) -> None:
         self._component = component = reading.recipe.components[place]
         self._orders = reading.lengths.walkers[place].orders
         self._starts = np.cumsum(component.shard_sizes) - component.shard_sizes
@@ -377,7 +379,7 @@ class _ShardFinder:
 class _LaneRows:
     """The rows that a component's lanes make before row `stop` of the run."""
 
-    def __init__(self, reading: Reading, place: int, stop: int) -> None:
+    def __init__(self, reading: NodeReads, place: int, stop: int) -> None:
         recipe = reading.recipe
         self._num_lanes, self._stop = recipe.num_lanes, stop
         self._rows: Ints | None = None

@@ -18,7 +18,7 @@
     checkpoint      `load_state`
     state_run       `open_run`, `open_runs`, `start_run`
     describe_state  `describe_state`, `compare_states`
-    documents       `find_document`
+    find_document   `find_document`
     viewed_rows     `view_rows`, `trace_steps`, `trace_documents`
     row_page        `render_rows`
     golden          `record_golden`, `compare_golden`
@@ -35,10 +35,10 @@ from cloudload.tools.provenance.describe_state import StateDescription as StateD
 from cloudload.tools.provenance.describe_state import compare_states as compare_states
 from cloudload.tools.provenance.describe_state import compare_with_loader as compare_with_loader
 from cloudload.tools.provenance.describe_state import describe_state as describe_state
-from cloudload.tools.provenance.documents import Occurrence as Occurrence
-from cloudload.tools.provenance.documents import explain_absence as explain_absence
-from cloudload.tools.provenance.documents import find_document as find_document
-from cloudload.tools.provenance.documents import find_samples as find_samples
+from cloudload.tools.provenance.find_document import Occurrence as Occurrence
+from cloudload.tools.provenance.find_document import explain_absence as explain_absence
+from cloudload.tools.provenance.find_document import find_document as find_document
+from cloudload.tools.provenance.find_document import find_samples as find_samples
 from cloudload.tools.provenance.golden import Golden as Golden
 from cloudload.tools.provenance.golden import GoldenReport as GoldenReport
 from cloudload.tools.provenance.golden import compare_golden as compare_golden

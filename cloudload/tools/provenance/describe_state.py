@@ -295,10 +295,10 @@ def show_field(name: str, value: Any) -> str:
     if name in _BY_STREAM and value is not None:
         parts = str(value).split(",")
         value = ", ".join(part or "none" for part in parts) if any(parts) else None
-    return shorten(None if value == "" else value)
+    return shorten_value(None if value == "" else value)
 
 
-def shorten(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Format a value of a state as text of limited length."""
     text = "none" if value is None else str(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"

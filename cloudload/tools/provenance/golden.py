@@ -34,7 +34,7 @@ from cloudload.run.state import read_state
 from cloudload.tools.provenance.describe_state import (
     Difference,
     compare_options,
-    shorten,
+    shorten_value,
     show_field,
 )
 
@@ -172,7 +172,7 @@ def read_golden(path: Path) -> Golden:
 def _check_state(state: Any) -> None:
     """Raise `ValueError` if the recorded state is invalid."""
     if not isinstance(state, Mapping):
-        raise ValueError(f"its state is {shorten(state)}, not a mapping")
+        raise ValueError(f"its state is {shorten_value(state)}, not a mapping")
     try:
         read_state(state)
     except StreamChangedError as error:

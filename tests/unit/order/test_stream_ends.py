@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.order.mixture import Mixture
-from cloudload.order.mixture_counts import Walk
+from cloudload.order.mixture_counts import MixtureCounter
 from cloudload.run.lengths.mixture_search import end_streams
 from cloudload.system.arrays import NEVER
 from tests.unit.order.test_mixture_counts import WEIGHTS, mixtures
@@ -26,7 +26,7 @@ def test_a_row_of_a_walk_is_found_by_its_number(
     mixture: Mixture, lanes: tuple[int, int | None], start: int, component: int, number: int
 ) -> None:
     num_lanes, lane = lanes
-    walk = Walk(mixture, num_lanes, component, lane)
+    walk = MixtureCounter(mixture, num_lanes, component, lane)
     rows = np.arange(start, start + 8_000)
     rows = rows[mixture.components(rows, num_lanes) == component]
     rows = rows if lane is None else rows[rows % num_lanes == lane]
@@ -111,6 +111,6 @@ def test_settling_again_from_a_later_row_changes_nothing(weights: tuple[float, .
     found = end_streams(mixture, 12, 0, left, stops_first=False)
     if found.end <= 30:
         return
-    after = [n - Walk(found.mixture, 12, s).count(0, 30) for s, n in enumerate(left)]
+    after = [n - MixtureCounter(found.mixture, 12, s).count(0, 30) for s, n in enumerate(left)]
     again = end_streams(found.mixture, 12, 30, after, stops_first=False)
     assert (again.mixture, again.end) == (found.mixture, found.end)

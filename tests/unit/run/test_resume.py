@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cloudload.errors import StreamChangedError
-from cloudload.rows.packing.residue import encode_group, residue_spans
+from cloudload.rows.packing.residue import encode_residue, residue_spans
 from cloudload.run.position import LaneLog, Origin, Position
 from cloudload.run.recipe import Recipe
 from cloudload.run.resume import (
@@ -25,7 +25,7 @@ from cloudload.run.resume import (
 from cloudload.run.state import Saved, build_state, read_state
 from testkit.tiny_runs import tiny_recipe
 
-OPEN_ROW = encode_group(()) + encode_group([(2, 0, 3)])
+OPEN_ROW = encode_residue(()) + encode_residue([(2, 0, 3)])
 
 
 def position(
@@ -181,7 +181,7 @@ def test_another_seq_len_turns_open_rows_into_waiting_spans() -> None:
     assert same.residues.tolist() == [[OPEN_ROW, b""]]
     after = resume(save(recipe, before), tiny_recipe([9], packing="best_fit", seq_len=7))
     assert after.residues is not None
-    assert after.residues.tolist() == [[encode_group([(2, 0, 3)]), b""]]
+    assert after.residues.tolist() == [[encode_residue([(2, 0, 3)]), b""]]
     assert residue_spans(after.residues[0, 0], 3) == [(2, 0, 3)]
 
 

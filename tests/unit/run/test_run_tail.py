@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.rows.packing.residue import encode_group
+from cloudload.rows.packing.residue import encode_residue
 from cloudload.rows.packing.tables import SIZE_ABSENT, SIZE_FILTERED
 from cloudload.run.position import LaneArrays
 from cloudload.run.run_tail import check_has_tokens, pack_component_tail, pack_run_tail
@@ -56,7 +56,7 @@ def test_holes_are_not_documents_and_filtered_ones_have_no_piece() -> None:
 
 def test_waiting_spans_of_best_fit_are_left_too_and_were_counted() -> None:
     recipe = tiny_recipe([4], epochs=1, packing="best_fit")
-    residues = np.array([[encode_group(()) + encode_group([(0, 1, 4)]), b""]], object)
+    residues = np.array([[encode_residue(()) + encode_residue([(0, 1, 4)]), b""]], object)
     arrays = LaneArrays(ended((1, 0, 0), (1, 0, 0)).cursors, residues, np.zeros((1, 7), np.int64))
     tail = pack_run_tail(recipe, start=0, stages=(), ended=arrays, sizes=sizes([], [2]))
     assert tail.remnants.tolist() == [[0, 0, 1, 4, SIZE_ABSENT], [1, 1, 0, 2, 2]]

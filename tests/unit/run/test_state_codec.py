@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.errors import StreamChangedError
-from cloudload.rows.packing.residue import encode_group
+from cloudload.rows.packing.residue import encode_residue
 from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.state_codec import (
     SHOWN_CHARACTERS,
@@ -220,7 +220,7 @@ def residues_of(number: int) -> np.ndarray:  # type: ignore[type-arg]
     """Residues of different sizes, of one component."""
     residues = np.empty((1, number), object)
     for lane in range(number):
-        residues[0, lane] = encode_group([(1, 0, lane + 1)]) if lane % 3 else b""
+        residues[0, lane] = encode_residue([(1, 0, lane + 1)]) if lane % 3 else b""
     return residues
 
 

@@ -7,7 +7,7 @@
     csv         CSV and TSV                           arrow_block  rows of an Arrow table
     typed_text  values of text-only formats           mds          shards of an MDS dataset
     text        whole files                           webdataset   WebDataset's tar archives
-    rows        `datasets` objects, iterables         wet          text of Common Crawl
+    plain_rows  `datasets` objects, iterables         wet          text of Common Crawl
 
 `convert.inputs` chooses the reader of each file.
 """

@@ -29,7 +29,7 @@ from cloudload.tools.convert.readers.arrow_block import (
     choose_columns,
     cut_batches,
     local_copy,
-    number_rows,
+    number_batches,
 )
 from cloudload.tools.convert.records import BlockStart, Fields, FileUnit, InputBlock
 
@@ -75,7 +75,7 @@ class ArrowUnit(FileUnit):
             schema, found = self._read(chunks, counter, Path(folder))
             columns, paths = choose_columns(self.file, schema.names, _list_paths(schema), fields)
             batches = cut_batches(_select(found, columns), block_bytes)
-            for row, batch in number_rows(batches, 1, start.line):
+            for row, batch in number_batches(batches, 1, start.line):
                 if waiting is not None:
                     yield self._block(*waiting, stored)
                 waiting = BlockStart(0, row, stored), batch, paths

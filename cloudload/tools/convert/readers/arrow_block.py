@@ -96,7 +96,7 @@ def cut_batches(batches: Iterable[Any], block_bytes: int) -> Iterator[Any]:
             yield batch.slice(first, rows)
 
 
-def number_rows(batches: Iterable[Any], row: int, first: int) -> Iterator[tuple[int, Any]]:
+def number_batches(batches: Iterable[Any], row: int, first: int) -> Iterator[tuple[int, Any]]:
     """Yield (number of the first row, batch) for consecutive batches, of which the first has `row`.
 
     Leaves out the rows before `first`, also if a batch does not begin there, because another

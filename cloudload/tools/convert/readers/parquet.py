@@ -31,7 +31,7 @@ from cloudload.tools.convert.readers.arrow_block import (
     cut_batches,
     join_batches,
     local_copy,
-    number_rows,
+    number_batches,
 )
 from cloudload.tools.convert.records import BlockStart, FileUnit, InputBlock
 
@@ -84,7 +84,7 @@ class ParquetUnit(FileUnit):
                     _rows_to_decode(group, block_bytes), row_groups=[number], columns=columns
                 )
                 batches = cut_batches(join_batches(few, block_bytes), block_bytes)
-                for first, batch in number_rows(batches, row, start.line):
+                for first, batch in number_batches(batches, row, start.line):
                     end = first - 1 + batch.num_rows
                     stored = size * (first - 1) // rows
                     at = BlockStart(0, first, stored)

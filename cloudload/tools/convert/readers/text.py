@@ -9,7 +9,7 @@ from functools import partial
 
 from cloudload.config.choices import STRICT
 from cloudload.data.storage.urls import is_local
-from cloudload.system.threads import DaemonThreadPool, run_in_order, settle
+from cloudload.system.threads import DaemonThreadPool, run_in_order, settle_future
 from cloudload.tools.convert.input_files import DamagedError, InputFile, read_whole
 from cloudload.tools.convert.records import (
     BYTE_ORDER_MARK,
@@ -90,5 +90,5 @@ class TextBlock:
 def _attempt(file: InputFile) -> Future[bytes]:
     """Read a file, and return its data or error as a `Future`, which raises the error later."""
     outcome: Future[bytes] = Future()
-    settle(outcome, read_whole, (file,))
+    settle_future(outcome, read_whole, (file,))
     return outcome

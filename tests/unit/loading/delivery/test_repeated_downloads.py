@@ -31,7 +31,7 @@ def find_warning(
     for name, value in {"RANK": 0, "WORLD_SIZE": machines, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
     caplog.set_level(logging.WARNING, "cloudload.start")
-    make_loader(data, num_lanes=12, num_canonical_nodes=num_canonical_nodes).plan()
+    make_loader(data, num_lanes=12, num_canonical_nodes=num_canonical_nodes).worker_plan()
     found = [text for text in caplog.messages if "canonical nodes" in text]
     return found[0] if found else None
 

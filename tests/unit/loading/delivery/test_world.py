@@ -160,8 +160,8 @@ def test_more_workers_than_cores_are_a_warning_once(
 ) -> None:
     num_workers = len(os.sched_getaffinity(0)) + 1
     with make_loader(folder, num_workers=num_workers, num_lanes=num_workers) as loader:
-        loader.plan()
-        loader.plan()
+        loader.worker_plan()
+        loader.worker_plan()
     found = [each for each in caplog.records if f"num_workers is {num_workers}," in each.message]
     assert [each.levelname for each in found] == ["WARNING"]
 
@@ -194,7 +194,7 @@ def test_a_default_number_of_workers_is_never_a_warning(
 ) -> None:
     monkeypatch.setattr("cloudload.loading.session.preparation.count_cores", lambda: (cores, cores))
     with make_loader(folder, num_workers=None, num_lanes=8, **options) as loader:
-        plan, described = loader.plan(), loader.describe()
+        plan, described = loader.worker_plan(), loader.describe()
         is_fast = not options and loader.stats().tokenizer_backend == "fastokens"
     expected = 1 if is_fast else min(4, cores)
     assert plan.num_workers == described["num_workers"] == expected

@@ -31,7 +31,7 @@ def test_three_rows_of_each_lane_need_no_more_documents_than(
     data = write_mds(tmp_path / "data", random_documents(1, 2_000))
     lanes = np.arange(12)
     with make_loader(data, local=tmp_path / "cache", **settings) as loader:
-        plan = loader.plan()
+        plan = loader.worker_plan()
         cache = open_cache(plan)
         reader = LaneReader(plan, 0, open_documents(plan, cache))
         cut = reader.cut(lanes, np.full(12, 3), num_batches=1, is_awaited=False)

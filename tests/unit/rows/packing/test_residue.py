@@ -11,7 +11,7 @@ from cloudload.rows.packing.residue import (
     EMPTY_GROUP,
     Span,
     decode_residue,
-    encode_group,
+    encode_residue,
     encode_spans,
     extend_group,
     list_residue_spans,
@@ -23,7 +23,7 @@ from cloudload.rows.packing.residue import (
 numbers = st.integers(0, 9)
 WAITING: list[Span] = [(0, 2, 9)]
 OPEN: list[list[Span]] = [[(1, 0, 4), (4, 0, 3)], [(3, 5, 6)]]
-RESIDUE = b"".join(map(encode_group, [WAITING, *OPEN]))
+RESIDUE = b"".join(map(encode_residue, [WAITING, *OPEN]))
 
 
 def test_waiting_spans_and_open_rows_come_back() -> None:
@@ -43,14 +43,14 @@ def test_spans_that_are_added_one_by_one_are_the_group_of_all() -> None:
     group = EMPTY_GROUP
     for span in encode_spans(np.array(OPEN[0])):
         group = extend_group(group, span)
-    assert group == encode_group(OPEN[0])
+    assert group == encode_residue(OPEN[0])
 
 
 @given(st.lists(st.lists(st.lists(st.tuples(numbers, numbers, numbers), max_size=3), max_size=4)))
 def test_the_spans_of_many_residues_are_listed_at_once(
     residues: list[list[list[tuple[int, int, int]]]],
 ) -> None:
-    encoded = [b"".join(map(encode_group, groups)) for groups in residues]
+    encoded = [b"".join(map(encode_residue, groups)) for groups in residues]
     owners, spans = list_residue_spans(encoded)
     found = sorted(zip(owners.tolist(), map(tuple, spans.tolist()), strict=True))
     expected = [

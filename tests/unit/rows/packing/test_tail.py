@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.residue import EMPTY_GROUP, encode_group
+from cloudload.rows.packing.residue import EMPTY_GROUP, encode_residue
 from cloudload.rows.packing.tables import SIZE_ABSENT, SIZE_FILTERED, TAIL_START, TAIL_STOP
 from cloudload.rows.packing.tail import Stages, Tail, next_stages, pack_tail, take_rows
 
@@ -59,7 +59,7 @@ def test_tokens_that_are_in_rows_of_lanes_are_not_in_the_tail() -> None:
 
 
 def test_what_a_lane_held_back_is_in_the_tail() -> None:
-    residue = EMPTY_GROUP + encode_group([(2, 1, 4)])
+    residue = EMPTY_GROUP + encode_residue([(2, 1, 4)])
     best_fit = Packing("best_fit", 5, 2, "cut")
     tail = tail_of([[2]], packing=best_fit, cursors=[(3, 0)], residues=[residue])
     assert rows_of(tail) == [[(0, 2, 1, 4), (0, 3, 0, 2)]]

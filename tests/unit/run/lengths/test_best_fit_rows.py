@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
-from cloudload.rows.packing.residue import encode_group, encode_spans
+from cloudload.rows.packing.residue import encode_residue, encode_spans
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.row_finder import BestFitRows, RowOfDocument, decode_spans
 from testkit.tiny_runs import TinyRun
@@ -82,7 +82,7 @@ def test_rows_are_counted_from_the_state_with_its_residue() -> None:
     run, _ = open_run([2, 5, 3], num_lanes=1)
     [walker] = run.lengths.walkers
     assert isinstance(walker, BestFitWalker)
-    residue = encode_group(()) + encode_group([(0, 0, 2)])
+    residue = encode_residue(()) + encode_residue([(0, 0, 2)])
     rows = BestFitRows(walker, np.array([[2, 0, 0]]), np.array([residue], object))
     assert rows.find(np.array([0]), np.array([0])).tolist() == [[0, 0, 0, 0, 2], [0, 0, 2, 0, 3]]
 

@@ -20,9 +20,9 @@ from cloudload.run.lengths import best_fit_simulation
 from cloudload.run.lengths.best_fit_checkpoints import DOCUMENTS_OF_MARK, LaneMarks, LaneState
 from cloudload.run.lengths.best_fit_simulation import PlayedLanes
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.lane_tables import LaneTables
 from cloudload.run.lengths.row_finder import BestFitRows, decode_spans
 from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes
-from cloudload.run.lengths.tables import LaneTables
 from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloudload.errors import StreamChangedError
 from cloudload.rows.packing.packers import PackedRow
-from cloudload.rows.packing.residue import encode_group, residue_spans
+from cloudload.rows.packing.residue import encode_residue, residue_spans
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.stats import COUNTS
 from cloudload.system.arrays import Ints
@@ -33,7 +33,7 @@ def open_run(*lengths: list[int], **options: Any) -> tuple[TinyRun, BestFitWalke
 
 def waiting(*spans: tuple[int, int, int]) -> bytes:
     """A residue with one open row."""
-    return encode_group(()) + encode_group(spans)
+    return encode_residue(()) + encode_residue(spans)
 
 
 def lone(cursor: tuple[int, int, int], residue: bytes = b"") -> tuple[Ints, np.ndarray]:  # type: ignore[type-arg]

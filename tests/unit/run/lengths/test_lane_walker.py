@@ -11,7 +11,7 @@ from cloudload.errors import StreamChangedError
 from cloudload.rows.packing.tables import SIZE_ABSENT, SIZE_FAILED, SIZE_FILTERED
 from cloudload.run.lengths.group_file import FAILED as FAILED_LENGTH
 from cloudload.run.lengths.group_file import FILTERED as FILTERED_LENGTH
-from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.stats import COUNTS
 from cloudload.system.arrays import Ints
 from testkit.tiny_runs import TinyRun
@@ -22,7 +22,7 @@ LENGTHS = st.lists(st.integers(0, 12), min_size=2, max_size=30).filter(
 PACKINGS = st.sampled_from([("concat", "cut"), ("one_per_row", "cut"), ("one_per_row", "rows")])
 
 
-def walker_of(run: TinyRun) -> Walker:
+def walker_of(run: TinyRun) -> LaneWalker:
     [walker] = run.lengths.walkers
     return walker
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
 from cloudload.order.mixture import Mixture
-from cloudload.order.mixture_counts import Walk
+from cloudload.order.mixture_counts import MixtureCounter
 from cloudload.run.lengths.mixture_search import find_first_dry, find_mixture_ending
 from cloudload.system.arrays import NEVER
 from testkit.best_fit_oracle import choose_stream
@@ -199,7 +199,9 @@ def test_the_first_dry_row_is_the_first_for_which_a_lane_has_no_row_left(
                 expected = row
                 break
             left[row % 3] -= 1
-    assert find_first_dry(Walk(mixture, 3, 0), start, last, np.array(lane_rows)) == expected
+    assert (
+        find_first_dry(MixtureCounter(mixture, 3, 0), start, last, np.array(lane_rows)) == expected
+    )
 
 
 def test_a_search_begins_where_the_cursors_are() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
-from cloudload.run.lengths.row_pieces import RowPieces, Runs, check_has_rows, find_by_runs
+from cloudload.run.lengths.row_pieces import RowPieces, RowSpans, check_has_rows, find_by_runs
 from cloudload.system.arrays import Ints
 from testkit.tiny_runs import TinyRun
 
@@ -147,9 +147,9 @@ def test_the_first_dry_lane_is_named_and_none_if_none_is_dry() -> None:
 
 def test_rows_are_found_by_runs_of_consecutive_rows_of_a_lane() -> None:
     """Rows 5 6 of lane 1 are one run, though asked apart; row 7 of lane 2 does not continue it."""
-    seen: list[Runs] = []
+    seen: list[RowSpans] = []
 
-    def list_pieces(runs: Runs, first_rows: Ints) -> Ints:
+    def list_pieces(runs: RowSpans, first_rows: Ints) -> Ints:
         seen.append(runs)
         assert first_rows.tolist() == [0, 1, 3, 4]
         rows = np.arange(5)
@@ -167,7 +167,7 @@ def test_rows_are_found_by_runs_of_consecutive_rows_of_a_lane() -> None:
 
 
 def test_rows_with_several_pieces_and_none_are_relabelled() -> None:
-    def list_pieces(_: Runs, __: Ints) -> Ints:
+    def list_pieces(_: RowSpans, __: Ints) -> Ints:
         rows = np.array([0, 0, 2])  # row 1 has no pieces
         return np.column_stack([rows, [7, 8, 9], rows, rows, rows])
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudload.run.lengths.lane_tables import UNITS, LaneTables, TableSearch
 from cloudload.run.lengths.sizes import DocumentSizes, units_of
-from cloudload.run.lengths.tables import UNITS, LaneTables, TableSearch
 from cloudload.stats import DOCUMENTS, TOKENS
 from testkit.tiny_runs import TinyRun
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.run.lengths.tables import UNITS, LaneTables
+from cloudload.run.lengths.lane_tables import UNITS, LaneTables
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, TOKENS
 from cloudload.system.arrays import NEVER
 from testkit.tiny_runs import TinyRun

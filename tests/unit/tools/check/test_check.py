@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cloudload import cli
 from cloudload.tools.check import check_dataset
 from cloudload.tools.check.findings import MOST_LISTED
-from cloudload.tools.cli.check import _summary
+from cloudload.tools.cli.check_command import _summary
 from testkit.corpora import write_mds
 
 TEXTS = [f"document {number}" for number in range(100)]

@@ -9,7 +9,7 @@ import pytest
 
 from cloudload import cli
 from cloudload.inspect import Sample, read_samples
-from cloudload.tools.cli.head import describe
+from cloudload.tools.cli.head_command import describe_sample
 from testkit.corpora import random_documents, write_mds
 
 TEXTS = random_documents(5, 12)
@@ -47,7 +47,7 @@ def test_no_match_is_said_on_stderr_and_by_the_exit_status(
 def test_a_long_document_is_shown_around_its_match() -> None:
     text = "before " * 200 + "needle" + " after" * 300
     document = Sample(3, "shard.00000.mds", {"text": text}, (1_400, 1_406))
-    lines = [*describe(document, "text", 80, is_full=False)]
+    lines = [*describe_sample(document, "text", 80, is_full=False)]
     assert lines[1] == "  … 1,200 characters before"
     assert any("needle" in line for line in lines)
     assert lines[-1] == f"  … {len(text) - 2_000:,} more characters"
@@ -55,14 +55,14 @@ def test_a_long_document_is_shown_around_its_match() -> None:
 
 def test_a_long_id_is_shortened_too() -> None:
     sample = Sample(0, "shard.00000.mds", {"id": "x" * 1_000, "text": "a"})
-    [line, _] = describe(sample, "text", 80, is_full=False)
+    [line, _] = describe_sample(sample, "text", 80, is_full=False)
     assert line.endswith(f"  id {'x' * 200} … 800 more characters  1 character")
 
 
 def test_other_columns_are_one_line_each() -> None:
     values = {"tokens": [*range(99)], "source": "a\nb", "score": 0.5, "text": "hello"}
     document = Sample(0, "shard.00000.mds", values)
-    assert [*describe(document, "text", 80, is_full=False)] == [
+    assert [*describe_sample(document, "text", 80, is_full=False)] == [
         "sample 0  shard.00000.mds  5 characters",
         "  tokens: 99 integers: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 …",
         r"  source: a\nb",

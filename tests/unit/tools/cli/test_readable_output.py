@@ -7,11 +7,11 @@ import re
 import pytest
 
 from cloudload.provenance import describe_state
-from cloudload.tools.cli.convert import _describe_time
-from cloudload.tools.cli.count import _describe_lengths
-from cloudload.tools.cli.state import list_lines
+from cloudload.tools.cli.convert_command import _describe_time
+from cloudload.tools.cli.count_command import _describe_lengths
+from cloudload.tools.cli.state_command import list_lines
 from cloudload.tools.convert.dry_run import Outline
-from cloudload.tools.count.report import Bin, LengthStats
+from cloudload.tools.count.length_report import LengthBin, LengthStats
 from testkit.loaders import make_loader
 
 
@@ -38,7 +38,7 @@ def test_the_percentiles_of_long_documents_fit_in_80_columns() -> None:
     names = ("1", "5", "25", "50", "75", "90", "95", "99", "99.9")
     percentiles = dict.fromkeys(names, 1_234_567)
     lines = _describe_lengths(
-        LengthStats(123_456.7, 1_234_567, percentiles, (Bin(1, 2, 1, 1),), ())
+        LengthStats(123_456.7, 1_234_567, percentiles, (LengthBin(1, 2, 1, 1),), ())
     )
     assert max(map(len, lines)) <= 80
     shown = dict(re.findall(r"p([\d.]+) ([\d,]+)", "\n".join(lines)))

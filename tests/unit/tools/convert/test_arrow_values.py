@@ -11,8 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.convert import convert_to_mds
-from cloudload.tools.convert.report import ConvertReport
 from testkit.conversions import QUIET, read_dataset
 
 STRUCT = pyarrow.struct([("days", pyarrow.list_(pyarrow.date32())), ("n", pyarrow.int64())])

@@ -12,8 +12,8 @@ import pytest
 
 from cloudload.cli import main
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.conversion_report import ConvertReport, cause_of, merge_causes
 from cloudload.tools.convert.convert import convert_to_mds
-from cloudload.tools.convert.report import ConvertReport, cause_of, merge_causes
 from testkit.conversions import QUIET, read_dataset
 
 VALUES: dict[str, list[Any]] = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cloudload.data.mds.writer import encode_index
+from cloudload.tools.convert.conversion_plan import ConversionPlan, plan_input
 from cloudload.tools.convert.inputs import FolderFiles, list_inputs, list_roots
 from cloudload.tools.convert.joined_shards import JoinedShards
-from cloudload.tools.convert.plan import ConversionPlan, plan_input
 
 CLAIM = {"recipe": {"segment_bytes": 25}, "inputs": {}}
 

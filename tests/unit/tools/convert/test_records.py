@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 from cloudload.config.choices import INPUT_FORMATS
-from cloudload.tools.cli.convert import FORMATS
+from cloudload.tools.cli.convert_command import FORMATS
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.records import Fields
 

@@ -17,7 +17,7 @@ from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.readers.lines import LinesUnit
 from cloudload.tools.convert.readers.parquet import ParquetUnit
 from cloudload.tools.convert.records import BlockStart, Fields, InputUnit, Record
-from cloudload.tools.convert.segments import Segments, count_bytes
+from cloudload.tools.convert.segment_sizes import Segments, count_bytes
 from testkit.examples import EXAMPLES
 
 FIELDS = Fields(["text", "id"])

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from cloudload.tools.cli.command import (
     add_command,
     add_engine_options,
-    check_output,
-    local_path,
+    check_output_path,
     open_engine,
+    path_argument,
     whole_number,
 )
 from cloudload.tools.cli.loader_options import CHECK, add_loader_options, read_loader_options
 from cloudload.tools.cli.output import escape, print_json, print_text
-from cloudload.tools.cli.provenance import without_start_log
+from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
     from cloudload.config.stream import Stream
@@ -80,10 +80,10 @@ def add_check(commands: Commands) -> None:
     add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
     add_loader_options(parser)
     golden = "write the first rows of the --config run to FILE, and check nothing"
-    add("--write-golden", type=local_path, metavar="FILE", help=golden)
+    add("--write-golden", type=path_argument, metavar="FILE", help=golden)
     add("--rows", type=whole_number(), metavar="N", help="number of rows to write (default: 256)")
     compare = "also compare the first rows of the --config run with those in FILE"
-    add("--golden", type=local_path, metavar="FILE", help=compare)
+    add("--golden", type=path_argument, metavar="FILE", help=compare)
     add(
         "--processes",
         type=whole_number(),
@@ -163,7 +163,7 @@ def _check_flags(options: argparse.Namespace) -> None:
             f"--rows {options.rows} has no effect without --write-golden. Pass --write-golden "
             "FILE, or omit --rows"
         )
-    check_output("--write-golden", options.write_golden, options)
+    check_output_path("--write-golden", options.write_golden, options)
 
 
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from cloudload.tools.cli.command import (
     add_command,
-    check_output,
-    local_path,
+    check_output_path,
+    path_argument,
     positive_number,
     whole_number,
 )
-from cloudload.tools.cli.count import parse_share
+from cloudload.tools.cli.count_command import parse_share
 from cloudload.tools.cli.loader_options import (
     add_loader_options,
     add_world_options,
     read_loader_options,
 )
 from cloudload.tools.cli.output import escape, print_json, print_text
-from cloudload.tools.cli.provenance import without_start_log
+from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands
@@ -65,14 +65,14 @@ def add_plan(commands: Commands) -> None:
     rate = "training speed of one GPU in tokens per second, used to compute the number of workers"
     add("--gpu-tokens-per-s", type=positive_number, metavar="N", help=rate)
     prices = "file with a table of prices (default: list prices of S3 and GCS; see the docs)"
-    add("--prices", type=local_path, metavar="FILE", help=prices)
+    add("--prices", type=path_argument, metavar="FILE", help=prices)
     sample = "share of documents to tokenize if there are no token lengths (default: 1%%)"
     add("--sample", type=parse_share, default=0.01, metavar="SHARE", help=sample)
     add("--no-measure", action="store_true", help="do not measure the reader on this machine")
-    add("--html", type=local_path, metavar="FILE", help="also write an HTML page")
+    add("--html", type=path_argument, metavar="FILE", help="also write an HTML page")
     add(
         "--png",
-        type=local_path,
+        type=path_argument,
         metavar="FILE",
         help="also plot cache use over the run (requires matplotlib)",
     )
@@ -116,8 +116,8 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
     if options.png is not None:
         check_picture(options.png)
-    check_output("--png", options.png, options)
-    check_output("--html", options.html, options)
+    check_output_path("--png", options.png, options)
+    check_output_path("--html", options.html, options)
 
 
 def describe_plan(plan: RunPlan) -> Iterator[str]:

@@ -38,7 +38,7 @@ from cloudload.data.mds.index import (
 )
 from cloudload.tools.check.findings import Finding, Findings, find
 from cloudload.tools.check.rules import BOTH, CLOUDLOAD
-from cloudload.tools.check.shards import check_codecs
+from cloudload.tools.check.shard_contents import check_codecs
 
 _FILES = ("raw_data", "zip_data")
 _MOST_NODES_BY_DEFAULT = 64

@@ -18,9 +18,9 @@ from cloudload.data.mds.index import Column
 from cloudload.data.mds.writer import MAX_SAMPLE_BYTES, ShardFormat, encode_sample, join_bytes
 from cloudload.system.arrays import Ints
 from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.conversion_report import MAX_LISTED, Counts, cause_of, merge_causes
 from cloudload.tools.convert.records import InputBlock, Record, Utf8, Utf8Block
 from cloudload.tools.convert.rejects import encode_reject
-from cloudload.tools.convert.report import MAX_LISTED, Counts, cause_of, merge_causes
 from cloudload.tools.convert.segment_journal import SegmentJournal
 from cloudload.tools.convert.values import BadRecordError, NoTextError, values_of
 from cloudload.tools.count.group import CountWork

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, local_path, whole_number
+from cloudload.tools.cli.command import add_command, path_argument, whole_number
 from cloudload.tools.cli.loader_options import (
     add_loader_options,
     add_world_options,
     read_loader_options,
 )
 from cloudload.tools.cli.output import print_json, print_text
-from cloudload.tools.cli.provenance import without_start_log
+from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
     from cloudload.loading.loader import CloudLoader
@@ -42,7 +42,7 @@ def add_fetch(commands: Commands) -> None:
     )
     add = parser.add_argument
     state = "a checkpoint that contains a loader state (default: the start of the run)"
-    add("states", metavar="STATE", type=local_path, nargs="*", help=state)
+    add("states", metavar="STATE", type=path_argument, nargs="*", help=state)
     data = "location of the data, or its new location if it moved; repeat for each stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, or its new location if it has moved"

@@ -26,7 +26,7 @@ from cloudload.data.storage.objects import list_objects, read_object
 from cloudload.data.storage.urls import is_local, join_url, name_below, plain_location, scheme_of
 from cloudload.errors import DatasetError, StoreError
 from cloudload.run.lengths.files import CountedDataset, verify_lengths
-from cloudload.run.lengths.index import LengthsIndex, LengthsKey, index_name
+from cloudload.run.lengths.lengths_index import LengthsIndex, LengthsKey, index_name
 from cloudload.tools.check.findings import Finding, find
 from cloudload.tools.check.rules import BOTH, CLOUDLOAD
 
@@ -43,7 +43,7 @@ def list_folder(url: str, retry: Retry) -> dict[str, int]:
     return {name_below(item.url, folder): item.bytes for item in list_objects(folder, retry)}
 
 
-def check_files(
+def check_objects(
     url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
 ) -> Iterator[Finding]:
     """Yield findings about the files that the index names.
@@ -86,14 +86,14 @@ def _describe_raw(raw: str, zipped: str, *, is_alone: bool) -> Finding:
 def check_others(
     url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Yield findings about objects that no reader needs. Takes the arguments of `check_files`.
+    """Yield findings about objects that no reader needs. Takes the arguments of `check_objects`.
 
     Leaves token lengths to `LengthsCheck`.
     """
     named = {shard.stored.name for shard in shards}
     raw = {shard.raw.name for shard in shards} - named
     if is_local(url):
-        named |= raw  # `check_files` reports raw files of local datasets
+        named |= raw  # `check_objects` reports raw files of local datasets
     others = {name: size for name, size in found.items() if name not in named}
     # a folder that has its own index is another dataset, such as a split
     datasets = {name[: -len(INDEX_NAME)] for name in others if name.endswith(f"/{INDEX_NAME}")}

@@ -18,7 +18,7 @@ ROW_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 @dataclass(frozen=True)
-class Bin:
+class LengthBin:
     """A bar of the histogram: documents with `low ≤ length < high` tokens."""
 
     low: int
@@ -50,7 +50,7 @@ class LengthStats:
     percentiles: Mapping[str, int]
     """Maps percentiles, such as `50` or `99.9`, to lengths: the shortest length that at least this
     percentage of the documents does not exceed."""
-    histogram: tuple[Bin, ...]
+    histogram: tuple[LengthBin, ...]
     """One bin for each power of 2."""
     fits: tuple[Fit, ...]
 
@@ -100,7 +100,7 @@ class CountReport:
         return to_json(self)
 
 
-class Distribution:
+class LengthCounter:
     """Counts the documents of each length."""
 
     def __init__(self) -> None:
@@ -145,14 +145,14 @@ def _fit(seq_len: int, documents: int, tokens: int, total: int, all_tokens: int)
     return Fit(seq_len, documents / max(1, total), tokens / max(1, all_tokens))
 
 
-def _list_bins(lengths: Ints, below: Callable[[int], tuple[int, int]]) -> tuple[Bin, ...]:
+def _list_bins(lengths: Ints, below: Callable[[int], tuple[int, int]]) -> tuple[LengthBin, ...]:
     """List bins from the shortest to the longest length. Each is twice as wide as the previous."""
     if not len(lengths):
         return ()
     first, last = int(lengths[0]).bit_length() - 1, int(lengths[-1]).bit_length()
     edges = [1 << power for power in range(first, last + 1)]
     return tuple(
-        Bin(
+        LengthBin(
             low,
             high,
             *(after - before for before, after in zip(below(low), below(high), strict=True)),

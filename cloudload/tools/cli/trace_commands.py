@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, local_path, whole_number
+from cloudload.tools.cli.command import add_command, path_argument, whole_number
 from cloudload.tools.cli.output import escape, print_json, print_message, print_text
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 
     state = "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder"
     if num_states == "+":
         state += "; also pass later checkpoints of the run if its options changed"
-    add("states", metavar="STATE", type=local_path, nargs=num_states, help=state)
+    add("states", metavar="STATE", type=path_argument, nargs=num_states, help=state)
     batch = "rows per global batch (default: as in the state)"
     add("--global-batch", type=whole_number(), metavar="ROWS", help=batch)
     add(

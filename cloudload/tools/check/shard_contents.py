@@ -28,8 +28,8 @@ from cloudload.data.storage.urls import is_local, join_url, local_path
 from cloudload.errors import DatasetError, StoreError
 from cloudload.system.temp_files import explained_full_disk
 from cloudload.tools.check.findings import Finding, find
-from cloudload.tools.check.objects import size_finding
 from cloudload.tools.check.rules import BOTH, CLOUDLOAD, STREAMING
+from cloudload.tools.check.stored_objects import size_finding
 
 _CHUNK_BYTES, _CHUNK_SAMPLES = 1 << 20, 256
 

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, local_path
+from cloudload.tools.cli.command import add_command, path_argument
 from cloudload.tools.cli.loader_options import add_loader_options, read_loader_options
 from cloudload.tools.cli.output import escape, print_json, print_text
-from cloudload.tools.cli.provenance import without_start_log
+from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands
@@ -45,7 +45,7 @@ def add_state(commands: Commands) -> None:
     add(
         "states",
         metavar="STATE",
-        type=local_path,
+        type=path_argument,
         nargs="+",
         help="one checkpoint, or two for diff",
     )

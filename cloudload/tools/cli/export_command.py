@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cloudload.tools.cli.command import add_command
 from cloudload.tools.cli.output import print_json, print_message, print_text
-from cloudload.tools.cli.provenance import add_run_options, open_runs_of, parse_steps
+from cloudload.tools.cli.trace_commands import add_run_options, open_runs_of, parse_steps
 
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from cloudload.tools.cli.command import (
     add_command,
     add_engine_options,
-    check_output,
-    local_path,
+    check_output_path,
     open_engine,
+    path_argument,
     whole_number,
 )
 from cloudload.tools.cli.output import escape, print_json, print_text
 
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands
+    from cloudload.tools.convert.conversion_report import ConvertReport
     from cloudload.tools.convert.dry_run import Outline
-    from cloudload.tools.convert.report import ConvertReport
 
 # a copy of `config.choices.INPUT_FORMATS`, which is slow to import; a test compares the two
 _NAMES = "auto jsonl json csv tsv parquet arrow webdataset wet mds text lines"
@@ -103,7 +103,9 @@ def add_convert(commands: Commands) -> None:
     add("--append", action="store_true", help=more)
     add("--quiet", action="store_true", help="no progress bar and no summary; log only warnings")
     add("--json", action="store_true", help="print the report as JSON")
-    add("--report", type=local_path, metavar="FILE", help="also write the report to FILE as JSON")
+    add(
+        "--report", type=path_argument, metavar="FILE", help="also write the report to FILE as JSON"
+    )
 
 
 def _add_input_options(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +144,7 @@ def _convert(options: argparse.Namespace) -> int:
         options.split, options.splits = None, options.split
     if options.plan:
         return _print_outline(options)
-    check_output("--report", options.report, options)
+    check_output_path("--report", options.report, options)
     _check_apart(options)
     names = "text_key id_key keep format quoting errors split splits shard_bytes segment_bytes "
     names += (
@@ -266,9 +268,9 @@ def _list_skipped(report: ConvertReport) -> list[str]:
 
 def _list_hidden(report: ConvertReport) -> list[str]:
     """Return a line about hidden files and folders in the input, if there are any."""
-    from cloudload.tools.convert.dry_run import describe_hidden
+    from cloudload.tools.convert.dry_run import describe_hidden_files
 
-    shown = escape(describe_hidden(report.hidden, report.hidden_names))
+    shown = escape(describe_hidden_files(report.hidden, report.hidden_names))
     return [f"             {shown}"] if report.hidden else []
 
 

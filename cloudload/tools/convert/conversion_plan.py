@@ -30,12 +30,12 @@ from cloudload.data.storage.urls import is_local, join_url, path_url
 from cloudload.errors import ConvertError, StoreError
 from cloudload.system.machine import package_version
 from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.conversion_report import MAX_LISTED
 from cloudload.tools.convert.found_files import FoundFile, file_name
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.inputs import FolderFiles, make_file
-from cloudload.tools.convert.report import MAX_LISTED
 from cloudload.tools.convert.rerun_check import MOST_FILES, SEGMENT_BYTES
-from cloudload.tools.convert.segments import ONE_SEGMENT, Files, Segments
+from cloudload.tools.convert.segment_sizes import ONE_SEGMENT, Files, Segments
 
 PLAN_NAME = ".convert/plan.json"
 

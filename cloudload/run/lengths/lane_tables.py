@@ -155,7 +155,7 @@ class LaneTables:
         try:
             make_folder(self.folder)
             return run_detached(
-                "cloudload.run.lengths.tables:build_as_asked",
+                "cloudload.run.lengths.lane_tables:build_requested_tables",
                 pickle.dumps((self, number)),
                 lock_path(self._path(number)),
             )
@@ -234,7 +234,7 @@ class LaneTables:
         return np.stack(sums, axis=-1)
 
 
-def build_as_asked(request: bytes) -> None:
+def build_requested_tables(request: bytes) -> None:
     """Build the table that `request` names. A background process runs this function."""
     tables, number = pickle.loads(request)  # trusted: the process that started this one sent it
     tables.build(number)

@@ -83,14 +83,16 @@ def _head(options: argparse.Namespace) -> int:
             print_json(sample.as_dict(), indent=None)
             continue
         columns = shutil.get_terminal_size().columns
-        lines = [*describe(sample, options.text_key or TEXT_KEY, columns, is_full=options.full)]
+        lines = [
+            *describe_sample(sample, options.text_key or TEXT_KEY, columns, is_full=options.full)
+        ]
         print_text("\n".join([*lines[1:], ""]), heading=lines[0])
     if not num_found:
         print_message("no document matches")
     return 0 if num_found else 1
 
 
-def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
+def describe_sample(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
     """Yield the lines that show a sample on a terminal that is `columns` cells wide."""
     from cloudload.loading.delivery.description import counted
 

@@ -26,9 +26,9 @@ from cloudload.data.mds.writer import (
 from cloudload.data.storage.objects import write_object
 from cloudload.data.storage.urls import join_url
 from cloudload.system.arrays import Ints
+from cloudload.tools.convert.conversion_report import Counts
 from cloudload.tools.convert.finished_part import FinishedWork, InputPosition
-from cloudload.tools.convert.report import Counts
-from cloudload.tools.convert.samples import EncodedBlock, EncodedSamples, ShardContext
+from cloudload.tools.convert.sample_encoding import EncodedBlock, EncodedSamples, ShardContext
 from cloudload.tools.count.new_shards import measure_shard
 
 

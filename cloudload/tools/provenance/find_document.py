@@ -13,7 +13,7 @@ from cloudload.errors import DatasetError
 from cloudload.loading.batch import Batch
 from cloudload.loading.loader import CloudLoader
 from cloudload.loading.workers.trace import Tracer
-from cloudload.loading.workers.worker_plan import Plan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order.epoch_order import positions_of
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.rows.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
@@ -52,7 +52,7 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
     `DatasetError` if no sample has this ID, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
-        tracer = Tracer(loader.plan())
+        tracer = Tracer(loader.worker_plan())
         found = tracer.find_id(identifier)
         tracer.close()
     if not found:
@@ -70,7 +70,7 @@ def explain_absence(run: Run, stream: int, sample: int, **delivery: Any) -> str 
     `DatasetError` if the sample cannot be read, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
-        tracer = Tracer(loader.plan())
+        tracer = Tracer(loader.worker_plan())
         try:
             return tracer.explain_absence(stream, sample)
         finally:
@@ -94,7 +94,7 @@ def find_document(
     """
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
-        plan = loader.plan()
+        plan = loader.worker_plan()
         _check_sample(plan, stream, sample)
         if (found := _find_by_lengths(run, plan, stream, sample, last_row)) is not None:
             yield from found
@@ -108,7 +108,7 @@ def find_document(
 
 
 def _find_by_lengths(
-    run: Run, plan: Plan, stream: int, sample: int, last_row: int
+    run: Run, plan: WorkerPlan, stream: int, sample: int, last_row: int
 ) -> Iterator[Occurrence] | None:
     """Return the occurrences up to `last_row`; None if token lengths do not determine them."""
     position = plan.position
@@ -132,7 +132,11 @@ def _occurrence_of(run: Run, stream: int, sample: int, span: FoundSpan) -> Occur
 
 
 def _find_in_lanes(
-    run: Run, plan: Plan, document: tuple[int, int], last_row: int, delivery: Mapping[str, Any]
+    run: Run,
+    plan: WorkerPlan,
+    document: tuple[int, int],
+    last_row: int,
+    delivery: Mapping[str, Any],
 ) -> Iterator[Occurrence]:
     """Yield a document's occurrences up to `last_row`, epoch by epoch; see `find_document`.
 
@@ -186,7 +190,7 @@ def _occurrences(
             yield Occurrence(step, place, run.labels[stream], epoch, sample, start, stop)
 
 
-def _check_sample(plan: Plan, stream: int, sample: int) -> None:
+def _check_sample(plan: WorkerPlan, stream: int, sample: int) -> None:
     """Raise `ValueError` if the stream or the sample does not exist."""
     sizes = np.diff(plan.recipe.corpus.stream_starts).tolist()
     if not 0 <= stream < len(sizes):
@@ -201,7 +205,7 @@ def _check_sample(plan: Plan, stream: int, sample: int) -> None:
         )
 
 
-def _component_of(plan: Plan, stream: int) -> int:
+def _component_of(plan: WorkerPlan, stream: int) -> int:
     return next(
         place
         for place, component in enumerate(plan.recipe.components)
@@ -209,7 +213,7 @@ def _component_of(plan: Plan, stream: int) -> int:
     )
 
 
-def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
+def _current_epochs(plan: WorkerPlan, component: int) -> tuple[int, list[int]]:
     """Return the first epoch with a document that is not yet in a row, and each lane's epoch."""
     lanes, position = plan.recipe.components[component].lanes, plan.position
     ordinals = position.cursors[component, :, CURSOR_ORDINAL].tolist()
@@ -222,7 +226,7 @@ def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
     return min(current + waiting), current
 
 
-def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
+def _lanes_of(plan: WorkerPlan, stream: int, sample: int, epoch: int) -> list[int]:
     """Return the lanes that read a sample in an epoch with at least one document per lane."""
     component = plan.recipe.components[_component_of(plan, stream)]
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample

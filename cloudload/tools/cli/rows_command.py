@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, check_output, local_path
+from cloudload.tools.cli.command import add_command, check_output_path, path_argument
 from cloudload.tools.cli.loader_options import add_loader_options, read_loader_options
 from cloudload.tools.cli.output import print_json, print_message, print_text
-from cloudload.tools.cli.provenance import (
+from cloudload.tools.cli.trace_commands import (
     add_run_options,
     open_runs_of,
     parse_rows,
@@ -56,7 +56,7 @@ def add_rows(commands: Commands) -> None:
     add("--mask-edges", action="store_true", help="mask labels as the loader's mask_edges does")
     add_loader_options(parser)
     out = "file to write (default: rows.html)"
-    add("--out", type=local_path, default=Path("rows.html"), metavar="FILE", help=out)
+    add("--out", type=path_argument, default=Path("rows.html"), metavar="FILE", help=out)
 
 
 @without_start_log()
@@ -66,7 +66,7 @@ def _rows(options: argparse.Namespace) -> int:
     from cloudload.tools.provenance.row_page import render_rows
 
     if not options.json:
-        check_output("--out", options.out, options)
+        check_output_path("--out", options.out, options)
     run, delivery = _open_run(options)
     num_rows = len(options.steps) * len(options.row or range(run.global_batch))
     if not options.json and num_rows > _MOST_ROWS:

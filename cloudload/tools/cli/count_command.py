@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from cloudload.tools.cli.command import (
     add_command,
     add_engine_options,
-    check_output,
-    local_path,
+    check_output_path,
     open_engine,
+    path_argument,
     whole_number,
 )
 from cloudload.tools.cli.output import print_json, print_text
@@ -21,7 +21,7 @@ from cloudload.tools.cli.output import print_json, print_text
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands
     from cloudload.tools.count.estimate import CountEstimate
-    from cloudload.tools.count.report import CountReport, LengthStats
+    from cloudload.tools.count.length_report import CountReport, LengthStats
     from cloudload.tools.count.tally import ValueCount
 
 _COUNT_EXAMPLE = """\
@@ -87,7 +87,7 @@ def add_count(commands: Commands) -> None:
     sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
     png = "also save a histogram of the lengths to FILE (requires matplotlib)"
-    add("--png", type=local_path, metavar="FILE", help=png)
+    add("--png", type=path_argument, metavar="FILE", help=png)
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
@@ -130,7 +130,7 @@ def _count(options: argparse.Namespace) -> int:
         from cloudload.tools.count.picture import check_picture
 
         check_picture(options.png)
-        check_output("--png", options.png, options)
+        check_output_path("--png", options.png, options)
     for name in ("by", "again"):
         if options.sample is not None and getattr(options, name):
             raise ValueError(f"--{name} requires a full count. Remove --sample")
@@ -167,13 +167,13 @@ def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
     if path is None:
         return
     from cloudload.tools.cli.output import escape
-    from cloudload.tools.count.picture import draw_lengths
+    from cloudload.tools.count.picture import plot_lengths
 
     name = escape(found.dataset)
     if len(name) > _MOST_TITLE_CHARACTERS:
         name = f"…{name[-_MOST_TITLE_CHARACTERS:]}"
     name = name.replace("$", r"\$")  # matplotlib would start a formula at $
-    draw_lengths(found.stats, f"{found.tokens:,} tokens in {name}", path)
+    plot_lengths(found.stats, f"{found.tokens:,} tokens in {name}", path)
 
 
 def summarize(report: CountReport) -> str:

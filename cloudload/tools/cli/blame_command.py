@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, local_path, positive_number, whole_number
+from cloudload.tools.cli.command import add_command, path_argument, positive_number, whole_number
 from cloudload.tools.cli.output import escape, print_json, print_text, wrap
-from cloudload.tools.cli.provenance import add_data_options, parse_steps, without_start_log
+from cloudload.tools.cli.trace_commands import add_data_options, parse_steps, without_start_log
 
 if TYPE_CHECKING:
     from cloudload.loading.workers.trace import TracedSpan
@@ -42,7 +42,13 @@ def add_blame(commands: Commands) -> None:
         after_interrupt="Nothing was changed",
     )
     add = parser.add_argument
-    add("logs", metavar="LOG", type=local_path, nargs="+", help="folder or file that LossLog wrote")
+    add(
+        "logs",
+        metavar="LOG",
+        type=path_argument,
+        nargs="+",
+        help="folder or file that LossLog wrote",
+    )
     steps = "steps from A up to, but not including, B; or a single step (default: all)"
     add("--steps", type=parse_steps, metavar="A:B", help=steps)
     add(
