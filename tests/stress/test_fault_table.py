@@ -15,7 +15,7 @@ SWEPT = r"^0 / 0 / (0|\d+ \(0 after the next start\))$"
 Rows = list[tuple[str, ...]]
 SECTIONS: dict[str, dict[str, Rows]] = {
     "store": {
-        "FIFO": [("file", "", "is a pipe or a device, not a regular file")],
+        "FIFO": [("file", "", "is a pipe, a socket, or a device, not a regular file")],
         "404": [
             ("S3", "", "StoreError: cannot read s3://cloudload/nothing"),
             ("GCS", "", "StoreError: cannot read gs://cloudload/nothing"),
