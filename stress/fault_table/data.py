@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import struct
 import zlib
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from cloudload.data.mds.codecs import compress
-from cloudload.data.mds.index import INDEX_NAME, Column
-from cloudload.data.mds.writer import ShardFormat, encode_sample
+from cloudload.data.mds.index import INDEX_NAME
 from stress.fault_table.reads import OTHERS, Case, Outcome, State, Workspace, change, zipped_name
-from testkit.corpora import encode_shard, write_mds
+from testkit.corpora import write_mds
 from testkit.damaged_datasets import Damage, edit_entry, patch
 
 _BOMB_BYTES = 1 << 30
@@ -27,30 +25,17 @@ def streams(column: str = "text", encoding: str = "str", values: tuple[Any, ...]
     """Return a fault that reads two streams, the second of which has only this column."""
 
     def act(work: Workspace) -> Outcome:
-        other = _write_raw(work.new_path("two"), column, encoding, values)
+        other = write_mds(work.new_path("two"), values, column=column, encoding=encoding)
         return work.read([work.data(compression=None), other])
 
     return act
 
 
-def _write_raw(folder: Path, column: str, encoding: str, values: tuple[Any, ...]) -> str:
-    """Write a dataset of one raw shard with one column of any encoding, and return its folder."""
-    columns = (Column.of(column, encoding),)
-    form = ShardFormat(columns, None, ())
-    raw = encode_shard(form, [encode_sample(columns, {column: value}) for value in values])
-    folder.mkdir(parents=True)
-    (folder / "shard.mds").write_bytes(raw)
-    entry = {**form.config(), "samples": len(values), "zip_data": None}
-    entry["raw_data"] = {"basename": "shard.mds", "bytes": len(raw), "hashes": {}}
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [entry]}))
-    return str(folder)
-
-
 def pickle_column(work: Workspace) -> Outcome:
     """Change the index so that it declares the text column as pickled."""
-    folder = Path(_write_raw(work.new_path("pickle"), "text", "bytes", (b"abc",)))
-    change(folder / "index.json", lambda data: data.replace(b'["bytes"]', b'["pkl"]'))
-    return work.read(str(folder))
+    data = write_mds(work.new_path("pickle"), [b"abc"], encoding="bytes")
+    change(Path(data, INDEX_NAME), lambda index: index.replace(b'["bytes"]', b'["pkl"]'))
+    return work.read(data)
 
 
 def empty_stream(work: Workspace) -> Outcome:

@@ -33,19 +33,9 @@ from testkit.corpora import encode_shard
 def index_seeds() -> list[bytes]:
     """Return valid indexes with no shard, with raw shards, with zipped shards, and with both."""
     raw = {"basename": "shard.00000.mds", "bytes": 4000, "hashes": {"xxh64": "0123456789abcdef"}}
-    shard = {
-        "column_encodings": ["str", "int", "bytes"],
-        "column_names": ["a", "b", "text"],
-        "column_sizes": [None, 8, None],
-        "compression": None,
-        "format": "mds",
-        "hashes": ["xxh64"],
-        "raw_data": raw,
-        "samples": 20,
-        "size_limit": 67108864,
-        "version": 2,
-        "zip_data": None,
-    }
+    columns = [Column.of(*each) for each in (("a", "str"), ("b", "int"), ("text", "bytes"))]
+    form = ShardFormat(tuple(columns), None, ("xxh64",))
+    shard = {**form.config(), "samples": 20, "raw_data": raw, "zip_data": None}
     zipped = {
         **shard,
         "compression": "zstd:7",

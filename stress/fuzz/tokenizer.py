@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import string
-from typing import NamedTuple
 
 from tokenizers import Tokenizer, decoders
 
@@ -22,13 +21,8 @@ _SIGNS = (
 )
 
 
-class Case(NamedTuple):
-    """A tokenizer in both backends, with the IDs and names of its control tokens."""
-
-    hf: DocumentTokenizer
-    fastokens: DocumentTokenizer
-    control_ids: set[int]
-    control_names: list[str]
+Case = tuple[DocumentTokenizer, DocumentTokenizer, set[int], list[str]]
+"""A tokenizer in both backends, with the IDs and names of its control tokens."""
 
 
 @functools.cache
@@ -36,13 +30,13 @@ def tokenizers() -> list[Case]:
     """Return two small tokenizers, a byte-level one and a trained BPE."""
     with_bytes = Tokenizer.from_str(byte_tokenizer().to_str())
     with_bytes.decoder = decoders.ByteLevel()
-    found = []
+    found: list[Case] = []
     for tokenizer in (with_bytes, small_tokenizer()):
         spec = load_tokenizer(tokenizer, [(None, None)])
         added = [token for token in json.loads(spec.json)["added_tokens"] if token["special"]]
         names = [*(token["content"] for token in added), EOS, END_OF_TEXT]
         hf, fastokens = (DocumentTokenizer(spec, backend) for backend in (HF, FASTOKENS))
-        found.append(Case(hf, fastokens, {token["id"] for token in added}, names))
+        found.append((hf, fastokens, {token["id"] for token in added}, names))
     return found
 
 
