@@ -23,7 +23,7 @@ from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.shard import Shard
 from cloudload.data.mds.writer import encode_index
 from cloudload.data.storage.objects import list_objects, read_object, upload_file, write_object
-from cloudload.errors import StoreError
+from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.conversion_report import ConvertReport
 
 FORMS = ("jsonl", "gz", "bz2", "xz", "zst", "lines", "text", "parquet", "dataset", "iterable")
@@ -208,6 +208,50 @@ def read_dataset(url: str, scratch: Path) -> list[dict[str, Any]]:
 def texts(url: str, scratch: Path) -> list[str]:
     """The texts of all samples of a dataset, in order."""
     return [sample["text"] for sample in read_dataset(url, scratch)]
+
+
+def convert(source: Any, out: str | Path | None = None, **options: Any) -> ConvertReport:
+    """Convert in this process, without progress. By default, the output is `out` beside a path."""
+    return convert_to_mds(source, out or Path(source).parent / "out", **(QUIET | options))
+
+
+def convert_and_read(source: Any, out: Path | None = None, **options: Any) -> list[dict[str, Any]]:
+    """Convert, and return all samples."""
+    out = out or Path(source).parent / "out"
+    convert(source, out, **options)
+    return read_dataset(str(out), out.parent)
+
+
+def convert_texts(source: Any, out: Path | None = None, **options: Any) -> list[str]:
+    """Convert, and return the texts of all samples."""
+    return [sample["text"] for sample in convert_and_read(source, out, **options)]
+
+
+def refuse(
+    match: str,
+    source: Any,
+    out: str | Path | None = None,
+    error: type[Exception] = ConvertError,
+    **options: Any,
+) -> str:
+    """Check that a conversion fails, with a message that matches unless `match` is empty, and
+    return the message."""
+    with pytest.raises(error, match=match or None) as caught:
+        convert(source, out, **options)
+    return str(caught.value)
+
+
+def refuse_lines(
+    match: str,
+    tmp_path: Path,
+    lines: Sequence[str | bytes],
+    error: type[Exception] = ConvertError,
+    **options: Any,
+) -> str:
+    """Check that `convert_lines` fails, like `refuse`, and return the message."""
+    with pytest.raises(error, match=match or None) as caught:
+        convert_lines(tmp_path, lines, **options)
+    return str(caught.value)
 
 
 def convert_lines(tmp_path: Path, lines: Sequence[str | bytes], **options: Any) -> ConvertReport:

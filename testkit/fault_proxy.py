@@ -1,7 +1,7 @@
 """A proxy in a separate process that makes an object store misbehave, request by request.
 
     with start_fault_proxy(s3.endpoint) as proxy:
-        proxy.set_faults([Fault("GET .*shard.00001", "status", times=2, status=503)])
+        proxy.fail("GET .*shard.00001", "status", times=2, status=503)
         subprocess.run([...], env=os.environ | s3.environment(proxy.endpoint))
         proxy.requests()             # [Request(line="GET /b/shard.00001", action="status", …), …]
 
@@ -95,6 +95,10 @@ class FaultProxy:
     def set_faults(self, faults: Sequence[Fault]) -> None:
         """Replace all faults, and clear the list of requests."""
         self._control(json.dumps([asdict(fault) for fault in faults]).encode())
+
+    def fail(self, match: str, action: str, **details: Any) -> None:
+        """Replace all faults with this one, and clear the list of requests."""
+        self.set_faults([Fault(match, action, **details)])
 
     def requests(self, match: str = "") -> list[Request]:
         """The requests since the last `set_faults` whose line matches `match`, in order of

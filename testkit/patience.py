@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from cloudload import Retry
+from cloudload.errors import StoreError
 
 QUICK = Retry(timeout_s=1.5, deadline_s=4.0, pause_s=0.05)
 PATIENT = Retry(timeout_s=1.0, deadline_s=60.0, pause_s=0.05)
@@ -24,6 +27,13 @@ def within(seconds: float) -> Iterator[None]:
     start = time.monotonic()
     yield
     assert time.monotonic() - start < seconds
+
+
+@contextmanager
+def refused(match: str) -> Iterator[pytest.ExceptionInfo[StoreError]]:
+    """Check that this block raises a `StoreError` with a message that matches, and soon."""
+    with within(SOON_S), pytest.raises(StoreError, match=match) as caught:
+        yield caught
 
 
 def soon(condition: Callable[[], bool], seconds: float = 25.0) -> bool:

@@ -9,7 +9,8 @@ from cloudload import CloudLoader, Retry
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.storage.locations import Location
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 
 DOCUMENTS = random_documents(11, 600)
 RETRY = Retry(timeout_s=2.0, deadline_s=60.0, pause_s=0.05)
@@ -34,9 +35,9 @@ def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:
 
 
 def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
-    return CloudLoader(
-        url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, seq_len=64, epochs=1, **settings
-    )
+    """A loader that reads one epoch, with the default number of lanes and of workers."""
+    defaults = {"num_lanes": None, "num_workers": None, "seq_len": 64, "epochs": 1}
+    return make_loader(url, local=cache, **{**defaults, **settings})
 
 
 def flip(path: Path, at: int) -> None:

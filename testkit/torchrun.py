@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader
 from cloudload.testing import Leg, run_leg
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 from testkit.servers import free_ports
 from testkit.trainer import streams_of
 from testkit.warm_start import Program, stand_in, start
@@ -40,24 +42,19 @@ class Corpus:
 
     def make_loader(self, *, mixed: bool = False, **settings: Any) -> CloudLoader:
         """A loader of the first dataset, or of a mixture of both if `mixed`."""
-        defaults: dict[str, Any] = {
-            "tokenizer": byte_tokenizer(),
-            "eos": EOS,
-            "seq_len": 32,
-            "num_lanes": 12,
-            "local": self.cache,
-        }
+        defaults: dict[str, Any] = {"seq_len": 32, "local": self.cache}
         data = streams_of(self.folder, self.other_folder) if mixed else self.folder
-        return CloudLoader(data, **{**defaults, **settings})
+        return make_loader(data, **{**defaults, "num_workers": None, **settings})
 
     def expected_rows(self, number: int, **settings: Any) -> list[list[int]]:
         """The token IDs of the first `number` rows, which a single rank reads in this process."""
 
-        def make_loader(**rank: Any) -> CloudLoader:
-            return self.make_loader(**settings, **rank)
-
-        rows, _ = run_leg(make_loader, Leg(batches=number))
+        rows, _ = run_leg(self.ranks(**settings), Leg(batches=number))
         return [list(row.input_ids) for row in rows]
+
+    def ranks(self, **settings: Any) -> partial[CloudLoader]:
+        """A function that makes the loader of each rank, for `run_leg`."""
+        return partial(self.make_loader, **settings)
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,23 @@ def launch(
         f"ranks exited after {taken} batches: {errors}"
     )
     return {row: ids for file in files for row, ids in read_lines(file).items()}
+
+
+def continue_run(
+    corpus: Corpus,
+    folder: Path,
+    number: int,
+    run: Run,
+    found: dict[int, list[int]],
+    **settings: Any,
+) -> None:
+    """Run the next part of a run, which starts at the last saved state, and add its rows to
+    `found`. Rows that were read after that state are read again, and must be the same."""
+    consumed = launch(corpus, folder, number, run, **settings)
+    for row, ids in consumed.items():
+        assert found.setdefault(row, ids) == ids, f"row {row} differs in part {number}"
+    start = json.loads((folder / "start.json").read_text())
+    assert min(consumed) == start, "a part must start at the last saved state"
 
 
 def read_lines(file: Path) -> dict[int, list[int]]:

@@ -5,16 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cloudload import CloudLoader
-
 VOCABULARY = 512
 
 Rows = list[list[int]]
-
-
-def rows_of(loader: CloudLoader, number: int) -> Rows:
-    """Return the token IDs of the rows in the next `number` batches."""
-    return [row for batch in loader.take(number) for row in batch["input_ids"].tolist()]
 
 
 class Model(nn.Module):

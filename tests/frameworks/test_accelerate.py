@@ -15,9 +15,9 @@ import torch
 
 from cloudload import FromStart
 from cloudload.provenance import load_state
-from testkit.loaders import make_loader
+from testkit.loaders import make_loader, rows_of
 from testkit.warm_start import stand_in
-from tests.frameworks.small import Model, Rows, rows_of
+from tests.frameworks.small import Model, Rows
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -58,7 +58,7 @@ def test_a_registered_loader_continues_with_the_next_batch(
             if number == saved_after and not is_resumed:
                 accelerator.save_state(str(tmp_path / "saved"))
         trained.append(module.trained)
-    assert trained[0] == rows_of(make_loader(folder), 6)
+    assert trained[0] == rows_of(make_loader(folder).take(6))
     assert trained[1] == trained[0][4 * saved_after :]
 
 
@@ -86,7 +86,7 @@ def test_prepare_hands_back_the_loader_itself(folder: str, settings: dict[str, A
     prepared = accelerator.prepare(module, optimizer, loader, evaluation)
     assert prepared[2] is loader
     assert prepared[3] is evaluation
-    assert rows_of(loader, 3) == rows_of(make_loader(folder), 3)
+    assert rows_of(loader.take(3)) == rows_of(make_loader(folder).take(3))
 
 
 def test_prepared_loaders_of_two_ranks_read_the_rows_of_one(folder: str, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_prepared_loaders_of_two_ranks_read_the_rows_of_one(folder: str, tmp_pat
     subprocess.run([*command, folder, str(tmp_path)], env=environment, check=True, timeout=300)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     together = [row for step in zip(*ranks, strict=True) for row in interleave(*step)]
-    assert together == rows_of(make_loader(folder, batch_size=8), 3)
+    assert together == rows_of(make_loader(folder, batch_size=8).take(3))
 
 
 def interleave(*batches: Rows) -> Rows:

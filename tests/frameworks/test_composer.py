@@ -15,11 +15,10 @@ from torch import Tensor
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
-from cloudload.tools.count import count_tokens
 from testkit import ROOT
-from testkit.corpora import byte_tokenizer
-from testkit.loaders import SEQ_LEN, make_loader
-from tests.frameworks.small import Model, rows_of
+from testkit.counted import count
+from testkit.loaders import SEQ_LEN, make_loader, rows_of
+from tests.frameworks.small import Model
 
 pytest.importorskip("composer")
 
@@ -102,17 +101,15 @@ def test_a_duration_in_epochs_goes_by_stop_every(folder: str) -> None:
     trainer = make_trainer(loader, max_duration="3ep")
     trainer.fit()
     assert (trainer.state.timestamp.batch, trainer.state.timestamp.epoch) == (12, 3)
-    assert trainer.state.model.trained == rows_of(make_loader(folder), 12)
+    assert trainer.state.model.trained == rows_of(make_loader(folder).take(12))
 
 
 def test_with_lengths_composers_epochs_are_epochs_of_the_data(folder: str, tmp_path: Path) -> None:
-    count_tokens(
-        folder, tokenizer=byte_tokenizer(), out=tmp_path / "out", processes=1, progress=False
-    )
+    count(folder, out=tmp_path / "out")
     options = {"lengths": str(tmp_path / "out")}
     steps = make_loader(folder, **options).count_batches()
     assert steps == len(list(make_loader(folder, epochs=1)))
-    expected = rows_of(make_loader(folder), 3 * steps)
+    expected = rows_of(make_loader(folder).take(3 * steps))
     settings = {"max_duration": "3ep", "save_interval": f"{steps + 2}ba"}
     loader = make_loader(folder, stop_every=steps, **options)
     trainer = make_trainer(loader, save_folder=str(tmp_path), **settings)
@@ -157,7 +154,7 @@ def test_packed_microbatches_train_and_are_accumulated(folder: str) -> None:
         loader, device_train_microbatch_size=2, accumulate_train_batch_on_tokens=True
     )
     trainer.fit()
-    assert trainer.state.model.trained == rows_of(make_loader(folder, packing="best_fit"), 6)
+    assert trainer.state.model.trained == rows_of(make_loader(folder, packing="best_fit").take(6))
 
 
 # ---------------------------------------------------------------- saving and resuming
@@ -186,7 +183,7 @@ def test_epochs_are_counted_right_wherever_a_checkpoint_was_saved(
     again.fit()
     assert (again.state.timestamp.batch, again.state.timestamp.epoch) == (12, 3)
     batches = 4 if saved_at == "1ep" else number
-    assert again.state.model.trained == rows_of(make_loader(folder), 12)[4 * batches :]
+    assert again.state.model.trained == rows_of(make_loader(folder).take(12))[4 * batches :]
     assert again.state.timestamp.token == trainer.state.timestamp.token
 
 
@@ -197,7 +194,7 @@ def test_a_state_saved_before_the_first_batch_starts_at_the_first(
     trainer.save_checkpoint(str(tmp_path / "first.pt"))
     resumed = make_trainer(make_loader(folder), load_path=str(tmp_path / "first.pt"))
     resumed.fit()
-    assert resumed.state.model.trained == rows_of(make_loader(folder), 6)
+    assert resumed.state.model.trained == rows_of(make_loader(folder).take(6))
 
 
 def test_autoresume_and_a_dataloader_given_to_fit(folder: str, tmp_path: Path) -> None:
@@ -205,12 +202,12 @@ def test_autoresume_and_a_dataloader_given_to_fit(folder: str, tmp_path: Path) -
     make_trainer(make_loader(folder), max_duration="4ba", **settings).fit()
     trainer = make_trainer(make_loader(folder), max_duration="6ba", autoresume=True, **settings)
     trainer.fit()
-    assert trainer.state.model.trained == rows_of(make_loader(folder), 6)[16:]
+    assert trainer.state.model.trained == rows_of(make_loader(folder).take(6))[16:]
     other = make_trainer(
         make_loader(folder), train_dataloader=None, load_path=str(tmp_path / "ep0-ba4-rank0.pt")
     )
     other.fit(train_dataloader=data_spec(make_loader(folder)))
-    assert other.state.model.trained == rows_of(make_loader(folder), 6)[16:]
+    assert other.state.model.trained == rows_of(make_loader(folder).take(6))[16:]
 
 
 def test_a_state_is_loaded_without_unpickling_code(folder: str) -> None:
@@ -271,11 +268,11 @@ def test_a_second_fit_continues_with_the_next_batch(folder: str, options: dict[s
     trainer.fit()
     trainer.fit(duration="3ba")
     trainer.fit(duration="20ba")
-    assert trainer.state.model.trained == rows_of(make_loader(folder), 26)
+    assert trainer.state.model.trained == rows_of(make_loader(folder).take(26))
 
 
 def test_training_ends_with_the_data_and_saves_its_end(folder: str, tmp_path: Path) -> None:
-    whole = [row for batch in make_loader(folder, epochs=1) for row in batch["input_ids"].tolist()]
+    whole = rows_of(make_loader(folder, epochs=1))
     settings = {"max_duration": "1000ba", "save_folder": str(tmp_path), "save_interval": "30ba"}
     trainer = make_trainer(make_loader(folder, epochs=1), **settings)
     trainer.fit()
@@ -320,13 +317,9 @@ def test_every_evaluation_reads_the_same_batches_and_leaves_training_alone(folde
     evaluation = eval_spec(make_loader(folder, epochs=1, batch_size=8))
     trainer = make_trainer(make_loader(folder), eval_dataloader=evaluation, eval_interval="2ba")
     trainer.fit()
-    once = [
-        row
-        for batch in make_loader(folder, epochs=1, batch_size=8)
-        for row in batch["input_ids"].tolist()
-    ]
+    once = rows_of(make_loader(folder, epochs=1, batch_size=8))
     assert trainer.state.model.evaluated == once * 3
-    assert trainer.state.model.trained == rows_of(make_loader(folder), 6)
+    assert trainer.state.model.trained == rows_of(make_loader(folder).take(6))
 
 
 def test_what_was_read_is_logged(folder: str) -> None:
@@ -358,7 +351,7 @@ def test_the_lines_of_its_page_run(
     # train on 200 tokens, because the page's 100 million would take too long
     exec(lines.replace("100_000_000tok", "2_00tok"), given)
     assert given["trainer"].state.timestamp.token == 4 * 4 * SEQ_LEN
-    assert given["composer_model"].trained == rows_of(make_loader(folder), 4)
+    assert given["composer_model"].trained == rows_of(make_loader(folder).take(4))
 
 
 def test_losses_of_microbatches_are_those_of_their_documents(folder: str, tmp_path: Path) -> None:

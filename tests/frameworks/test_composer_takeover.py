@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
-from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.corpora import EOS_ID, byte_tokenizer, write_mds
+from testkit.loaders import make_loader, rows_of
 
 pytest.importorskip("composer")
 pytest.importorskip("streaming")
@@ -29,6 +31,10 @@ from tests.frameworks.test_composer import ComposerModel
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SAMPLES, BATCH_SIZE, EPOCHS, SEED = 41, 4, 2, 23
+ONE_PER_ROW: dict[str, Any] = {
+    **{"packing": "one_per_row", "seq_len": 8, "num_lanes": 8},
+    **{"batch_size": BATCH_SIZE, "seed": SEED, "epochs": EPOCHS},
+}
 READ_IN_EPOCH = SAMPLES + 1  # Streaming repeats one to even out two canonical nodes
 
 
@@ -45,7 +51,7 @@ def count_samples(trained: Sequence[int]) -> Counter[int]:
 
 def count_documents(loader: CloudLoader) -> Counter[int]:
     """Count the remaining documents by sample. The text of a document is its sample's index."""
-    rows = [row for batch in loader for row in batch["input_ids"].tolist()]
+    rows = rows_of(loader)
     texts = [byte_tokenizer().decode(row[: row.index(EOS_ID)]) for row in rows if EOS_ID in row]
     return Counter(int(text.replace(" ", "")) for text in texts)
 
@@ -80,7 +86,7 @@ def test_every_checkpoint_of_composer_continues_with_the_samples_that_are_left(
     for name in sorted(names):
         checkpoint = torch.load(saved / name, weights_only=False)
         timestamp = checkpoint["state"]["timestamp"]["Timestamp"]
-        with make_loader(data, tmp_path / "cache") as loader:
+        with make_loader(data, local=tmp_path / "cache", **ONE_PER_ROW) as loader:
             if name in at_the_end:
                 with pytest.raises(StreamChangedError, match="nothing is left to read"):
                     loader.load_streaming_state(checkpoint)
@@ -88,20 +94,3 @@ def test_every_checkpoint_of_composer_continues_with_the_samples_that_are_left(
             loader.load_streaming_state(checkpoint)
             left = count_documents(loader)
         assert left + count_samples(trained[: timestamp["sample"]]) == whole, name
-
-
-def make_loader(data: str, cache: Path) -> CloudLoader:
-    """A loader whose rows have one document each."""
-    return CloudLoader(
-        data,
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=8,
-        batch_size=BATCH_SIZE,
-        packing="one_per_row",
-        seed=SEED,
-        num_lanes=8,
-        epochs=EPOCHS,
-        num_workers=0,
-        local=cache,
-    )

@@ -14,10 +14,8 @@ from torch import Tensor
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer
-from testkit.loaders import make_loader
-from tests.frameworks.small import rows_of
+from testkit.counted import count
+from testkit.loaders import make_loader, rows_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -51,7 +49,7 @@ def test_whatever_is_prefetched_a_resume_continues_with_the_next_batch(
     assert trainer.global_step == 8
     if settings != {"accumulate_grad_batches": 2} or not options:
         # if a pass ends during gradient accumulation, Lightning takes a step early
-        assert whole.trained == rows_of(make_loader(folder), 8 * each)
+        assert whole.trained == rows_of(make_loader(folder).take(8 * each))
     assert whole.trained[-len(resumed.trained) :] == resumed.trained
     own = checkpoint_rows(checkpoint)
     assert len(whole.trained) - len(resumed.trained) == own
@@ -81,7 +79,7 @@ def test_epochs_end_where_passes_end_and_a_resume_at_their_end_begins_the_next(
         make_loader(folder, stop_every=3), tmp_path, max_epochs=3, callbacks=callbacks
     )
     assert (trainer.global_step, trainer.current_epoch) == (9, 3)
-    assert whole.trained == rows_of(make_loader(folder), 9)
+    assert whole.trained == rows_of(make_loader(folder).take(9))
     resumed, trainer = fit(
         make_loader(folder, stop_every=3),
         tmp_path,
@@ -98,19 +96,15 @@ def test_epochs_of_the_data_reach_lightning_though_no_length_is_known(
     loader = make_loader(folder, stop_every="epoch", epochs=2)
     whole, trainer = fit(loader, tmp_path, max_epochs=2)
     assert trainer.current_epoch == 2
-    assert whole.trained == [
-        row for batch in make_loader(folder, epochs=2) for row in batch["input_ids"].tolist()
-    ]
+    assert whole.trained == rows_of(make_loader(folder, epochs=2))
 
 
 def test_with_lengths_lightnings_epochs_are_epochs_of_the_data(folder: str, tmp_path: Path) -> None:
-    count_tokens(
-        folder, tokenizer=byte_tokenizer(), out=tmp_path / "out", processes=1, progress=False
-    )
+    count(folder, out=tmp_path / "out")
     options = {"lengths": str(tmp_path / "out")}
     steps = make_loader(folder, **options).count_batches()
     assert steps == len(list(make_loader(folder, epochs=1)))
-    expected = rows_of(make_loader(folder), 3 * steps)
+    expected = rows_of(make_loader(folder).take(3 * steps))
     whole, trainer = fit(
         make_loader(folder, stop_every=steps, **options),
         tmp_path,
@@ -141,7 +135,7 @@ def test_a_state_saved_before_the_first_batch_starts_at_the_first(
 
     whole, _ = fit(make_loader(folder), tmp_path, max_steps=3, callbacks=[Early()])
     resumed, _ = fit(make_loader(folder), tmp_path, max_steps=3, ckpt_path=tmp_path / "first.ckpt")
-    assert resumed.trained == whole.trained == rows_of(make_loader(folder), 3)
+    assert resumed.trained == whole.trained == rows_of(make_loader(folder).take(3))
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 5}, {"stop_every": "epoch"}])
@@ -155,7 +149,7 @@ def test_a_second_fit_continues_with_the_next_batch(
     for max_steps in (3, 6, 9, 12, 15):
         make_trainer(tmp_path, max_steps=3).fit(module, datamodule=loaders)
         assert loaders.state_dict()["rows"] == 4 * max_steps
-    assert module.model.trained == rows_of(make_loader(folder), 15)
+    assert module.model.trained == rows_of(make_loader(folder).take(15))
 
 
 def test_a_batch_that_failed_is_trained_on_after_a_resume(folder: str, tmp_path: Path) -> None:
@@ -178,18 +172,18 @@ def test_a_batch_that_failed_is_trained_on_after_a_resume(folder: str, tmp_path:
     with pytest.raises(RuntimeError, match="a failure"):
         trainer.fit(Failing(), datamodule=CloudloadDataModule(make_loader(folder)))
     resumed, _ = fit(make_loader(folder), tmp_path, max_steps=8, ckpt_path=tmp_path / "failed.ckpt")
-    assert resumed.trained == rows_of(make_loader(folder), 8)[16:]
+    assert resumed.trained == rows_of(make_loader(folder).take(8))[16:]
 
 
 def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
     fit(make_loader(folder), tmp_path, max_steps=2, save_every=2)
     resumed = make_loader(folder)
     resumed.load_state_dict(load_state(tmp_path / "step=2.ckpt"))
-    assert rows_of(resumed, 2) == rows_of(make_loader(folder), 4)[8:]
+    assert rows_of(resumed.take(2)) == rows_of(make_loader(folder).take(4))[8:]
 
 
 def test_training_ends_with_the_data(folder: str, tmp_path: Path) -> None:
-    whole = [row for batch in make_loader(folder, epochs=1) for row in batch["input_ids"].tolist()]
+    whole = rows_of(make_loader(folder, epochs=1))
     for options in ({"max_steps": 1000}, {"max_epochs": 3}):
         model, trainer = fit(make_loader(folder, epochs=1), tmp_path, **options)
         assert model.trained == whole
@@ -215,8 +209,7 @@ def test_a_loader_without_the_data_module_is_refused(folder: str, tmp_path: Path
 
     trainer = make_trainer(tmp_path, max_steps=2)
     with pytest.raises(
-        ValueError,
-        match=r"lose or repeat batches. Pass datamodule=CloudloadDataModule\(loader\)",
+        ValueError, match=r"lose or repeat batches. Pass datamodule=CloudloadDataModule\(loader\)"
     ):
         trainer.fit(Module(), train_dataloaders=make_loader(folder))
 
@@ -234,13 +227,9 @@ def test_every_validation_reads_the_same_batches_and_leaves_training_alone(
         save_every=3,
         **settings,
     )
-    once = [
-        row
-        for batch in make_loader(folder, epochs=1, batch_size=8)
-        for row in batch["input_ids"].tolist()
-    ]
+    once = rows_of(make_loader(folder, epochs=1, batch_size=8))
     assert model.evaluated == once[:8] + 2 * once
-    assert model.trained == rows_of(make_loader(folder), 4)
+    assert model.trained == rows_of(make_loader(folder).take(4))
     resumed, _ = fit(make_loader(folder), tmp_path, max_steps=4, ckpt_path=tmp_path / "step=3.ckpt")
     assert resumed.trained == model.trained[-4:]
 

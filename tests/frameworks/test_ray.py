@@ -146,7 +146,7 @@ def read_report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_finds_the_damage_that_one_process_finds(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
     convert_to_mds(corpus, tmp_path / "out", **SETTINGS)
     for shard in sorted(tmp_path.glob("out/*/shard.00001.*"))[:30]:
@@ -158,7 +158,7 @@ def test_a_cluster_finds_the_damage_that_one_process_finds(
     with RayExecutor() as executor:
         found = check_dataset("out", executor=executor, progress=False)
     assert (found.findings, found.counts) == (expected.findings, expected.counts)
-    assert cli.main(["check", "out", "--engine", "ray", "--quiet"]) == 1
+    cli("check", "out", "--engine", "ray", "--quiet", status=1)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -217,11 +217,7 @@ def test_a_count_whose_tasks_are_killed_ends_in_the_same_files(
             while len(killed) < kills:
                 out = tmp_path / f"by-ray-{rounds}"
                 count_tokens(
-                    dataset,
-                    tokenizer=byte_tokenizer(),
-                    out=out,
-                    executor=executor,
-                    progress=False,
+                    dataset, tokenizer=byte_tokenizer(), out=out, executor=executor, progress=False
                 )
                 assert dataset_bytes(str(out)) == files
                 rounds += 1

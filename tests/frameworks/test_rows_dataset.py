@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from cloudload import Rows, count_tokens
+from cloudload import Rows
 from testkit.corpora import EOS, byte_tokenizer
-from testkit.loaders import SEQ_LEN, make_loader
+from testkit.counted import count
+from testkit.loaders import SEQ_LEN, make_loader, rows_of
 from testkit.warm_start import start
-from tests.frameworks.small import Model, rows_of
+from tests.frameworks.small import Model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -33,7 +34,7 @@ def counted(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A copy of the dataset that also has token lengths."""
     copy = tmp_path_factory.mktemp("counted") / "mds"
     shutil.copytree(folder, copy)
-    count_tokens(str(copy), tokenizer=byte_tokenizer(), processes=1, progress=False)
+    count(copy)
     return str(copy)
 
 
@@ -62,19 +63,19 @@ def test_the_stock_trainer_resumes_with_the_rows_that_it_has_not_seen(
         return model.trained
 
     rows = train()
-    assert sorted(rows) == sorted(rows_of(make_loader(counted), 6))
+    assert sorted(rows) == sorted(rows_of(make_loader(counted).take(6)))
     assert train(str(tmp_path / "checkpoint-2")) == rows[2 * 4 :]
 
 
 def test_a_data_loader_with_a_sampler_resumes_at_a_row(counted: str) -> None:
-    expected = rows_of(make_loader(counted), 20)
+    expected = rows_of(make_loader(counted).take(20))
     rows = Rows(counted, **SETTINGS)
     found = []
     for first, stop, world in ((0, 24, 1), (24, 66, 7), (66, 80, 2)):
         parts = [
             DataLoader(rows, 2, sampler=range(first + rank, stop, world)) for rank in range(world)
         ]
-        read = [[row for batch in part for row in batch["input_ids"].tolist()] for part in parts]
+        read = [rows_of(part) for part in parts]
         found += [read[row % world][row // world] for row in range(stop - first)]
     assert found == expected[:80]
 
@@ -121,7 +122,7 @@ def test_a_killed_job_of_data_loaders_continues_on_another_world(
         for log in logs:
             for row, ids in map(json.loads, log.read_text().splitlines()):
                 assert read.setdefault(row, ids) == ids
-    expected = rows_of(make_loader(counted), kept // 4)
+    expected = rows_of(make_loader(counted).take(kept // 4))
     assert [read[row] for row in range(kept)] == expected
 
 

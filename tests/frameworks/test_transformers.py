@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, FromStart, count_tokens
+from cloudload import CloudLoader, FromStart
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
-from testkit.corpora import byte_tokenizer
-from testkit.loaders import make_loader
-from tests.frameworks.small import Model, rows_of
+from testkit.counted import count
+from testkit.loaders import make_loader, rows_of
+from tests.frameworks.small import Model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -61,7 +61,7 @@ def test_a_resume_continues_with_the_next_batch(
     rows = whole.model.trained
     if options.get("stop_every") != "epoch":
         # if the data ends during gradient accumulation, the Trainer drops the accumulated gradients
-        assert rows == rows_of(make_loader(folder), 6 * accumulate)
+        assert rows == rows_of(make_loader(folder).take(6 * accumulate))
     for saved_after in (2, 4):
         resumed = make_trainer(make_loader(folder, **options), tmp_path / "resumed", **settings)
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{saved_after}"))
@@ -93,10 +93,7 @@ def test_with_lengths_epochs_of_the_trainer_are_epochs_of_the_data(
     folder: str, tmp_path: Path
 ) -> None:
     lengths = str(tmp_path / "lengths")
-    report = count_tokens(
-        folder, tokenizer=byte_tokenizer(), out=lengths, processes=1, progress=False
-    )
-    assert report is not None
+    report = count(folder, out=lengths)
     options: dict[str, Any] = {"lengths": lengths, "batch_size": 40}
     steps = make_loader(folder, **options).count_batches()
     loader = make_loader(folder, stop_every=steps, **options)
@@ -137,7 +134,7 @@ def test_a_checkpoint_saved_within_a_step_has_the_batches_before_it(
     trainer.train()
     resumed = make_trainer(make_loader(folder), tmp_path, gradient_accumulation_steps=2)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert resumed.model.trained == rows_of(make_loader(folder), 12)[4 * 6 :]
+    assert resumed.model.trained == rows_of(make_loader(folder).take(12))[4 * 6 :]
 
 
 def test_tokens_that_the_trainer_counts_first_are_trained_on_all_the_same(
@@ -151,7 +148,7 @@ def test_tokens_that_the_trainer_counts_first_are_trained_on_all_the_same(
     trainer = make_trainer(make_loader(folder, stop_every=3), tmp_path, **settings)
     trainer.train()
     trainer.train()
-    assert trainer.model.trained == rows_of(make_loader(folder), 12)
+    assert trainer.model.trained == rows_of(make_loader(folder).take(12))
 
 
 def test_what_would_change_the_batches_is_refused(folder: str, tmp_path: Path) -> None:
@@ -180,7 +177,7 @@ def test_other_trainers_read_a_loader_with_the_same_class(folder: str, tmp_path:
     trainer = make_trainer(make_loader(folder), tmp_path, trainer_class=Both)
     trainer.train()
     assert trainer.steps == 6
-    assert trainer.model.trained == rows_of(make_loader(folder), 6)
+    assert trainer.model.trained == rows_of(make_loader(folder).take(6))
     named = make_trainer(make_loader(folder), tmp_path, trainer_class=Named)
     named.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert named.model.trained == trainer.model.trained[4 * 4 :]
@@ -241,7 +238,7 @@ def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None
 def test_predictions_may_be_of_the_same_batches(folder: str, tmp_path: Path) -> None:
     trainer = make_trainer(make_loader(folder), tmp_path, prediction_loss_only=True)
     trainer.predict(FromStart(make_loader(folder, stop_every=2)))
-    assert trainer.model.evaluated == rows_of(make_loader(folder), 2)
+    assert trainer.model.evaluated == rows_of(make_loader(folder).take(2))
 
 
 def test_the_state_at_the_start_is_that_before_the_first_batch(folder: str, tmp_path: Path) -> None:
@@ -250,7 +247,7 @@ def test_the_state_at_the_start_is_that_before_the_first_batch(folder: str, tmp_
     saved = trainer.state.stateful_callbacks["CloudloadCallback"]["attributes"]["loader"]
     assert saved == make_loader(folder).state_dict()
     trainer.train()
-    assert trainer.model.trained == rows_of(make_loader(folder), 6)
+    assert trainer.model.trained == rows_of(make_loader(folder).take(6))
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -267,13 +264,9 @@ def test_every_evaluation_reads_the_same_batches_and_leaves_training_alone(
         eval_steps=3,
     )
     trainer.train()
-    once = [
-        row
-        for batch in make_loader(folder, epochs=1, batch_size=8)
-        for row in batch["input_ids"].tolist()
-    ]
+    once = rows_of(make_loader(folder, epochs=1, batch_size=8))
     assert trainer.model.evaluated == (4 if is_named else 2) * once
-    assert trainer.model.trained == rows_of(make_loader(folder), 6)
+    assert trainer.model.trained == rows_of(make_loader(folder).take(6))
 
 
 @pytest.mark.parametrize("all_stats", [False, True])

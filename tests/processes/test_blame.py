@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.cli import main
 from cloudload.losses import read_losses
 from testkit import ROOT
 from testkit.corpora import random_documents, write_mds
@@ -75,11 +74,7 @@ def train(folder: Path, data: str, ranks: int, *arguments: str) -> str:
     [(2_000, 12, (1, 2)), pytest.param(10_000, 48, (2, 3), marks=pytest.mark.long)],
 )
 def test_a_bad_document_is_found_in_a_run_that_was_resumed_on_another_world(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    documents: int,
-    global_batch: int,
-    ranks: tuple[int, int],
+    tmp_path: Path, cli: Any, documents: int, global_batch: int, ranks: tuple[int, int]
 ) -> None:
     data, bad = write_corpus(tmp_path, documents, global_batch)
     size = f"--global-batch={global_batch}"
@@ -92,15 +87,16 @@ def test_a_bad_document_is_found_in_a_run_that_was_resumed_on_another_world(
     assert set(rows.tolist()) == set(range(STEPS * global_batch))
     [(name, found)] = losses.of_steps(range(21, 31)).means().items()
     assert str({name: f"{found.mean:.3f}"}) in printed.splitlines()
-    capsys.readouterr()
     arguments = ["blame", str(tmp_path / "losses"), "--local", str(tmp_path / "cache"), "--quiet"]
     steps = ["--steps", f"{SAVED + 1}:{STEPS + 1}"]
-    assert main([*arguments, *steps, "--json"]) == 0
-    [first, *_] = json.loads(capsys.readouterr().out)["documents"]
+    [first, *_] = json.loads(cli(*arguments, *steps, "--json").out)["documents"]
     assert (first["sample"], first["id"]) == (bad, f"doc-{bad}")
-    assert main([*arguments, *steps, "--top", "1"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli(*arguments, *steps, "--top", "1").out
     assert f"id doc-{bad}  sample {bad}  epoch 0" in shown
     assert f"  {first['shard']}\n" in shown
-    assert main([*arguments, "--steps", f"{first['step']}", "--no-text", "--threshold=1e9"]) == 1
-    assert "no document has a score of 1e+09 or more" in capsys.readouterr().out
+    assert (
+        "no document has a score of 1e+09 or more"
+        in cli(
+            *arguments, "--steps", f"{first['step']}", "--no-text", "--threshold=1e9", status=1
+        ).out
+    )

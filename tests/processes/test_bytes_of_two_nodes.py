@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
 from cloudload.testing import Leg, run_leg
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
+from testkit.counted import count
 from testkit.fault_proxy import FaultProxy
 from testkit.torchrun import Corpus, Run, launch
 
@@ -30,14 +29,11 @@ def test_two_nodes_download_the_shards_of_a_finite_epoch_about_once(
     documents = random_documents(11, DOCUMENTS)
     write_mds(s3_url, documents, shard_bytes=SHARD_BYTES, compression="zstd")
     if lengths == "require":
-        count_tokens(s3_url, tokenizer=byte_tokenizer(), processes=1, progress=False)
+        count(s3_url)
     corpus = Corpus(s3_url, s3_url, tmp_path / "cache-{node}")
     settings = {**SETTINGS, "packing": packing, "lengths": lengths}
 
-    def make_loader(**rank: Any) -> CloudLoader:
-        return corpus.make_loader(epochs=1, **settings, **rank)
-
-    rows, _ = run_leg(make_loader, Leg(batch_size=8, batches=None))
+    rows, _ = run_leg(corpus.ranks(epochs=1, **settings), Leg(batch_size=8, batches=None))
     expected = [list(row.input_ids) for row in rows]
     s3_proxy.set_faults([])
     found = launch(corpus, tmp_path, 0, Run(2, 4, 2, 10_000, nodes=2), epochs=1, settings=settings)

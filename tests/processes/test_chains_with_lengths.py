@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer
-from testkit.torchrun import Corpus, Run, launch, read_ends
+from testkit.counted import count
+from testkit.torchrun import Corpus, Run, continue_run, read_ends
 
 ON, OFF = "require", "off"
 PACKINGS: dict[str, dict[str, Any]] = {
@@ -120,9 +119,7 @@ CHAINS = {
         2,
     ),
     "a mixture of best_fit to its end": Chain(
-        [part(3, 4, 12), part(7, 2, 8), part(5, 3, 7), part(4, 5, TO_THE_END)],
-        "mixed best_fit",
-        1,
+        [part(3, 4, 12), part(7, 2, 8), part(5, 3, 7), part(4, 5, TO_THE_END)], "mixed best_fit", 1
     ),
     "a mixture of best_fit to its first end": Chain(
         [part(5, 3, 9), part(2, 4, 7, alone=True), part(7, 2, 8), part(3, 5, TO_THE_END)],
@@ -171,7 +168,7 @@ SHORT = (
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     corpus = Corpus.write(tmp_path_factory.mktemp("corpus"))
     for folder in (corpus.folder, corpus.other_folder):
-        count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
+        count(folder)
     return corpus
 
 
@@ -198,20 +195,9 @@ def test_ranks_killed_and_resumed_with_and_without_lengths_read_one_stream(
     found: dict[int, list[int]] = {}
     for number, each in enumerate(chain.parts):
         settings = {**PACKINGS[chain.packing], "lengths": each.lengths}
-        consumed = launch(
-            corpus,
-            tmp_path,
-            number,
-            each.run,
-            settings=settings,
-            epochs=chain.epochs,
-            alone=each.alone,
-            save_on=number % each.run.ranks,
-        )
-        for row, ids in consumed.items():
-            assert found.setdefault(row, ids) == ids, f"row {row} differs in part {number}"
-        start = json.loads((tmp_path / "start.json").read_text())
-        assert min(consumed) == start, "a part must start at the last saved state"
+        options = {"epochs": chain.epochs, "alone": each.alone, "settings": settings}
+        save_on = number % each.run.ranks
+        continue_run(corpus, tmp_path, number, each.run, found, save_on=save_on, **options)
     expected = find_expected(corpus, chain, len(found))
     assert sorted(found) == list(range(len(found)))
     assert [found[row] for row in range(len(expected))] == expected

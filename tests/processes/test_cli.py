@@ -9,18 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from cloudload import cli
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.convert import convert_to_mds
 from testkit import ROOT
-from testkit.conversions import (
-    QUIET,
-    dataset_bytes,
-    texts,
-    write_corpus,
-)
+from testkit.conversions import QUIET, dataset_bytes, texts, write_corpus
 
 
 def test_stdin_is_json_lines_and_resumes_when_given_again(tmp_path: Path) -> None:
@@ -55,9 +47,7 @@ def test_stdin_is_json_lines_and_resumes_when_given_again(tmp_path: Path) -> Non
     assert len(texts(str(tmp_path / "out"), tmp_path)) == 500
 
 
-def test_the_command_line_and_the_script_are_the_library(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_and_the_script_are_the_library(tmp_path: Path, cli: Any) -> None:
     corpus = write_corpus(tmp_path / "corpus", lines=20)
     arguments = [
         str(corpus),
@@ -70,8 +60,10 @@ def test_the_command_line_and_the_script_are_the_library(
         "none",
     ]
     arguments += ["--shard-bytes", "8k", "--split", "train", "--processes", "1"]
-    assert cli.main(["convert", *arguments, "--report", str(tmp_path / "report.json")]) == 0
-    assert "is complete\n  documents  60 (" in capsys.readouterr().out
+    assert (
+        "is complete\n  documents  60 ("
+        in cli("convert", *arguments, "--report", tmp_path / "report.json").out
+    )
     options: dict[str, Any] = {
         "keep": ["n:int32"],
         "hashes": ["sha1", "xxh64"],
@@ -105,40 +97,35 @@ def test_help_is_instant_and_ends_with_an_example() -> None:
     assert not {"torch", "numpy", "boto3", "streaming", "datasets", "tqdm"} & set(modules.split())
 
 
-def test_workers_of_an_array_finish_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_of_an_array_finish_together(tmp_path: Path, cli: Any) -> None:
     corpus = write_corpus(tmp_path / "corpus", lines=20)
     arguments = ["convert", str(corpus), str(tmp_path / "out"), "--segment-bytes", "1k"]
-    assert cli.main([*arguments, "--worker", "1/2", "--processes", "1"]) == 0
-    assert re.search(r"lacks \d+ of \d+ segments", capsys.readouterr().out)
-    assert cli.main([*arguments, "--finish"]) == 1
-    assert re.search(r"segments are missing \(0, 2, 4", capsys.readouterr().err)
-    assert cli.main([*arguments, "--worker", "0/2", "--processes", "1"]) == 0
-    assert "is complete" in capsys.readouterr().out
-    assert cli.main([*arguments, "--finish"]) == 0
+    assert re.search(
+        r"lacks \d+ of \d+ segments", cli(*arguments, "--worker", "1/2", "--processes", "1").out
+    )
+    assert re.search(r"segments are missing \(0, 2, 4", cli(*arguments, "--finish", status=1).err)
+    assert "is complete" in cli(*arguments, "--worker", "0/2", "--processes", "1").out
+    cli(*arguments, "--finish")
     options: dict[str, Any] = {"segment_bytes": 1024, **QUIET}
     convert_to_mds(corpus, tmp_path / "library", **options)
     assert dataset_bytes(str(tmp_path / "out")) == dataset_bytes(str(tmp_path / "library"))
 
 
-def test_a_plan_shows_files_and_segments_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_shows_files_and_segments_and_writes_nothing(tmp_path: Path, cli: Any) -> None:
     corpus = write_corpus(tmp_path / "corpus", lines=20)
     arguments = ["convert", str(corpus), str(tmp_path / "out"), "--segment-bytes", "1k", "--plan"]
-    assert cli.main(arguments) == 0
-    printed = capsys.readouterr().out
+    printed = cli(*arguments).out
     assert re.search(r"jsonl +2 +[\d,]+\njsonl \(gz\) +1 ", printed)
     assert re.search(r"\d+ segments, the largest of [\d,]+ bytes", printed)
-    assert cli.main([*arguments, "--json"]) == 0
-    outline = json.loads(capsys.readouterr().out)
+    outline = json.loads(cli(*arguments, "--json").out)
     assert outline["files"] == 3
     assert outline["bytes"] == sum(p.stat().st_size for p in corpus.rglob("*") if p.is_file())
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_ray_need_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_ray_need_ray(tmp_path: Path, cli: Any) -> None:
     corpus = write_corpus(tmp_path / "corpus", lines=2)
-    assert cli.main(["convert", str(corpus), str(tmp_path / "out"), "--address", "auto"]) == 1
-    assert "require --engine ray" in capsys.readouterr().err
+    assert (
+        "require --engine ray"
+        in cli("convert", corpus, tmp_path / "out", "--address", "auto", status=1).err
+    )

@@ -16,13 +16,7 @@ import pytest
 
 from cloudload.tools.convert.convert import convert_to_mds
 from testkit import ROOT
-from testkit.conversions import (
-    QUIET,
-    convert_lines,
-    dataset_bytes,
-    texts,
-    write_corpus,
-)
+from testkit.conversions import QUIET, convert_lines, dataset_bytes, texts, write_corpus
 from testkit.patience import SOON_S
 
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
 from cloudload.testing import Leg, run_leg
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from testkit.fault_proxy import Fault, FaultProxy
+from testkit.corpora import random_documents, write_mds
+from testkit.fault_proxy import FaultProxy
 from testkit.jobs import Job, start_job
 from testkit.left_behind import left_overs, orphans
+from testkit.loaders import make_loader, ranks
 from testkit.patience import soon
 from testkit.processes import children_of, command_of
 from testkit.servers import BUCKET
@@ -96,19 +96,8 @@ def check_rows(job: Job, cache: Path) -> None:
     found = rows_in(job.out)
     assert sorted(found) == list(range(len(found)))
 
-    def make_loader(**rank: Any) -> CloudLoader:
-        return CloudLoader(
-            job.data,
-            tokenizer=byte_tokenizer(),
-            eos=EOS,
-            seq_len=32,
-            num_lanes=12,
-            num_canonical_nodes=4,
-            local=cache,
-            **rank,
-        )
-
-    expected, _ = run_leg(make_loader, Leg(batches=len(found)))
+    settings: dict[str, Any] = {"seq_len": 32, "num_canonical_nodes": 4, "local": cache}
+    expected, _ = run_leg(ranks(job.data, **settings), Leg(batches=len(found)))
     assert [found[row] for row in range(len(found))] == [list(row.input_ids) for row in expected]
 
 
@@ -117,7 +106,7 @@ def silence(proxy: FaultProxy) -> None:
 
     A loader that fetches ahead over all documents (`EAGER`) then always waits for a response.
     """
-    proxy.set_faults([Fault("GET .*shard", "stall", skip=60, at=200, seconds=60)])
+    proxy.fail("GET .*shard", "stall", skip=60, at=200, seconds=60)
 
 
 EAGER = {"predownload": 400}
@@ -242,22 +231,10 @@ def test_a_job_that_ends_without_close_leaves_nothing(start: Start, workers: int
 def test_a_loop_that_is_left_while_the_store_is_silent_ends_its_workers(
     data: str, s3_proxy: FaultProxy, tmp_path: Path, way: str
 ) -> None:
-    def make_loader() -> CloudLoader:
-        return CloudLoader(
-            data,
-            tokenizer=byte_tokenizer(),
-            eos=EOS,
-            seq_len=32,
-            num_lanes=12,
-            batch_size=2,
-            num_workers=3,
-            local=tmp_path / "cache",
-            predownload=EAGER["predownload"],
-        )
-
     silence(s3_proxy)
-    before = _children()
-    loader = make_loader()
+    before = children_of(os.getpid())
+    settings: dict[str, Any] = {"seq_len": 32, "batch_size": 2, "num_workers": 3, **EAGER}
+    loader = make_loader(data, local=tmp_path / "cache", **settings)
     batches = iter(loader)
     next(batches)
     assert soon(lambda: bool(list((tmp_path / "cache").rglob("*.part"))))
@@ -272,12 +249,8 @@ def test_a_loop_that_is_left_while_the_store_is_silent_ends_its_workers(
     else:
         batches = iter(loader)
         loader.close()
-    assert soon(lambda: _children() <= before)
+    assert soon(lambda: children_of(os.getpid()) <= before)
     assert time.monotonic() - began < SOON_S
     assert not [
         path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".lock", ".part")
     ]
-
-
-def _children() -> set[int]:
-    return children_of(os.getpid())

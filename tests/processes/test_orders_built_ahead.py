@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from cloudload.order import order_cache
 from cloudload.order.order_cache import EpochOrders
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.file_locks import locked
+from testkit.patience import soon
 from testkit.reference_order import canonical_order
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
@@ -31,17 +31,10 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudload.order.order_cache._BACKGROUND_FROM_POSITIONS", 0)
 
 
-def wait_until(condition: Any) -> bool:
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(condition())
-
-
-def children() -> list[int]:
+def children() -> set[int]:
     """Return the IDs of this process's child processes, including zombies."""
     tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return [int(pid) for task in tasks for pid in task.read_text().split()]
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
 
 
 def orders_in(folder: Path) -> list[str]:
@@ -53,11 +46,11 @@ def orders_in(folder: Path) -> list[str]:
 def test_an_order_built_in_the_background_is_the_same_and_leaves_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Sampling | None
 ) -> None:
-    orders, before = EpochOrders(tmp_path, np.array(SHARDS), AHEAD, sampling), set(children())
+    orders, before = EpochOrders(tmp_path, np.array(SHARDS), AHEAD, sampling), children()
     assert orders.build_in_background(3)
     assert not orders.build_in_background(3)
-    assert wait_until(lambda: orders_in(tmp_path) == ["epoch-3.npy"])
-    assert wait_until(lambda: set(children()) <= before)
+    assert soon(lambda: orders_in(tmp_path) == ["epoch-3.npy"])
+    assert soon(lambda: children() <= before)
     assert not orders.build_in_background(3)
     monkeypatch.setattr(EpochOrders, "build", None)
     assert np.array_equal(orders(3), canonical_order(np.array(SHARDS), AHEAD, 3, sampling))
@@ -68,7 +61,7 @@ def test_of_many_who_ask_one_builds(tmp_path: Path) -> None:
     asked = [EpochOrders(tmp_path, np.array([5_000] * 400), AHEAD) for _ in range(6)]
     assert sum(orders.build_in_background(1) for orders in asked) == 1
     assert asked[0].build_in_background(2)
-    assert wait_until(lambda: orders_in(tmp_path) == ["epoch-1.npy", "epoch-2.npy"])
+    assert soon(lambda: orders_in(tmp_path) == ["epoch-1.npy", "epoch-2.npy"])
 
 
 @pytest.mark.usefixtures("any_size")
@@ -91,7 +84,7 @@ def test_a_daemonic_worker_may_build_ahead(tmp_path: Path) -> None:
 def build_ahead(folder: Path) -> None:
     order_cache._BACKGROUND_FROM_POSITIONS = 0
     assert EpochOrders(folder, np.array(SHARDS), AHEAD).build_in_background(1)
-    assert wait_until(lambda: orders_in(folder) == ["epoch-1.npy"])
+    assert soon(lambda: orders_in(folder) == ["epoch-1.npy"])
 
 
 @pytest.mark.parametrize("starter", ["the training process", "a worker"])
@@ -122,20 +115,20 @@ os.killpg(0, signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert wait_until(lambda: orders_in(tmp_path) == [])
+    assert soon(lambda: orders_in(tmp_path) == [])
 
 
 @pytest.mark.usefixtures("any_size")
 def test_what_a_killed_builder_leaves_is_swept_and_the_order_is_built_when_needed(
     tmp_path: Path,
 ) -> None:
-    sizes, before = np.array([5_000] * 1_000), set(children())
+    sizes, before = np.array([5_000] * 1_000), children()
     orders = EpochOrders(tmp_path / "orders", sizes, AHEAD)
     assert orders.build_in_background(1)
-    [builder] = set(children()) - before
-    assert wait_until(lambda: any(name.endswith(".part") for name in orders_in(tmp_path)))
+    [builder] = children() - before
+    assert soon(lambda: any(name.endswith(".part") for name in orders_in(tmp_path)))
     os.kill(builder, signal.SIGKILL)
-    assert wait_until(lambda: set(children()) <= before)
+    assert soon(lambda: children() <= before)
     assert "epoch-1.npy" not in orders_in(tmp_path)
     sweep(tmp_path)
     assert orders_in(tmp_path) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import shutil
 import subprocess
 from dataclasses import asdict, replace
@@ -12,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from cloudload import CloudLoader, convert_to_mds
+from cloudload import convert_to_mds, merge_state_dicts
 from cloudload.errors import RanksDisagreeError
 from cloudload.testing import Leg, run_leg
 from testkit.conversions import QUIET
 from testkit.corpora import random_documents
-from testkit.loaders import rows_of
-from testkit.torchrun import Corpus, Run, launch, read_ends, read_lines
+from testkit.loaders import numbered_rows, rows_of
+from testkit.torchrun import Corpus, Run, continue_run, launch, read_ends, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +94,7 @@ def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(
 ) -> None:
     found: dict[int, list[int]] = {}
     for number, run in enumerate(CHAINS[chain]):
-        consumed = launch(corpus, tmp_path, number, run, settings=PACKINGS[packing])
-        start = json.loads((tmp_path / "start.json").read_text())
-        # rows that were read after the last saved state are read again, and must be the same
-        for row, ids in consumed.items():
-            assert found.setdefault(row, ids) == ids, (
-                f"row {row} of run {number} differs from the same row in an earlier run"
-            )
-        assert min(consumed) == start, "a run must start at the last saved state"
+        continue_run(corpus, tmp_path, number, run, found, settings=PACKINGS[packing])
     assert sorted(found) == list(range(len(found)))
     expected = corpus.expected_rows(len(found), **PACKINGS[packing])
     assert [found[row] for row in range(len(found))] == expected
@@ -161,10 +156,9 @@ def test_peers_of_one_data_parallel_rank_read_the_same_rows_and_count_them_once(
     consumed = {row: ids for rows in read for row, ids in rows.items()}
     assert [consumed[row] for row in range(36)] == corpus.expected_rows(36, **packing)
 
-    def make_loader(**rank: Any) -> CloudLoader:
-        return corpus.make_loader(**packing, **rank)
-
-    _, states = run_leg(make_loader, Leg(num_ranks, batch_size=12 // num_ranks, batches=3))
+    _, states = run_leg(
+        corpus.ranks(**packing), Leg(num_ranks, batch_size=12 // num_ranks, batches=3)
+    )
     ends = read_ends(tmp_path)
     assert [end["state"] for end in ends] == [states[-1]] * len(ranks), (
         "states must equal those of a run without peer ranks, including statistics"
@@ -189,15 +183,8 @@ def test_finite_epochs_end_on_the_same_step_for_peers_too(
     corpus: Corpus, tmp_path: Path, tail: str
 ) -> None:
     settings: dict[str, Any] = {"tail": tail}
-    launch(
-        corpus,
-        tmp_path,
-        0,
-        Run(4, 6, 1, 10_000),
-        epochs=1,
-        settings=settings,
-        mesh={"dp": 2, "tp": 2},
-    )
+    options: dict[str, Any] = {"epochs": 1, "settings": settings, "mesh": {"dp": 2, "tp": 2}}
+    launch(corpus, tmp_path, 0, Run(4, 6, 1, 10_000), **options)
     with corpus.make_loader(batch_size=12, num_workers=0, epochs=1, **settings) as loader:
         steps = len(list(loader))
         stats = {**asdict(loader.stats()), "delivery": None}
@@ -286,19 +273,13 @@ def test_ranks_that_start_while_lengths_appear_use_none(corpus: Corpus, tmp_path
 def test_peers_that_would_not_read_one_stream_are_an_error(
     corpus: Corpus, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    processes = (
-        len(options["dp_ranks"])
-        if "dp_ranks" in options
-        else options["mesh"]["dp"] * options["mesh"]["tp"]
-    )
+    processes = len(options.get("dp_ranks", ())) or math.prod(options["mesh"].values())
     with pytest.raises(subprocess.CalledProcessError) as failure:
         launch(corpus, tmp_path, 0, Run(processes, 2, 0, 2), **options)
     assert message in failure.value.stderr
 
 
 def test_ranks_that_cannot_communicate_save_their_parts_and_merge_them(corpus: Corpus) -> None:
-    from cloudload import merge_state_dicts
-
     loaders = [
         corpus.make_loader(batch_size=2, num_workers=1, dp_rank=rank, dp_world_size=3)
         for rank in range(3)
@@ -311,12 +292,7 @@ def test_ranks_that_cannot_communicate_save_their_parts_and_merge_them(corpus: C
         loader.close()
     with pytest.raises(RanksDisagreeError, match="local_state_dict"):
         loaders[0].state_dict()
-    rows = {
-        batch.first_row + place * batch.row_step: ids
-        for batches in taken
-        for batch in batches
-        for place, ids in enumerate(batch["input_ids"].tolist())
-    }
+    rows = numbered_rows(batch for batches in taken for batch in batches)
     with corpus.make_loader(batch_size=6, num_workers=0) as loader:
         loader.load_state_dict(merge_state_dicts(parts))
         more = rows_of([next(iter(loader))])
@@ -324,8 +300,6 @@ def test_ranks_that_cannot_communicate_save_their_parts_and_merge_them(corpus: C
 
 
 def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
-    import io
-
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.seek(0)

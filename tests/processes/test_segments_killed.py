@@ -17,7 +17,6 @@ import pytest
 from cloudload.convert import convert_to_mds
 from testkit import ROOT
 from testkit.conversions import dataset_bytes
-from testkit.corpora import byte_tokenizer
 from testkit.fault_proxy import Fault
 from testkit.segments import SETTINGS, mixed_corpus
 
@@ -118,19 +117,12 @@ def test_a_conversion_killed_at_random_ends_in_the_same_objects(
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
-    byte_tokenizer().save(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def counted(
-    corpus: Path, tokenizer: str, tmp_path_factory: pytest.TempPathFactory
+    corpus: Path, tokenizer_file: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
     """The hash of every object that a conversion in one process writes while it counts tokens."""
     out = tmp_path_factory.mktemp("counted") / "out"
-    convert_to_mds(corpus, out, **{**SETTINGS, "block_bytes": 8 << 20, "tokenizer": tokenizer})
+    convert_to_mds(corpus, out, **{**SETTINGS, "block_bytes": 8 << 20, "tokenizer": tokenizer_file})
     return dataset_bytes(str(out))
 
 
@@ -139,10 +131,10 @@ def counted(
 )
 @pytest.mark.parametrize("out", ["s3"], indirect=True)
 def test_a_conversion_that_counts_and_is_killed_ends_in_the_same_objects(
-    *, mode: str, kills: int, corpus: Path, out: str, tokenizer: str, counted: dict[str, str]
+    *, mode: str, kills: int, corpus: Path, out: str, tokenizer_file: str, counted: dict[str, str]
 ) -> None:
     assert any(name.startswith("/lengths/") for name in counted)
-    commands = [(*command, "--tokenizer", tokenizer) for command in MODES[mode]]
+    commands = [(*command, "--tokenizer", tokenizer_file) for command in MODES[mode]]
     run_until_finished(commands, kills=kills, seed=3, corpus=corpus, out=out)
     assert dataset_bytes(out) == counted
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
-from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.corpora import EOS_ID, byte_tokenizer, write_mds
+from testkit.loaders import make_loader, rows_of
 from testkit.servers import free_ports
 from testkit.warm_start import Program, start
 
@@ -59,25 +59,12 @@ def test_a_stopped_job_and_its_successor_read_each_document_once(tmp_path: Path,
     read = run(job, data, tmp_path)
     state = json.loads((tmp_path / "state.json").read_text())
     assert state["sample_in_epoch"] == len(read)
-    options = {
-        "seed": job.options["shuffle_seed"],
-        **{name: job.options[name] for name in ("shuffle_algo", "shuffle_block_size")},
-    }
-    with CloudLoader(
-        data,
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=8,
-        batch_size=4,
-        num_workers=0,
-        packing="one_per_row",
-        num_lanes=2 * job.options["num_canonical_nodes"],
-        epochs=1,
-        local=tmp_path / "cache",
-        **options,
-    ) as loader:
+    options = {name: job.options[name] for name in ("shuffle_algo", "shuffle_block_size")}
+    options |= {"seed": job.options["shuffle_seed"], "seq_len": 8, "packing": "one_per_row"}
+    options |= {"num_lanes": 2 * job.options["num_canonical_nodes"], "epochs": 1}
+    with make_loader(data, local=tmp_path / "cache", **options) as loader:
         loader.load_streaming_state(state)
-        rows = [row for batch in loader for row in batch["input_ids"].tolist()]
+        rows = rows_of(loader)
     decode = byte_tokenizer().decode
     rest = [decode(row[: row.index(EOS_ID)]).replace(" ", "") for row in rows if EOS_ID in row]
     assert sorted([*set(read), *rest], key=int) == list(map(str, range(sum(SHARDS))))
@@ -105,13 +92,8 @@ def run(job: Job, data: str, folder: Path) -> list[str]:
             "workers": job.workers,
             "options": job.options,
         }
-        programs.append(
-            start(
-                "testkit.streaming_rank",
-                [json.dumps(options)],
-                {name: str(value) for name, value in variables.items()},
-            )
-        )
+        strings = {name: str(value) for name, value in variables.items()}
+        programs.append(start("testkit.streaming_rank", [json.dumps(options)], strings))
     for program in programs:
         _, errors = program.communicate(timeout=_TIMEOUT_S)
         assert program.returncode == 0, errors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ from cloudload import CloudLoader
 from cloudload.run.lengths import lane_tables, lane_walker
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.testing import Leg, run_leg
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.corpora import random_documents
+from testkit.counted import write_counted
 from testkit.loaders import make_loader
+from testkit.noted_calls import note_calls
+from testkit.patience import soon
 
 
 @pytest.fixture(autouse=True)
@@ -29,20 +30,11 @@ def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def data(tmp_path: Path) -> str:
     """A dataset large enough that a table covers only one epoch."""
     documents = random_documents(3, 2 * lane_tables._ENOUGH_ORDINALS + 100, max_words=6)
-    folder = write_mds(tmp_path / "mds", documents, shard_bytes=8_000)
-    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    return folder
+    return write_counted(tmp_path / "mds", documents, shard_bytes=8_000)
 
 
 def tables_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("table-*"))
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
 
 
 def open_lengths(data: str, cache: Path) -> RunLengths:
@@ -58,7 +50,7 @@ def test_a_table_built_in_the_background_is_the_same_and_leaves_nothing_else(
     [ahead] = open_lengths(data, tmp_path / "two")._tables
     assert ahead.build_in_background(2)
     assert not ahead.build_in_background(2)
-    wait_until(lambda: tables_in(tmp_path / "two") == ["table-2.int64"])
+    assert soon(lambda: tables_in(tmp_path / "two") == ["table-2.int64"])
     assert not ahead.build_in_background(2)
     built = expected[2]
     monkeypatch.setattr(lane_tables.LaneTables, "_build", None)
@@ -81,29 +73,18 @@ def test_ranks_that_enter_an_epoch_find_its_table_built(
     for table in cache.rglob("table-*"):
         table.unlink()
     run_leg(lambda **rank: make("require", **rank), first)
-    wait_until(lambda: "table-1.int64" in tables_in(cache))
+    assert soon(lambda: "table-1.int64" in tables_in(cache))
     # without this, the few documents between two states would be scanned without a table
     monkeypatch.setattr(lane_walker, "_SCANNED_WITH_TABLE", 0)
     monkeypatch.setattr(lane_walker, "_SCANNED_WITHOUT", 0)
-    built, opened = note_calls(monkeypatch, "_build"), note_calls(monkeypatch, "_open")
+    built, opened = list[int](), list[int]()
+    for name, numbers in (("_build", built), ("_open", opened)):
+        note_calls(monkeypatch, lane_tables.LaneTables, name, lambda _, n, to=numbers: to.append(n))
     rows, found = run_leg(lambda **rank: make("require", **rank), second, states[-1])
     assert rows == expected_rows
     assert [each["cursors"] for each in found] == [each["cursors"] for each in expected]
     assert 1 in opened
     assert 1 not in built
-
-
-def note_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    """Record the indices of the tables for which a method of `LaneTables` is called from now on."""
-    numbers: list[int] = []
-    original = getattr(lane_tables.LaneTables, name)
-
-    def note(self: lane_tables.LaneTables, number: int) -> Any:
-        numbers.append(number)
-        return original(self, number)
-
-    monkeypatch.setattr(lane_tables.LaneTables, name, note)
-    return numbers
 
 
 def test_nothing_is_built_for_one_rank_nor_after_the_end(data: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from cloudload.loading.delivery.run_log import WaitLog
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.stats import DeliveryMeter
 from testkit.corpora import random_documents, write_mds
-from testkit.fault_proxy import Fault, FaultProxy
+from testkit.fault_proxy import FaultProxy
 from testkit.loaders import make_loader
 
 _PATIENCE_S = 60
@@ -110,7 +110,7 @@ def test_a_slow_store(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = write_mds(s3_url, random_documents(1, 400), shard_bytes=1_000)
-    s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=0.1)])
+    s3_proxy.fail("GET .*shard", "delay", seconds=0.1)
     options: dict[str, Any] = {"num_workers": 1, "predownload": 1, "download_threads": 1}
     message = read_until_logged(make_loader(data, local=tmp_path, **options), caplog)
     assert "% waiting for shards (0.0 MB/s downloaded)" in message
@@ -129,7 +129,7 @@ def test_a_stall_of_one_shard(
     with loader:
         for _ in loader.take(2):
             pass
-        s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=4.0)])
+        s3_proxy.fail("GET .*shard", "delay", seconds=4.0)
         message = read_until_logged(loader, caplog)
     assert "% waiting for shards (0.0 MB/s downloaded)" in message
 

@@ -15,7 +15,7 @@ from cloudload.data.cache.folder import dataset_folder, shard_path
 from cloudload.system.file_locks import acquire
 from cloudload.system.temp_files import lock_path, make_folder
 from testkit.corpora import random_documents, write_mds
-from testkit.fault_proxy import Fault, FaultProxy
+from testkit.fault_proxy import FaultProxy
 from testkit.loaders import make_loader
 from testkit.patience import PATIENT
 from testkit.processes import children_of
@@ -95,7 +95,7 @@ def test_of_two_workers_that_wait_for_each_other_the_download_is_named(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = write_mds(s3_url, random_documents(5, 20))
-    s3_proxy.set_faults([Fault("GET .*shard", "reset")])
+    s3_proxy.fail("GET .*shard", "reset")
     # there is only one shard, and both workers need it
     with (
         make_loader(data, local=tmp_path, num_workers=2, retry=PATIENT) as loader,

@@ -16,13 +16,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from cloudload import CloudLoader
 from cloudload.errors import DatasetError, WorkerError
 from cloudload.loading.workers import processes as worker_processes
 from cloudload.loading.workers.worker_main import Memory, work
 from cloudload.system.temp_files import TAG
-from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.corpora import byte_tokenizer, write_mds
 from testkit.loaders import make_loader, rows_of
+from testkit.patience import soon
 from testkit.processes import children_of
 from testkit.torchrun import Corpus
 
@@ -49,8 +49,7 @@ def test_worker_processes_read_what_this_process_reads(
     with corpus.make_loader(
         batch_size=5, num_workers=num_workers, start_method=start_method
     ) as loader:
-        batches = [batch for batch, _ in zip(loader, range(6), strict=False)]
-    assert rows_of(batches) == corpus.expected_rows(30)
+        assert rows_of(loader.take(6)) == corpus.expected_rows(30)
 
 
 def test_a_loader_continues_where_it_stopped_with_any_workers_and_batch_size(
@@ -63,7 +62,7 @@ def test_a_loader_continues_where_it_stopped_with_any_workers_and_batch_size(
             if state is not None:
                 loader.load_state_dict(state)
             for _ in range(2):  # a second loop over a loader continues the run
-                rows += rows_of([batch for _, batch in zip(range(batches), loader, strict=False)])
+                rows += rows_of(loader.take(batches))
             state = json.loads(json.dumps(loader.state_dict()))
     assert rows == corpus.expected_rows(len(rows))
 
@@ -93,7 +92,7 @@ def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Co
             taken.extend(batches)
         assert time.monotonic() - start < 30
         state = loader.state_dict()
-        taken += [batch for _, batch in zip(range(4), loader, strict=False)]
+        taken += loader.take(4)
     with corpus.make_loader(batch_size=2, num_workers=0) as again:
         again.load_state_dict(state)
         assert state["rows"] == 2 * (len(taken) - 4)
@@ -107,22 +106,10 @@ def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(
     folder = write_mds(tmp_path / "mds", ["abc"] * 20)
     next(Path(folder).glob("shard.*")).unlink()
     with corpus.make_loader(batch_size=2, num_workers=2) as loader:
-        broken = CloudLoader(
-            folder,
-            tokenizer=byte_tokenizer(),
-            eos=EOS,
-            seq_len=8,
-            batch_size=2,
-            num_workers=2,
-            local=tmp_path / "cache",
-        )
-        with (
-            broken,
-            pytest.raises(
-                DatasetError,
-                match=r"^[^\n]*shard[^\n]* is missing, but the index .* lists it[^\n]*$",
-            ),
-        ):
+        missing = r"^[^\n]*shard[^\n]* is missing, but the index .* lists it[^\n]*$"
+        options: dict[str, Any] = {"num_lanes": None, "num_workers": 2}
+        broken = make_loader(folder, local=tmp_path / "cache", **options)
+        with broken, pytest.raises(DatasetError, match=missing):
             next(iter(broken))
         assert rows_of([next(iter(loader))])
 
@@ -173,17 +160,12 @@ def test_starting_workers_draws_no_random_numbers_from_the_model(corpus: Corpus)
 
 def test_workers_epochs_apart_on_tiny_data_find_their_orders(tmp_path: Path) -> None:
     folder = write_mds(tmp_path / "mds", ["abc", "de", "f"])
-    settings = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 64, "batch_size": 4}
-    loaders = [
-        CloudLoader(folder, local=tmp_path / f"cache-{workers}", num_workers=workers, **settings)
-        for workers in (4, 0)
-    ]
-    with loaders[0], loaders[1]:
-        several, alone = (
-            rows_of([batch for _, batch in zip(range(12), loader, strict=False)])
-            for loader in loaders
-        )
-    assert several == alone
+    found = []
+    for workers in (4, 0):
+        settings = {"num_workers": workers, "num_lanes": None, "seq_len": 64}
+        with make_loader(folder, local=tmp_path / f"cache-{workers}", **settings) as loader:
+            found.append(rows_of(loader.take(12)))
+    assert found[0] == found[1]
 
 
 def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> None:
@@ -200,10 +182,7 @@ def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> 
     loader.close()
     with pytest.raises(WorkerError, match="the loader was closed"):
         next(second)
-    deadline = time.monotonic() + 10
-    while children_of(os.getpid()) - before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert children_of(os.getpid()) <= before
+    assert soon(lambda: children_of(os.getpid()) <= before)
     assert not list(corpus.cache.rglob("*.part"))
     assert not list(corpus.cache.rglob("*.lock"))
 

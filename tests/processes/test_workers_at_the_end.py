@@ -11,9 +11,9 @@ import pytest
 from cloudload import CloudLoader, Stream
 from cloudload.loading.workers.worker import Worker
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer, write_mds
+from testkit.counted import write_counted
 from testkit.loaders import make_loader
+from testkit.noted_calls import note_calls
 
 MODES: dict[str, dict[str, Any]] = {
     "concat": {"packing": "concat"},
@@ -31,22 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A dataset in which every twelfth document, all of them in lane 0, is short. Lane 0 runs dry
     early, so most of the run is its tail."""
     texts = [f"{number} " * (1 if number % 12 == 0 else 9) for number in range(200)]
-    folder = write_mds(tmp_path_factory.mktemp("end") / "mds", texts, shard_bytes=1_000)
-    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    return folder
+    return write_counted(tmp_path_factory.mktemp("end") / "mds", texts, shard_bytes=1_000)
 
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the name of each process that this process starts."""
     found: list[str] = []
-    original = BaseProcess.start
-
-    def note(self: BaseProcess) -> None:
-        found.append(self.name)
-        original(self)
-
-    monkeypatch.setattr(BaseProcess, "start", note)
+    note_calls(monkeypatch, BaseProcess, "start", lambda process: found.append(process.name))
     return found
 
 
@@ -106,14 +98,13 @@ def test_a_worker_halts_between_blocks_and_forgets_what_it_had_read_ahead(
 ) -> None:
     """One worker has read far ahead when the other worker's lane runs dry."""
     expected = read(make_loader(folder, epochs=1, shuffle=False, lengths="off"))
-    original, log = Worker.read_blocks, tmp_path / "phases"
+    log = tmp_path / "phases"
 
-    def note(self: Worker, plan: WorkerPlan) -> Any:
+    def note(worker: Worker, plan: WorkerPlan) -> None:
         with log.open("a") as file:
-            file.write(f"{self.number} {type(plan.phase).__name__}\n")
-        return original(self, plan)
+            file.write(f"{worker.number} {type(plan.phase).__name__}\n")
 
-    monkeypatch.setattr(Worker, "read_blocks", note)
+    note_calls(monkeypatch, Worker, "read_blocks", note)
     loader = make_loader(
         folder, epochs=1, shuffle=False, lengths="off", num_workers=2, prefetch_batches=64
     )

@@ -6,19 +6,12 @@ import os
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cloudload.errors import WorkerError
-from testkit.loaders import make_loader
+from testkit.loaders import ids_of, make_loader
 from testkit.processes import command_of
-
-NUM_DOCUMENTS = 60
-
-
-def ids_of(batches: Any) -> list[list[list[int]]]:
-    return [batch["input_ids"].tolist() for batch in batches]
 
 
 def test_an_endless_run_has_epochs_too_and_a_resume_ends_them_alike(folder: str) -> None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from testkit.fault_proxy import FaultProxy
+from testkit.faulty_store import FaultyStore
 
 
 @pytest.fixture(params=["s3", "gcs"])
-def faulty(request: pytest.FixtureRequest) -> tuple[str, FaultProxy]:
-    """The URL of an empty folder in S3 or GCS, and the fault proxy in front of the store."""
+def faulty(request: pytest.FixtureRequest) -> FaultyStore:
     url = request.getfixturevalue(f"{request.param}_url")
-    return url, request.getfixturevalue(f"{request.param}_proxy")
+    return FaultyStore(url, request.getfixturevalue(f"{request.param}_proxy"))

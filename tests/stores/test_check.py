@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cloudload import cli
 from cloudload.data.storage.objects import delete_object, read_object, write_object
 from cloudload.errors import StoreError
 from cloudload.tools.check import check_dataset, groups
 from testkit.corpora import write_mds
-from testkit.fault_proxy import Fault, FaultProxy
+from testkit.fault_proxy import FaultProxy
 
 TEXTS = [f"document {number}" for number in range(90)]
 NAME = "shard.00001.mds"
@@ -23,20 +23,16 @@ def write(url: str) -> str:
     return write_mds(url, TEXTS, shard_samples=[30] * 3, compression="zstd")
 
 
-def test_a_damaged_split_is_checked_in_any_store(
-    store_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_split_is_checked_in_any_store(store_url: str, cli: Any) -> None:
     write(f"{store_url}/train")
     command = ["check", store_url, "--split", "train", "--quiet", "--json"]
-    assert cli.main(command) == 0
-    assert json.loads(capsys.readouterr().out)["counts"] == {}
+    assert json.loads(cli(*command).out)["counts"] == {}
     shard = f"{store_url}/train/{NAME}.zstd"
     data = bytearray(read_object(shard))
     data[-1] ^= 1
     write_object(shard, bytes(data))
     delete_object(f"{store_url}/train/shard.00002.mds.zstd")
-    assert cli.main(command) == 1
-    counts = json.loads(capsys.readouterr().out)["counts"]
+    counts = json.loads(cli(*command, status=1).out)["counts"]
     assert {"hash-mismatch": 1, "shard-missing": 1}.items() <= counts.items()
 
 
@@ -60,7 +56,7 @@ def test_a_raw_copy_in_a_store_is_left_over(s3_url: str) -> None:
 
 def test_a_shard_that_cannot_be_read_is_found(s3_url: str, s3_proxy: FaultProxy) -> None:
     write(s3_url)
-    s3_proxy.set_faults([Fault(f"GET .*{NAME}", "status", status=403, code="AccessDenied")])
+    s3_proxy.fail(f"GET .*{NAME}", "status", status=403, code="AccessDenied")
     report = check_dataset(s3_url, progress=False)
     assert report.counts == {"shard-unreachable": 1}
     assert "denied access" in report.findings[0].what
@@ -68,7 +64,7 @@ def test_a_shard_that_cannot_be_read_is_found(s3_url: str, s3_proxy: FaultProxy)
 
 def test_an_index_that_cannot_be_read_is_an_error(s3_url: str, s3_proxy: FaultProxy) -> None:
     write(s3_url)
-    s3_proxy.set_faults([Fault("GET .*index.json", "status", status=403, code="AccessDenied")])
+    s3_proxy.fail("GET .*index.json", "status", status=403, code="AccessDenied")
     with pytest.raises(StoreError, match="denied access"):
         check_dataset(s3_url, progress=False)
 
@@ -78,7 +74,7 @@ def test_a_store_that_refuses_to_list_is_read_all_the_same(
 ) -> None:
     write(s3_url)
     delete_object(f"{s3_url}/{NAME}.zstd")
-    s3_proxy.set_faults([Fault("list-type", "status", status=403, code="AccessDenied")])
+    s3_proxy.fail("list-type", "status", status=403, code="AccessDenied")
     report = check_dataset(s3_url, progress=False)
     assert report.counts == {"not-listed": 1, "shard-missing": 1}
 

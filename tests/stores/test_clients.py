@@ -9,17 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cloudload.data.storage.objects import (
-    read_object,
-    write_object,
-)
+from cloudload.data.storage.objects import read_object, write_object
 from cloudload.data.storage.urls import join_url
-from testkit.fault_proxy import Fault, FaultProxy
-from testkit.objects import object_exists
-from testkit.servers import (
-    BUCKET,
-    S3Server,
-)
+from testkit.faulty_store import FaultyStore
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
@@ -33,23 +25,15 @@ def test_a_child_process_has_its_own_client(store_url: str, start_method: str) -
         assert pending.get(60) == mine == [url.encode() * 10_000 for url in urls] * 4
 
 
-def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(
-    faulty: tuple[str, FaultProxy],
-) -> None:
-    url, proxy = faulty
+def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(faulty: FaultyStore) -> None:
     data = os.urandom(300_000)
-    write_object(join_url(url, "key"), data)
-    proxy.set_faults([Fault("GET .*key", "stall", times=4, at=100_000, seconds=8)])
+    faulty.put(data)
+    faulty.fail("GET .*key", "stall", times=4, at=100_000, seconds=8)
     with ThreadPoolExecutor(4) as threads:
-        mine = [threads.submit(read_object, join_url(url, "key")) for _ in range(4)]
-        while len(proxy.requests("GET .*key")) < 4:
+        mine = [threads.submit(read_object, faulty.key) for _ in range(4)]
+        while len(faulty.proxy.requests("GET .*key")) < 4:
             time.sleep(0.01)
         with multiprocessing.get_context("fork").Pool(3) as children:
-            assert children.map_async(read_object, [join_url(url, "key")] * 6).get(60) == [data] * 6
+            assert children.map_async(read_object, [faulty.key] * 6).get(60) == [data] * 6
         assert not any(each.done() for each in mine)  # the threads were still reading
         assert [each.result(60) for each in mine] == [data] * 4
-
-
-def test_a_session_finds_the_servers_in_its_environment(s3_server: S3Server) -> None:
-    assert os.environ["AWS_ENDPOINT_URL_S3"] == s3_server.endpoint
-    assert object_exists(f"s3://{BUCKET}/nothing") is False

@@ -16,9 +16,9 @@ from cloudload.data.storage.locations import Location
 from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.errors import DatasetError
 from cloudload.stats import DeliveryStats, Traffic
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from testkit.fault_proxy import Fault, FaultProxy
-from testkit.loaders import list_settings
+from testkit.corpora import random_documents, write_mds
+from testkit.fault_proxy import FaultProxy
+from testkit.loaders import list_settings, make_loader
 
 DOCUMENTS = random_documents(12, 300)
 NO_STALL = 0.0
@@ -32,9 +32,7 @@ def write(url: str, *, compression: str | None = "zstd") -> list[int]:
 
 def loader_of(data: Any, cache: Path, **settings: Any) -> CloudLoader:
     defaults = {"seq_len": 64, "num_lanes": 8, "batch_size": 8, "num_workers": 1}
-    return CloudLoader(
-        data, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **{**defaults, **settings}
-    )
+    return make_loader(data, local=cache, **{**defaults, **settings})
 
 
 def wait_for_each(sample: dict[str, Any]) -> str:
@@ -87,7 +85,7 @@ def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
-    s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=1.0)])
+    s3_proxy.fail("GET .*shard", "delay", seconds=1.0)
     mine, others = (ShardCache(corpus, tmp_path, Retry(), verify="once") for _ in range(2))
     thread = threading.Thread(target=others.shard, args=(0,))
     thread.start()
@@ -153,7 +151,7 @@ def test_a_slow_store_shows_as_stall_and_the_training_loop_does_not(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     write(s3_url)
-    s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=0.5)])
+    s3_proxy.fail("GET .*shard", "delay", seconds=0.5)
     with loader_of(s3_url, tmp_path) as loader:
         assert loader.stats().delivery.stall_s == NO_STALL
         batches, began = iter(loader), time.perf_counter()

@@ -51,16 +51,6 @@ def test_an_s3_error_has_advice_about_its_store(
         write_object(join_url(s3_url, "key"), b"data")
 
 
-def test_without_credentials_the_error_says_how_to_give_them(
-    s3_url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    s3_proxy.set_faults([refuse(403, "AccessDenied")])
-    with pytest.raises(StoreError, match=r"No credentials were found.*Set AWS_ACCESS_KEY_ID and"):
-        read_object(join_url(s3_url, "key"))
-
-
 @pytest.mark.parametrize("value", ["true", "YES", "1"])
 def test_public_data_is_read_anonymously_on_request(
     s3_url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, value: str

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, FromStart, Stream, cli, convert_to_mds
+from cloudload import CloudLoader, FromStart, Stream, convert_to_mds
 from cloudload.data.storage.objects import write_object
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError, DatasetError, StoreError
 from testkit.corpora import write_mds
-from testkit.fault_proxy import Fault, FaultProxy
+from testkit.fault_proxy import FaultProxy
 from testkit.loaders import make_loader
 from testkit.web_server import web_server
 
@@ -31,12 +31,12 @@ def answer(data: Any) -> str:
     return str(caught.value)
 
 
-def test_raw_files_are_answered_with_a_command_that_converts_them(store_url: str) -> None:
+def test_raw_files_are_answered_with_a_command_that_converts_them(store_url: str, cli: Any) -> None:
     put(store_url, "a.jsonl", "b.jsonl", "deep/c.jsonl")
     said, command = answer(store_url).split("Run: cloudload ")
     assert "Found 3 .jsonl." in said
     assert command == f"convert {store_url} {store_url}-mds"
-    assert cli.main([*command.split(), "--quiet"]) == 0
+    cli(*command.split(), "--quiet")
     assert make_loader(f"{store_url}-mds").num_samples == 3
 
 
@@ -81,17 +81,14 @@ def test_splits_are_listed(store_url: str) -> None:
         assert "split='train') as data" in said
 
 
-def test_every_way_to_open_a_dataset_gives_the_answer(
-    store_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_way_to_open_a_dataset_gives_the_answer(store_url: str, cli: Any) -> None:
     put(store_url, "a.jsonl")
     command = f"cloudload convert {store_url} {store_url}-mds"
     with pytest.raises(DatasetError, match=command):
         FromStart(make_loader(store_url, epochs=1))
     with pytest.raises(DatasetError, match=command):
         CloudLoader([Stream(store_url, proportion=1)], seq_len=8, batch_size=2, tokens_key="tokens")
-    assert cli.main(["check", store_url, "--quiet", "--json"]) == 1
-    [finding] = json.loads(capsys.readouterr().out)["findings"]
+    [finding] = json.loads(cli("check", store_url, "--quiet", "--json", status=1).out)["findings"]
     assert finding["kind"] == "index-missing"
     assert finding["advice"].endswith(command)
 
@@ -100,7 +97,7 @@ def test_a_store_that_refuses_to_list_gives_its_own_error(
     s3_url: str, s3_proxy: FaultProxy
 ) -> None:
     put(s3_url, "a.jsonl")
-    s3_proxy.set_faults([Fault("list-type", "status", status=403, code="AccessDenied")])
+    s3_proxy.fail("list-type", "status", status=403, code="AccessDenied")
     with pytest.raises(StoreError, match=r"cannot read .*index\.json .*object does not exist"):
         make_loader(s3_url)
 
@@ -109,7 +106,7 @@ def test_an_index_that_may_not_be_read_is_not_taken_for_a_missing_one(
     s3_url: str, s3_proxy: FaultProxy
 ) -> None:
     put(s3_url, "a.jsonl")
-    s3_proxy.set_faults([Fault("GET .*index.json", "status", status=403, code="AccessDenied")])
+    s3_proxy.fail("GET .*index.json", "status", status=403, code="AccessDenied")
     with pytest.raises(StoreError, match="denied access"):
         make_loader(s3_url)
     assert not s3_proxy.requests("list-type")

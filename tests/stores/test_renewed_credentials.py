@@ -55,7 +55,7 @@ def test_keys_that_a_file_replaces_are_used(
 
 @pytest.mark.usefixtures("credentials")
 def test_keys_that_nobody_replaced_are_refused_at_once(s3_url: str, s3_proxy: FaultProxy) -> None:
-    s3_proxy.set_faults([Fault("GET", "status", status=400, code="ExpiredToken")])
+    s3_proxy.fail("GET", "status", status=400, code="ExpiredToken")
     with pytest.raises(StoreError, match=r"1 attempt, .*have expired.*A file of credentials that"):
         read_object(join_url(s3_url, "key"))
     assert len(s3_proxy.requests("GET")) == 1

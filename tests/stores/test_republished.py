@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from cloudload.data.storage.locations import Location
 from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.errors import DatasetError
 from cloudload.testing import Leg, run_leg
-from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.corpora import write_mds
 from testkit.fault_proxy import FaultProxy
+from testkit.loaders import make_loader
 from testkit.shard_caches import DOCUMENTS, RETRY, texts_of
 from testkit.web_server import web_server
 
@@ -194,15 +196,7 @@ def test_what_marks_a_folder_is_not_evicted(s3_url: str, tmp_path: Path) -> None
 
 
 def loader_of(url: str, root: Path, **settings: Any) -> CloudLoader:
-    return CloudLoader(
-        url,
-        local=root,
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=64,
-        num_lanes=6,
-        **{"batch_size": 2, "num_workers": 0, **settings},
-    )
+    return make_loader(url, local=root, seq_len=64, num_lanes=6, **{"batch_size": 2, **settings})
 
 
 @pytest.fixture
@@ -256,12 +250,9 @@ def test_a_state_does_not_depend_on_when_the_data_was_written(tmp_path: Path) ->
     shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=shutil.copyfile)
     os.utime(tmp_path / "two" / "index.json", (1, 1))
 
-    def ranks(name: str) -> Any:
-        def make_loader(**rank: Any) -> CloudLoader:
-            return loader_of(str(tmp_path / name), tmp_path / "cache", **rank)
-
-        return make_loader
-
-    rows, states = run_leg(ranks("one"), Leg(batches=8))
-    rest, _ = run_leg(ranks("two"), Leg(batches=4), states[4])
+    one, two = (
+        partial(loader_of, str(tmp_path / name), tmp_path / "cache") for name in ("one", "two")
+    )
+    rows, states = run_leg(one, Leg(batches=8))
+    rest, _ = run_leg(two, Leg(batches=4), states[4])
     assert rest == rows[states[4]["rows"] :]

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
 from cloudload.cli import main
 from cloudload.config import Stream
 from cloudload.convert import convert_to_mds
@@ -35,32 +34,15 @@ from testkit.servers import GCSServer, S3Server, service_account, start_token_en
 from testkit.web_server import web_server
 
 QUICK = Retry(timeout_s=0.5, deadline_s=1.0, pause_s=0.05)
-
-
 SECRET_KEY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYSECRET"
-
-
 SESSION_TOKEN = "FwoGZXIvYXdzEJr//////////wEaDSESSION=="
-
-
 PASSWORD = "correct-horse-battery"
-
-
 SIGNATURE = "deadbeefcafe0123signature"
-
-
 SECRETS = (SECRET_KEY, SESSION_TOKEN, PASSWORD, SIGNATURE)
-
 
 FAULTS = [
     Fault(".", "status", status=403, code="SignatureDoesNotMatch"),
-    Fault(
-        ".",
-        "status",
-        status=400,
-        code="ExpiredToken",
-        message=f"The provided token {SESSION_TOKEN} has expired",
-    ),
+    Fault(".", "status", status=400, code="ExpiredToken", message=f"{SESSION_TOKEN} has expired"),
     Fault(".", "status", status=404, code="NoSuchBucket"),
     Fault(".", "status", status=301, code="PermanentRedirect"),
     Fault(".", "status", status=503),
@@ -208,16 +190,14 @@ def test_a_cause_without_secrets_is_kept_and_one_with_them_is_left_out(
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION_TOKEN)
     for message, is_kept in (("a plain refusal", True), (f"a refusal of {SESSION_TOKEN}", False)):
-        s3_proxy.set_faults(
-            [Fault(".", "status", status=403, code="AccessDenied", message=message)]
-        )
+        s3_proxy.fail(".", "status", status=403, code="AccessDenied", message=message)
         with pytest.raises(StoreError, match="refusal") as caught:
             read_object("s3://cloudload/key")
         assert (caught.value.__cause__ is not None) == is_kept
 
 
 def test_neither_state_nor_repr_nor_trace_of_a_loader_shows_a_secret(
-    tmp_path: Path, tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("aiohttp")
     write_mds(str(tmp_path / "data"), [f"document {number}" for number in range(50)])
@@ -228,13 +208,7 @@ def test_neither_state_nor_repr_nor_trace_of_a_loader_shows_a_secret(
             Stream(f"http://other:{PASSWORD}@{host}", split="data", name="other"),
         ]
         caplog.set_level(logging.DEBUG, logger="cloudload")
-        options: dict[str, Any] = {
-            "seq_len": 16,
-            "batch_size": 2,
-            "num_workers": 0,
-            "local": str(tmp_path / "cache"),
-        }
-        with CloudLoader(streams, tokenizer=tokenizer_folder, **options) as loader:
+        with make_loader(streams, local=tmp_path / "cache") as loader:
             next(iter(loader))
             shown = [json.dumps(loader.state_dict()), repr(loader), repr(streams), str(streams[0])]
     shown += [
@@ -286,30 +260,13 @@ def _fail(message: str) -> Iterator[str]:
     raise OSError(message)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "missing",
-        '{"version": 2, "shards": []}',
-        "not JSON",
-    ],
-)
-def test_a_loader_that_cannot_begin_shows_no_secret(
-    damage: str, tmp_path: Path, tokenizer_folder: Path
-) -> None:
+@pytest.mark.parametrize("damage", ["missing", '{"version": 2, "shards": []}', "not JSON"])
+def test_a_loader_that_cannot_begin_shows_no_secret(damage: str, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     if damage != "missing":
         (tmp_path / "index.json").write_text(damage)
     with web_server(tmp_path) as endpoint:
         url = f"http://reader:{PASSWORD}@{endpoint.removeprefix('http://')}"
         with pytest.raises(CloudloadError) as caught:
-            CloudLoader(
-                url,
-                tokenizer=tokenizer_folder,
-                seq_len=16,
-                batch_size=2,
-                num_workers=0,
-                local=str(tmp_path / "cache"),
-                retry=QUICK,
-            )
+            make_loader(url, local=tmp_path / "cache", retry=QUICK)
     assert PASSWORD not in "".join(traceback.format_exception(caught.value))

@@ -21,12 +21,13 @@ from cloudload.data.cache.folder import ACCOUNT
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.storage.locations import Location
-from cloudload.data.storage.objects import read_object, write_object
+from cloudload.data.storage.objects import delete_object, read_object, write_object
 from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
 from cloudload.system.temp_files import TAG, make_folder
 from cloudload.system.verified_files import is_unmodified, mark_verified
-from testkit.corpora import EOS, byte_tokenizer, write_mds
-from testkit.fault_proxy import Fault, FaultProxy
+from testkit.corpora import write_mds
+from testkit.fault_proxy import FaultProxy
+from testkit.loaders import ids_of
 from testkit.shard_caches import DOCUMENTS, RETRY, flip, loader_of, texts_of, write
 
 
@@ -57,18 +58,8 @@ def test_a_loader_reads_the_same_rows_from_every_store(
     rows = []
     for url in (local_url + "-plain", store_url):
         write(url)
-        with CloudLoader(
-            url,
-            local=tmp_path / "cache",
-            tokenizer=byte_tokenizer(),
-            eos=EOS,
-            seq_len=64,
-            batch_size=8,
-            num_workers=2,
-        ) as loader:
-            rows.append(
-                [batch["input_ids"].tolist() for _, batch in zip(range(4), loader, strict=False)]
-            )
+        with loader_of(url, tmp_path / "cache", batch_size=8, num_workers=2) as loader:
+            rows.append(ids_of(loader.take(4)))
     assert rows[0] == rows[1]
 
 
@@ -85,22 +76,22 @@ def test_processes_that_share_a_cache_fetch_each_shard_once(
 ) -> None:
     corpus = write(s3_url)
     before = len(s3_proxy.requests("shard"))
-    processes = [
-        multiprocessing.get_context("fork").Process(
-            target=_expect_documents, args=(corpus, tmp_path)
-        )
-        for _ in range(4)
-    ]
-    for process in processes:
-        process.start()
+    processes = [start_reading(corpus, tmp_path) for _ in range(4)]
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
     assert len(s3_proxy.requests("shard")) - before == len(corpus.shard_sizes)
 
 
-def _expect_documents(corpus: Corpus, root: Path) -> None:
-    assert texts_of(corpus, root) == DOCUMENTS
+def start_reading(corpus: Corpus, root: Path) -> Any:
+    """Start a process that reads all documents, and fails if they are not as they were written."""
+
+    def read() -> None:
+        assert texts_of(corpus, root) == DOCUMENTS
+
+    process = multiprocessing.get_context("fork").Process(target=read)
+    process.start()
+    return process
 
 
 def test_a_republished_dataset_is_never_mixed_with_the_old_one(s3_url: str, tmp_path: Path) -> None:
@@ -132,7 +123,7 @@ def test_a_shard_corrupted_on_its_way_once_is_fetched_again(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     corpus = write(s3_url)
-    s3_proxy.set_faults([Fault(match="GET .*shard.00001", action="truncate", at=300, times=1)])
+    s3_proxy.fail("GET .*shard.00001", "truncate", at=300, times=1)
     assert texts_of(corpus, tmp_path) == DOCUMENTS
 
 
@@ -255,7 +246,7 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(
         entry["zip_data"]["basename"]
         for entry in json.loads(read_object(f"{s3_url}/index.json"))["shards"]
     ]
-    _delete(f"{s3_url}/{names[3]}")
+    delete_object(f"{s3_url}/{names[3]}")
     loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=RETRY)
     start = time.monotonic()
     with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}") as caught:
@@ -319,13 +310,8 @@ def test_what_a_killed_process_left_is_swept_and_waited_for_by_nobody(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     corpus = write(s3_url)
-    s3_proxy.set_faults(
-        [Fault(match="GET .*shard.00000", action="stall", at=10, seconds=30, times=1)]
-    )
-    process = multiprocessing.get_context("fork").Process(
-        target=_expect_documents, args=(corpus, tmp_path)
-    )
-    process.start()
+    s3_proxy.fail("GET .*shard.00000", "stall", at=10, seconds=30, times=1)
+    process = start_reading(corpus, tmp_path)
     deadline = time.monotonic() + 20
     while not list(tmp_path.rglob("*.part")) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -344,9 +330,3 @@ def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(
     with pytest.raises(CacheError, match="no space left in"):
         texts_of(corpus, small_disk)
     assert cached_files(small_disk) == []
-
-
-def _delete(url: str) -> None:
-    from cloudload.data.storage.objects import delete_object
-
-    delete_object(url)

@@ -28,7 +28,7 @@ from cloudload.errors import CacheError, StoreError
 from cloudload.system.temp_files import TAG
 from testkit.clients import new_clients
 from testkit.corpora import random_documents, write_mds
-from testkit.fault_proxy import Fault, FaultProxy
+from testkit.fault_proxy import FaultProxy
 from testkit.loaders import make_loader
 from testkit.servers import S3Server
 
@@ -201,7 +201,7 @@ def test_an_unreachable_store_is_an_error_though_there_is_a_table(
     data: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     open_at(data, tmp_path)
-    s3_proxy.set_faults([Fault(INDEX, "status", status=403, code="AccessDenied")])
+    s3_proxy.fail(INDEX, "status", status=403, code="AccessDenied")
     with pytest.raises(StoreError, match="AccessDenied"):
         open_at(data, tmp_path)
 
@@ -295,7 +295,7 @@ def _start(
 
 def test_each_rank_reports_its_own_error(data: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
     # the first request of each rank succeeds, and then one rank's second request fails
-    s3_proxy.set_faults([Fault(INDEX, "status", skip=4, times=1, status=403, code="AccessDenied")])
+    s3_proxy.fail(INDEX, "status", skip=4, times=1, status=403, code="AccessDenied")
     found = in_processes(4, lambda _: int(open_at(data, tmp_path).shards.samples.sum()))
     assert found.count(80) >= 3
     assert len(tables(tmp_path)) == 1

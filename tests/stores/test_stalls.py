@@ -13,8 +13,10 @@ import pytest
 from cloudload import CloudLoader, Retry
 from cloudload.data.storage.objects import write_object
 from cloudload.tools.convert.input_files import InputFile, read_decompressed
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from testkit.fault_proxy import Fault, FaultProxy
+from testkit.corpora import random_documents, write_mds
+from testkit.fault_proxy import FaultProxy
+from testkit.faulty_store import FaultyStore
+from testkit.loaders import make_loader
 from testkit.patience import PATIENT, soon
 from testkit.stalls import ended_by, report_early
 
@@ -29,9 +31,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
     defaults = {"seq_len": 64, "num_lanes": 8, "batch_size": 8, "retry": LONG}
-    return CloudLoader(
-        url, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **{**defaults, **settings}
-    )
+    return make_loader(url, local=cache, **{**defaults, **settings})
 
 
 def write(url: str) -> None:
@@ -41,23 +41,22 @@ def write(url: str) -> None:
 @pytest.mark.parametrize("action", ["drop", "stall"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_frozen_store_is_a_warning_that_names_the_shard(
-    faulty: tuple[str, FaultProxy],
+    faulty: FaultyStore,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     num_workers: int,
     action: str,
 ) -> None:
-    url, proxy = faulty
-    write(url)
-    proxy.set_faults([Fault("GET .*shard.0000[3-9]", action, seconds=60, at=10)])
+    write(faulty.url)
+    faulty.fail("GET .*shard.0000[3-9]", action, seconds=60, at=10)
     with (
-        loader_of(url, tmp_path, num_workers=num_workers, retry=BRIEF_ATTEMPTS) as loader,
-        ended_by(caplog, " failed: ", lambda: proxy.set_faults([])),
+        loader_of(faulty.url, tmp_path, num_workers=num_workers, retry=BRIEF_ATTEMPTS) as loader,
+        ended_by(caplog, " failed: ", lambda: faulty.proxy.set_faults([])),
     ):
         list(loader.take(12))
     [line, *_] = [text for text in caplog.messages if "downloading" in text]
     assert ("s for a batch: worker " in line) == (num_workers > 0)
-    assert f"downloading {url}/shard.0000" in line
+    assert f"downloading {faulty.url}/shard.0000" in line
     [line, *_] = [text for text in caplog.messages if " failed: " in text]
     numbers = re.search(r"\(attempt (\d+); attempt (\d+) failed: ", line)
     assert numbers is not None
@@ -71,7 +70,7 @@ def test_the_stall_runs_while_a_batch_is_awaited(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, num_workers: int, caplog: Any
 ) -> None:
     write(s3_url)
-    s3_proxy.set_faults([Fault("GET .*shard", "drop", seconds=60)])
+    s3_proxy.fail("GET .*shard", "drop", seconds=60)
     seen: list[float] = []
     with loader_of(s3_url, tmp_path, num_workers=num_workers, retry=PATIENT) as loader:
 
@@ -93,12 +92,11 @@ def test_the_stall_runs_while_a_batch_is_awaited(
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("times", [1, 4])
 def test_retries_are_counted_in_the_statistics(
-    faulty: tuple[str, FaultProxy], tmp_path: Path, num_workers: int, times: int
+    faulty: FaultyStore, tmp_path: Path, num_workers: int, times: int
 ) -> None:
-    url, proxy = faulty
-    write(url)
-    proxy.set_faults([Fault("GET .*shard", "status", times=times)])
-    with loader_of(url, tmp_path, num_workers=num_workers) as loader:
+    write(faulty.url)
+    faulty.fail("GET .*shard", "status", times=times)
+    with loader_of(faulty.url, tmp_path, num_workers=num_workers) as loader:
         for _ in loader:
             if loader.stats().rows > 2_000:
                 break
@@ -112,7 +110,7 @@ def test_retries_are_counted_while_a_batch_is_awaited(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, num_workers: int
 ) -> None:
     write(s3_url)
-    s3_proxy.set_faults([Fault("GET .*shard", "reset")])
+    s3_proxy.fail("GET .*shard", "reset")
     settings: dict[str, Any] = {"num_workers": num_workers, "retry": PATIENT}
     with loader_of(s3_url, tmp_path, **settings) as loader, ThreadPoolExecutor() as pool:
         batch = pool.submit(next, iter(loader))
@@ -133,7 +131,7 @@ def test_a_store_that_refuses_in_the_middle_of_a_run_is_named(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(s3_url)
-    s3_proxy.set_faults([Fault("GET .*shard", "reset")])
+    s3_proxy.fail("GET .*shard", "reset")
     with (
         loader_of(s3_url, tmp_path, num_workers=2) as loader,
         ended_by(caplog, " failed: Connection", lambda: s3_proxy.set_faults([])),
@@ -142,12 +140,11 @@ def test_a_store_that_refuses_in_the_middle_of_a_run_is_named(
 
 
 def test_the_converter_says_that_an_input_has_stopped(
-    faulty: tuple[str, FaultProxy], caplog: pytest.LogCaptureFixture
+    faulty: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url, proxy = faulty
-    source, data = f"{url}/raw.txt", os.urandom(300_000)
+    source, data = f"{faulty.url}/raw.txt", os.urandom(300_000)
     write_object(source, data)
-    proxy.set_faults([Fault("GET .*raw", "stall", times=1, at=100_000, seconds=3)])
+    faulty.fail("GET .*raw", "stall", times=1, at=100_000, seconds=3)
     file = InputFile(source, "raw.txt", len(data), "text", None)
     with ended_by(caplog, f"s for data: reading {source}", lambda: None):
         assert b"".join(read_decompressed(file)) == data
@@ -159,7 +156,7 @@ def test_a_trace_of_a_frozen_store_is_a_warning_too(
     write(s3_url)
     with loader_of(s3_url, tmp_path / "one", num_workers=0) as loader:
         batch = next(iter(loader))
-    s3_proxy.set_faults([Fault("GET .*shard", "drop", seconds=60)])
+    s3_proxy.fail("GET .*shard", "drop", seconds=60)
     with (
         loader_of(s3_url, tmp_path / "other", num_workers=0, retry=PATIENT) as other,
         ended_by(caplog, "s for a shard: downloading ", lambda: s3_proxy.set_faults([])),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.cli import main
 from cloudload.warm import warm_cache
 from testkit.corpora import random_documents, write_mds
 from testkit.fault_proxy import FaultProxy
@@ -35,7 +34,13 @@ def count_requests(proxy: FaultProxy) -> int:
 
 @pytest.mark.parametrize("case", [(1, "best_fit"), (2, "concat")])
 def test_a_resumed_run_downloads_nothing_for_the_shards_of_its_node(
-    s3_proxy: FaultProxy, s3_url: str, tmp_path: Path, tokenizer_folder: Path, case: Case
+    s3_proxy: FaultProxy,
+    s3_url: str,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    *,
+    case: Case,
+    cli: Any,
 ) -> None:
     nodes, packing = case
     write(s3_url)
@@ -48,10 +53,10 @@ def test_a_resumed_run_downloads_nothing_for_the_shards_of_its_node(
     for node in range(nodes):
         cache, before = tmp_path / f"node-{node}", count_requests(s3_proxy)
         world = ["--nodes", str(nodes), "--node", str(node), "--local", str(cache)]
-        assert main(["fetch", str(tmp_path / "state.json"), *world, "--quiet"]) == 0
+        cli("fetch", tmp_path / "state.json", *world, "--quiet")
         fetched = count_requests(s3_proxy)
         assert 0 < fetched - before <= SHARDS
-        assert main(["fetch", str(tmp_path / "state.json"), *world, "--quiet"]) == 0
+        cli("fetch", tmp_path / "state.json", *world, "--quiet")
         rank = {"dp_rank": node, "dp_world_size": nodes}
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("WORLD_SIZE", str(nodes))
@@ -84,7 +89,7 @@ def test_the_first_shards_are_those_that_the_run_reads_first(
 
 
 def test_a_cache_is_warmed_up_to_its_limit(
-    s3_url: str, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+    s3_url: str, tmp_path: Path, tokenizer_folder: Path, cli: Any
 ) -> None:
     write(s3_url)
     with loader_of(s3_url, tmp_path, tokenizer_folder) as loader:
@@ -99,16 +104,19 @@ def test_a_cache_is_warmed_up_to_its_limit(
     )
     local = tmp_path / "limited"
     common = ["--config", str(config), "--local", str(local), "--json", "--quiet"]
-    assert main(["fetch", *common, "--cache-limit", str(limit)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("fetch", *common, "--cache-limit", limit).out)
     cached = sum(path.stat().st_size for path in local.glob("*/*.mds"))
     assert found["bytes"] == cached
     assert 0 < cached <= limit
     assert not found["is_all"]
-    assert main(["fetch", *common, "--node", "1"]) == 1
-    assert "node is 1. Use an integer from 0 to 0" in capsys.readouterr().err
-    assert main(["fetch", *common, "--nodes", "7", "--option", "num_lanes=12"]) == 1
-    assert "7 ranks cannot share 12 lanes" in capsys.readouterr().err
+    assert (
+        "node is 1. Use an integer from 0 to 0"
+        in cli("fetch", *common, "--node", "1", status=1).err
+    )
+    assert (
+        "7 ranks cannot share 12 lanes"
+        in cli("fetch", *common, "--nodes", "7", "--option", "num_lanes=12", status=1).err
+    )
 
 
 def test_a_local_dataset_needs_no_fetching(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
 from cloudload.errors import CacheError
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
-
-
-def make_loader(data: str, **options: Any) -> CloudLoader:
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16, "batch_size": 4}
-    return CloudLoader(data, **{**defaults, "num_workers": 0, **options})
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 
 
 @pytest.mark.parametrize(
@@ -25,7 +19,7 @@ def test_a_cache_that_holds_all_shards_is_large_enough(
 ) -> None:
     documents = random_documents(7, 60)
     write_mds(s3_url, documents, shard_samples=shard_samples, compression=compression)
-    options = {"num_workers": 1, "download_threads": 16, "num_lanes": 12, "epochs": 1}
+    options = {"num_workers": 1, "download_threads": 16, "epochs": 1}
     sized = make_loader(s3_url, local=tmp_path / "one", **options)
     shards = [shard.raw.bytes for shard in sized.worker_plan().recipe.corpus.datasets[0].shards]
     assert sized.describe()["working_set_bytes"] == sum(shards)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudload.data.storage.objects import (
-    read_object,
-)
+from cloudload.data.storage.objects import read_object
 from cloudload.errors import StoreError
 from testkit.patience import SOON_S, within
 

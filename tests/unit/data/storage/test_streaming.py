@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.data.storage.objects import (
-    list_objects,
-    read_object,
-    write_object,
-)
+from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.errors import StoreError
 from testkit.objects import object_exists
 from testkit.patience import SOON_S, within

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Stream, count_tokens
+from cloudload import CloudLoader, Stream
 from cloudload.loading.delivery.description import counted
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from testkit.loaders import list_settings
-
-
-def make_loader(data: Any, **options: Any) -> CloudLoader:
-    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16, "batch_size": 4}
-    return CloudLoader(data, **{**defaults, "num_workers": 0, **options})
+from testkit.corpora import random_documents, write_mds
+from testkit.counted import count
+from testkit.loaders import list_settings, make_loader
 
 
 def origins(loader: CloudLoader) -> dict[str, str]:
@@ -25,14 +20,14 @@ def origins(loader: CloudLoader) -> dict[str, str]:
 
 def test_values_are_given_or_from_data_state_or_default(tmp_path: Path) -> None:
     folder = write_mds(tmp_path / "mds", random_documents(7, 60), shard_bytes=2_000)
-    loader = make_loader(folder, seed=5)
+    loader = make_loader(folder, seed=5, num_lanes=None)
     found = origins(loader)
     assert found["seq_len"] == found["seed"] == found["tokenizer"] == "given"
     assert (found["num_workers"], found["packing"]) == ("given", "default")
     assert found["num_lanes"] == found["num_canonical_nodes"] == "from the data"
     assert loader.describe()["num_lanes"] == loader.num_lanes
 
-    resumed = make_loader(folder, seed=5)
+    resumed = make_loader(folder, seed=5, num_lanes=None)
     resumed.load_state_dict(loader.state_dict())
     assert origins(resumed)["num_lanes"] == "from the state"
     assert origins(make_loader(folder, num_lanes=24))["num_lanes"] == "given"
@@ -92,7 +87,7 @@ def test_lengths_are_described_by_the_place_where_they_were_found(tmp_path: Path
     folder = str(write_mds(tmp_path / "mds", random_documents(7, 60)))
     places = [f"{folder}/lengths", str(tmp_path / "elsewhere")]
     for place, lengths in zip(places, ["auto", places[1]], strict=True):
-        count_tokens(folder, tokenizer=byte_tokenizer(), out=place, processes=1, progress=False)
+        count(folder, out=place)
         [found] = [
             each
             for each in make_loader(folder, lengths=lengths).describe().settings

@@ -14,15 +14,7 @@ from cloudload.rows.packing.lane_packer import LaneRows, PackerLanes
 from cloudload.rows.packing.packers import Packing
 from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
-from testkit.twin_lanes import (
-    LANES,
-    Corpus,
-    Leg,
-    corpora,
-    long_run,
-    run,
-    same_or_other,
-)
+from testkit.twin_lanes import LANES, Corpus, Leg, corpora, long_run, run, same_or_other
 
 
 def best_fit_lanes(packing: Packing, cursors: Ints, residues: list[bytes] | None) -> LaneRows:

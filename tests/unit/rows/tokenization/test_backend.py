@@ -24,13 +24,7 @@ from cloudload.rows.tokenization.backend import choose_backend, log_choice
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path
 from testkit import ROOT
-from testkit.tokenizer_files import (
-    JSONS,
-    changed,
-    lose_byte,
-    needs_fastokens,
-    sentencepiece,
-)
+from testkit.tokenizer_files import JSONS, changed, lose_byte, needs_fastokens, sentencepiece
 
 pytestmark = pytest.mark.usefixtures("fresh_tokenizers")
 MEASURED = ", ".join(gate.MEASURED_VERSIONS)

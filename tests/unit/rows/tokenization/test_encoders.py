@@ -20,13 +20,7 @@ from cloudload.rows.tokenization.encoders import Encoder, FastokensEncoder, HFEn
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from testkit.corpora import byte_tokenizer
 from testkit.reference_tokens import encode
-from testkit.tokenizer_files import (
-    BACKENDS,
-    JSONS,
-    changed,
-    lose_byte,
-    needs_fastokens,
-)
+from testkit.tokenizer_files import BACKENDS, JSONS, changed, lose_byte, needs_fastokens
 
 pytestmark = pytest.mark.usefixtures("fresh_tokenizers")
 

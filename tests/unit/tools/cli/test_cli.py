@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +15,15 @@ from cloudload.tools.cli.command import in_words_of_options
 from testkit.corpora import byte_tokenizer
 
 
-def test_an_error_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["convert", str(tmp_path / "none"), str(tmp_path / "out")]) == 1
-    printed = capsys.readouterr()
+def test_an_error_is_one_line_on_stderr(tmp_path: Path, cli: Any) -> None:
+    printed = cli("convert", tmp_path / "none", tmp_path / "out", status=1)
     assert printed.out == ""
     assert printed.err.startswith("cloudload: cannot read the input ")
     assert printed.err.count("\n") == 1
 
 
-def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    printed = capsys.readouterr()
+def test_without_a_command_the_commands_are_listed(cli: Any) -> None:
+    printed = cli(status=2)
     assert printed.out == ""
     assert re.search(r"\n    convert +convert raw corpora", printed.err)
 
@@ -81,13 +80,12 @@ def test_a_wrong_option_shows_the_usage_of_its_command(
     ],
 )
 def test_errors_of_the_command_line_use_its_words(
-    arguments: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: str, expected: str, tmp_path: Path, cli: Any
 ) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "one"}\n')
     convert = ["convert", str(corpus), str(tmp_path / "out"), "--quiet"]
-    assert cli.main([*convert, *arguments.split()]) == 1
-    assert re.search(expected, capsys.readouterr().err.strip())
+    assert re.search(expected, cli(*convert, *arguments.split(), status=1).err.strip())
 
 
 def test_a_tokenizer_that_count_needs_is_missed_before_anything_is_read(
@@ -101,29 +99,22 @@ def test_a_tokenizer_that_count_needs_is_missed_before_anything_is_read(
     )
 
 
-def test_a_check_of_what_is_not_a_dataset_reports_no_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_of_what_is_not_a_dataset_reports_no_counts(tmp_path: Path, cli: Any) -> None:
     table = tmp_path / "table.csv"
     table.write_text("text\none\n")
-    assert cli.main(["check", str(table)]) == 1
-    _, kind, what, _ = capsys.readouterr().out.splitlines()
+    _, kind, what, _ = cli("check", table, status=1).out.splitlines()
     assert kind.startswith("  error: index-missing")
     assert what.startswith(f"    {table} is a file, not the folder")
 
 
-def test_a_changed_recipe_is_told_in_the_words_of_the_options(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_recipe_is_told_in_the_words_of_the_options(tmp_path: Path, cli: Any) -> None:
     corpus = tmp_path / "text_key.jsonl"
     corpus.write_text('{"text": "one"}\n')
     convert = ["convert", str(corpus), str(tmp_path / "out"), "--quiet"]
-    assert cli.main(convert) == 0
-    assert cli.main([*convert, "--text-key", "body"]) == 1
-    said = capsys.readouterr().err
+    cli(*convert)
+    said = cli(*convert, "--text-key", "body", status=1).err
     assert "options: --text-key was 'text' and is now 'body'. Run" in said
-    assert cli.main(["convert", str(corpus), str(tmp_path / "new"), "--text-key", "body"]) == 1
-    said = capsys.readouterr().err
+    said = cli("convert", corpus, tmp_path / "new", "--text-key", "body", status=1).err
     assert "text_key.jsonl" in said, "a file name must not be rewritten as an option"
     assert "Set --text-key to the name of the field that has the text\n" in said
 
@@ -158,12 +149,11 @@ def test_values_of_arguments_are_told_as_options(message: str, said: str) -> Non
 
 @pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
 def test_a_place_that_cannot_be_written_is_not_said_to_be_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+    tmp_path: Path, cli: Any, out: str
 ) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "one"}\n')
-    assert cli.main(["convert", str(corpus), out, "--quiet"]) == 1
-    said = capsys.readouterr().err
+    said = cli("convert", corpus, out, "--quiet", status=1).err
     assert said.startswith(f"cloudload: cannot write {out}")
     assert said.endswith(". Nothing can be stored there. Check the location\n")
 
@@ -178,7 +168,7 @@ def test_quiet_prints_nothing_and_keeps_the_report_that_was_asked_for(
     assert capfd.readouterr() == ("", "")
     assert cli.main([*arguments, "--json"]) == 0  # already complete
     assert json.loads(capfd.readouterr().out)["documents"] == 1
-    assert cli.main([str(each) for each in arguments if each != "--quiet"]) == 0
+    assert cli.main([each for each in arguments if each != "--quiet"]) == 0
     assert "documents  1" in capfd.readouterr().out
 
 

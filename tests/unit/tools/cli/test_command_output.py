@@ -85,10 +85,10 @@ def state(tmp_path: Path, data: str) -> list[str]:
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-16", "cp1252", "utf-8"])
 def test_json_is_utf_8_on_a_stdout_of_any_encoding(
-    data: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+    data: str, encoding: str, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
     found = redirect(monkeypatch, encoding)
-    assert cli.main(["head", data, "-n", "2"]) == 0
+    cli("head", data, "-n", "2")
     lines = parse_lines(found.getvalue().decode("utf-8"))
     assert [line["values"]["text"].startswith(f"naïve 漢字 {EVIL}") for line in lines] == [True] * 2
     assert [line["values"]["number"] for line in lines] == [None, None]
@@ -96,19 +96,19 @@ def test_json_is_utf_8_on_a_stdout_of_any_encoding(
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_bars_and_documents_are_shown_on_a_terminal_without_unicode(
-    data: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+    data: str, encoding: str, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
     found = redirect(monkeypatch, encoding, Terminal)
-    assert cli.main(["info", data]) == 0
-    assert cli.main(["head", data, "-n", "1"]) == 0
+    cli("info", data)
+    cli("head", data, "-n", "1")
     shown = found.getvalue().decode(encoding)
     assert "####" in shown
     assert r"\u6f22\u5b57" in shown
 
 
-def test_json_on_a_terminal_is_ascii(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_on_a_terminal_is_ascii(data: str, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
     found = redirect(monkeypatch, "utf-8", Terminal)
-    assert cli.main(["head", data, "--json", "-n", "1"]) == 0
+    cli("head", data, "--json", "-n", "1")
     assert found.getvalue().isascii()
     [line] = parse_lines(found.getvalue())
     assert EVIL in line["values"]["text"]
@@ -125,29 +125,28 @@ def test_json_on_a_terminal_is_ascii(data: str, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_bold_follows_the_wishes_of_the_terminal(
-    data: str, variables: dict[str, str], is_bold: bool, monkeypatch: pytest.MonkeyPatch
+    data: str, variables: dict[str, str], is_bold: bool, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     found = redirect(monkeypatch, "utf-8", Terminal)
-    assert cli.main(["head", data, "-n", "1"]) == 0
+    cli("head", data, "-n", "1")
     assert found.getvalue().startswith(b"\x1b[1m") == is_bold
     assert (b"\x1b" in found.getvalue()) == is_bold
 
 
 def test_a_result_that_cannot_be_printed_is_an_error(
-    data: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    data: str, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
     monkeypatch.setattr(sys, "stdout", None)
-    assert cli.main(["info", data]) == 1
-    assert "stdout is closed, so the result cannot be printed" in capsys.readouterr().err
+    assert "stdout is closed, so the result cannot be printed" in cli("info", data, status=1).err
 
 
 @pytest.mark.parametrize("stderr", [None, Log()])
 def test_work_goes_on_if_stderr_is_closed_or_not_a_file(
-    tmp_path: Path, stderr: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    tmp_path: Path, stderr: Any, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n')
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
@@ -155,9 +154,10 @@ def test_work_goes_on_if_stderr_is_closed_or_not_a_file(
     monkeypatch.setattr(sys, "stderr", stderr)
     convert_to_mds([str(tmp_path / "a.jsonl")], out, processes=1)
     for command in (["check", out], ["count", out, "--tokenizer", tokenizer], ["info", out]):
-        assert cli.main(command) == 0
-    assert cli.main(["info", str(tmp_path / "missing")]) == 1
-    assert "missing" not in capsys.readouterr().out, "an error is not a result"
+        cli(*command)
+    assert "missing" not in cli("info", tmp_path / "missing", status=1).out, (
+        "an error is not a result"
+    )
 
 
 def test_text_of_a_corpus_cannot_control_the_terminal(
@@ -184,12 +184,11 @@ def test_text_of_a_corpus_cannot_control_the_terminal(
     assert r"\x1b[31mred" in printed.err
 
 
-def test_an_estimate_without_an_error_bound_is_json(tmp_path: Path, capsys: Capture) -> None:
+def test_an_estimate_without_an_error_bound_is_json(tmp_path: Path, cli: Any) -> None:
     data = write_mds(tmp_path / "one-shard", random_documents(1, 3_000, max_words=3))
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     arguments = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--sample", "1%", "--json"]
-    assert cli.main(["count", data, *arguments]) == 0
-    [found] = parse_lines(capsys.readouterr().out.replace("\n", " "))
+    [found] = parse_lines(cli("count", data, *arguments).out.replace("\n", " "))
     assert found["error"] is None
 
 
@@ -199,8 +198,7 @@ def test_numbers_that_json_lacks_are_null() -> None:
 
 
 @pytest.mark.parametrize("more", [["--json"], ["--json", "--steps", "1:2"]])
-def test_json_of_runs_is_json(state: list[str], more: list[str], capsys: Capture) -> None:
+def test_json_of_runs_is_json(state: list[str], more: list[str], cli: Any) -> None:
     command = "trace" if "--steps" in more else "where"
     arguments = more if command == "trace" else [*more, "--sample", "3", "--until", "20"]
-    assert cli.main([command, *state, *arguments]) == 0
-    assert parse_lines(capsys.readouterr().out)
+    assert parse_lines(cli(command, *state, *arguments).out)

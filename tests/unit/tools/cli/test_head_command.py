@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cloudload import cli
 from cloudload.inspect import Sample, read_samples
 from cloudload.tools.cli.head_command import describe_sample
 from testkit.corpora import random_documents, write_mds
@@ -15,21 +15,18 @@ from testkit.corpora import random_documents, write_mds
 TEXTS = random_documents(5, 12)
 
 
-def test_a_pipe_gets_one_json_object_per_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_gets_one_json_object_per_line(tmp_path: Path, cli: Any) -> None:
     write_mds(tmp_path, TEXTS)
-    assert cli.main(["head", str(tmp_path), "-n", "3"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = cli("head", tmp_path, "-n", "3").out.splitlines()
     documents = [*read_samples(tmp_path, limit=3)]
     assert [json.loads(line) for line in lines] == [each.as_dict() for each in documents]
 
 
 def test_a_json_column_with_an_unpaired_surrogate_is_printed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], cli: Any
 ) -> None:
     write_mds(tmp_path, ["a"], extra={"meta": ("json", ["\ud800"])})
-    assert cli.main(["head", str(tmp_path)]) == 0
+    cli("head", tmp_path)
     assert json.loads(capfd.readouterr().out)["values"]["meta"] == "\ud800"
 
 
@@ -37,11 +34,10 @@ def test_a_json_column_with_an_unpaired_surrogate_is_printed(
     "options", [["--grep", "nothing like this"], ["--id", "none"], ["--grep", "nothing", "--json"]]
 )
 def test_no_match_is_said_on_stderr_and_by_the_exit_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+    tmp_path: Path, cli: Any, options: list[str]
 ) -> None:
     write_mds(tmp_path, TEXTS, extra={"id": ("str", [str(n) for n in range(len(TEXTS))])})
-    assert cli.main(["head", str(tmp_path), *options]) == 1
-    assert capsys.readouterr() == ("", "cloudload: no document matches\n")
+    assert cli("head", tmp_path, *options, status=1) == ("", "cloudload: no document matches\n")
 
 
 def test_a_long_document_is_shown_around_its_match() -> None:

@@ -12,8 +12,15 @@ import pyarrow
 import pytest
 
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.convert import convert_to_mds
-from testkit.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
+from testkit.conversions import (
+    COMPRESSORS,
+    convert,
+    convert_texts,
+    documents,
+    read_dataset,
+    refuse,
+    texts,
+)
 from testkit.readers import check_blocks
 
 DOCUMENTS = documents(300)
@@ -50,7 +57,7 @@ def test_files_of_pandas_and_pyarrow_are_read(tmp_path: Path, name: str, extensi
     WRITERS[name](tmp_path / "plain")
     path = tmp_path / f"{name}{extension}"
     path.write_bytes(COMPRESSORS[extension]((tmp_path / "plain").read_bytes()))
-    report = convert_to_mds(path, tmp_path / "out", keep=["meta.n"], block_bytes=999, **QUIET)
+    report = convert(path, keep=["meta.n"], block_bytes=999)
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert [(sample["text"], sample["meta.n"]) for sample in samples] == list(
         zip(DOCUMENTS, range(300), strict=True)
@@ -58,11 +65,12 @@ def test_files_of_pandas_and_pyarrow_are_read(tmp_path: Path, name: str, extensi
     assert samples[9]["id"] == f"{path.name}:10"
     assert report.input_bytes == path.stat().st_size
     check_blocks(path)
-    with pytest.raises(
-        ConvertError,
-        match=r"the record has no field 'body'. Its fields are: meta.n, text. Set text_key",
-    ):
-        convert_to_mds(path, tmp_path / "none", text_key="body", **QUIET)
+    refuse(
+        r"the record has no field 'body'. Its fields are: meta.n, text. Set text_key",
+        path,
+        tmp_path / "none",
+        text_key="body",
+    )
 
 
 def write_unframed(path: Path) -> None:
@@ -79,7 +87,7 @@ def test_a_file_that_only_its_footer_can_open_is_read(tmp_path: Path, extension:
     write_unframed(tmp_path / "plain")
     path = tmp_path / f"a.arrow{extension}"
     path.write_bytes(COMPRESSORS[extension]((tmp_path / "plain").read_bytes()))
-    report = convert_to_mds(path, tmp_path / "out", block_bytes=999, **QUIET)
+    report = convert(path, block_bytes=999)
     assert texts(str(tmp_path / "out"), tmp_path) == DOCUMENTS
     assert report.input_bytes == path.stat().st_size
     check_blocks(path)
@@ -101,10 +109,7 @@ def test_joined_files_are_refused(tmp_path: Path, case: str, extension: str) -> 
         write(tmp_path / "part")
         joined += COMPRESSORS[extension]((tmp_path / "part").read_bytes())
     path.write_bytes(joined)
-    with pytest.raises(
-        ConvertError, match=rf"{path} cannot be read as Arrow: (more data|it is da)"
-    ):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
+    refuse(rf"{path} cannot be read as Arrow: (more data|it is da)", path)
 
 
 def test_a_dictionary_of_texts_is_read_as_its_texts(tmp_path: Path) -> None:
@@ -112,8 +117,7 @@ def test_a_dictionary_of_texts_is_read_as_its_texts(tmp_path: Path) -> None:
 
     table = pandas.DataFrame({"text": DOCUMENTS}).astype("category")
     table.to_feather(tmp_path / "a.feather")
-    convert_to_mds(tmp_path / "a.feather", tmp_path / "out", **QUIET)
-    assert texts(str(tmp_path / "out"), tmp_path) == DOCUMENTS
+    assert convert_texts(tmp_path / "a.feather") == DOCUMENTS
 
 
 def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
@@ -121,19 +125,18 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> No
 
     rows = datasets.Dataset.from_list([{"text": text} for text in DOCUMENTS]).shuffle(seed=1)
     rows.save_to_disk(tmp_path / "in", num_shards=12)
-    convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
-    assert texts(str(tmp_path / "out"), tmp_path) == rows["text"][:]
+    assert convert_texts(tmp_path / "in") == rows["text"][:]
     check_blocks(tmp_path / "in")
     state = tmp_path / "in" / "state.json"
     listed = state.read_text()
     state.write_text(listed.replace("data-00003-of", "../data-00003-of"))
-    with pytest.raises(ConvertError, match=r"lacks '../data-00003-of-00012.arrow', which"):
-        convert_to_mds(tmp_path / "in", tmp_path / "none", **QUIET)
+    refuse(r"lacks '../data-00003-of-00012.arrow', which", tmp_path / "in", tmp_path / "none")
     state.write_text("[]")
-    with pytest.raises(
-        ConvertError, match=r"in/state.json does not have the format that save_to_disk writes"
-    ):
-        convert_to_mds(tmp_path / "in", tmp_path / "none", **QUIET)
+    refuse(
+        r"in/state.json does not have the format that save_to_disk writes",
+        tmp_path / "in",
+        tmp_path / "none",
+    )
 
 
 def test_a_split_of_a_saved_dict_is_chosen_by_its_name(tmp_path: Path) -> None:
@@ -142,17 +145,23 @@ def test_a_split_of_a_saved_dict_is_chosen_by_its_name(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list([{"text": text} for text in DOCUMENTS])
     splits = {"train": rows, "test": rows.select(range(3))}
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "in")
-    convert_to_mds(tmp_path / "in", tmp_path / "out", split="test", **QUIET)
+    convert(tmp_path / "in", split="test")
     samples = read_dataset(str(tmp_path / "out" / "test"), tmp_path)
     assert [sample["text"] for sample in samples] == DOCUMENTS[:3]
     for split in (None, "validation"):
-        with pytest.raises(ValueError, match=rf"split is {split!r}, but the splits of .* are \['t"):
-            convert_to_mds(tmp_path / "in", tmp_path / "none", split=split, **QUIET)
+        refuse(
+            rf"split is {split!r}, but the splits of .* are \['t",
+            tmp_path / "in",
+            tmp_path / "none",
+            split=split,
+            error=ValueError,
+        )
     (tmp_path / "in" / "dataset_dict.json").unlink()
-    with pytest.raises(
-        ConvertError, match=r"contains .*/in/test/, a dataset that save_to_disk wrote"
-    ):
-        convert_to_mds(tmp_path / "in", tmp_path / "none", **QUIET)
+    refuse(
+        r"contains .*/in/test/, a dataset that save_to_disk wrote",
+        tmp_path / "in",
+        tmp_path / "none",
+    )
 
 
 @pytest.mark.parametrize("cut", [4, 40, 5000, -4, -400])
@@ -160,8 +169,7 @@ def test_an_incomplete_file_is_named(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "a.arrow"
     write_file(path)
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(ConvertError, match=rf"{path} cannot be read as Arrow: .* Repair the file"):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
+    refuse(rf"{path} cannot be read as Arrow: .* Repair the file", path)
 
 
 def test_a_damaged_file_is_an_error_and_never_a_crash(tmp_path: Path) -> None:
@@ -175,7 +183,7 @@ def test_a_damaged_file_is_an_error_and_never_a_crash(tmp_path: Path) -> None:
             damaged[draw.randrange(8, len(whole) - 8)] = draw.randrange(256)
         path.write_bytes(damaged)
         try:
-            convert_to_mds(path, tmp_path / "out", skip_bad=True, overwrite=True, **QUIET)
+            convert(path, skip_bad=True, overwrite=True)
             outcomes.add("read")
         except ConvertError as error:
             outcomes.add(str(error)[: len(str(path)) + 24].removeprefix(f"{path} "))
@@ -187,12 +195,11 @@ def test_text_that_is_not_utf_8_makes_only_its_record_bad(tmp_path: Path) -> Non
     table = pyarrow.table({"text": binary.view(pyarrow.string())})
     with pyarrow.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
         writer.write_table(table)
-    report = convert_to_mds(tmp_path / "a.arrow", tmp_path / "out", skip_bad=True, **QUIET)
+    report = convert(tmp_path / "a.arrow", skip_bad=True)
     assert (report.documents, report.bad) == (2, 1)
     assert "a.arrow:2: the record is not UTF-8 (byte 0xff at offset 0)" in report.bad_records[0]
 
 
 def test_version_1_of_feather_is_refused_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
-    with pytest.raises(ConvertError, match=r"is a Feather version 1 file, .*. Convert it to Par"):
-        convert_to_mds(tmp_path / "a.feather", tmp_path / "out", **QUIET)
+    refuse(r"is a Feather version 1 file, .*. Convert it to Par", tmp_path / "a.feather")

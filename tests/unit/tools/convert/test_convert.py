@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 
 from cloudload.data.mds.codecs import decompress
 from cloudload.data.mds.index_parser import parse_index
-from cloudload.errors import ConvertError, StoreError
-from cloudload.tools.convert.convert import convert_to_mds
+from cloudload.errors import StoreError
 from testkit.conversions import (
-    QUIET,
+    convert,
+    convert_and_read,
     convert_lines,
+    convert_texts,
     dataset_bytes,
     leave_out_samples_hashes,
     read_dataset,
+    refuse,
+    refuse_lines,
     texts,
     write_corpus,
 )
@@ -30,9 +33,7 @@ from testkit.examples import EXAMPLES
 def test_the_block_size_does_not_show_in_the_output(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     for size in (1, 1000, 1 << 20):
-        convert_to_mds(
-            corpus, tmp_path / f"out{size}", block_bytes=size, shard_bytes=50_000, **QUIET
-        )
+        convert(corpus, tmp_path / f"out{size}", block_bytes=size, shard_bytes=50_000)
     assert (
         dataset_bytes(str(tmp_path / "out1"))
         == dataset_bytes(str(tmp_path / "out1000"))
@@ -48,14 +49,13 @@ def test_raw_shards_and_index_are_those_of_mdswriter(
 
     corpus = write_corpus(tmp_path / "corpus")
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    convert_to_mds(
+    convert(
         corpus,
         ours,
         keep=["n:int"],
         compression=compression,
         hashes=("sha1", "xxh64"),
         shard_bytes=30_000,
-        **QUIET,
     )
     columns = {"text": "str", "id": "str", "n": "int"}
     with MDSWriter(
@@ -121,13 +121,7 @@ def test_every_document_is_written_once_and_in_order(
     folder = tmp_path_factory.mktemp("any")
     documents = [json.dumps({"text": "x" + line}, ensure_ascii=False) for line in lines]
     (folder / "a.jsonl").write_bytes((ends.join(documents) + (ends if last_end else "")).encode())
-    convert_to_mds(
-        folder / "a.jsonl",
-        folder / "out",
-        block_bytes=block_bytes,
-        shard_bytes=shard_bytes,
-        **QUIET,
-    )
+    convert(folder / "a.jsonl", folder / "out", block_bytes=block_bytes, shard_bytes=shard_bytes)
     assert texts(str(folder / "out"), folder) == ["x" + line for line in lines]
 
 
@@ -136,8 +130,7 @@ def test_inputs_keep_the_order_of_the_arguments(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.txt").write_text(f"{name}1")
         (tmp_path / name / "2.jsonl").write_text(f'{{"text": "{name}2"}}')
-    convert_to_mds([tmp_path / "z", tmp_path / "a"], tmp_path / "out", **QUIET)
-    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    samples = convert_and_read([tmp_path / "z", tmp_path / "a"], tmp_path / "out")
     assert [sample["text"] for sample in samples] == ["z1", "z2", "a1", "a2"]
     assert [sample["id"] for sample in samples] == [
         "0/1.txt",
@@ -161,10 +154,8 @@ def test_globs_stay_within_a_folder_unless_doubled(
             "sub/[!d].*": ["sub/c.txt"],
         }.items()
     ):
-        convert_to_mds(glob, tmp_path / f"relative{number}", **QUIET)
-        assert texts(str(tmp_path / f"relative{number}"), tmp_path) == found
-        convert_to_mds(str(tmp_path / "in" / glob), tmp_path / f"absolute{number}", **QUIET)
-        assert texts(str(tmp_path / f"absolute{number}"), tmp_path) == found
+        assert convert_texts(glob, tmp_path / f"relative{number}") == found
+        assert convert_texts(str(tmp_path / "in" / glob), tmp_path / f"absolute{number}") == found
 
 
 def test_a_split_is_a_folder_below_the_output(tmp_path: Path) -> None:
@@ -181,9 +172,8 @@ def test_a_dataset_that_would_hide_its_splits_is_refused(
     for split in ("train", "val", "en/test"):
         convert_lines(tmp_path, ['{"text": "a"}'], split=split)
     before = sorted((tmp_path / "out").rglob("*"))
-    with pytest.raises(ConvertError) as raised:
-        convert_lines(tmp_path, ['{"text": "b"}'] * 9, **options)
-    assert str(raised.value) == (
+    said = refuse_lines("", tmp_path, ['{"text": "b"}'] * 9, **options)
+    assert said == (
         f"{tmp_path}/out has datasets in its subfolders: en/test, train, val. A dataset in "
         f"{tmp_path}/out itself would hide them. Set split (--split NAME) to write to a subfolder, "
         "or choose another output"
@@ -221,23 +211,26 @@ def test_a_dataset_that_already_has_an_index_may_be_written_again(tmp_path: Path
 def test_a_wrong_argument_is_a_value_error_that_names_it(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        convert_lines(tmp_path, ['{"text": "a"}'], **options)
+    refuse_lines(message, tmp_path, ['{"text": "a"}'], **options, error=ValueError)
 
 
 def test_what_cannot_be_converted_at_all_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no-such"):
-        convert_to_mds(tmp_path / "no-such", tmp_path / "out", **QUIET)
-    with pytest.raises(
-        ConvertError, match=r"no documents in a\.jsonl \(empty documents: 1, bad records: 0\)"
-    ):
-        convert_lines(tmp_path, ['{"text": ""}'])
-    with pytest.raises(
-        ConvertError,
-        match="encoding of the field 'nope', because no record near the start of the input has",
-    ):
-        convert_lines(tmp_path, ['{"text": "a"}'], keep=["nope"])
-    with pytest.raises(ValueError, match="is inside the input"):
-        convert_to_mds(tmp_path / "in", tmp_path / "in" / "mds", **QUIET)
-    with pytest.raises(ValueError, match="is in the inputs twice"):
-        convert_to_mds([tmp_path / "in", tmp_path / "in" / "a.jsonl"], tmp_path / "out2", **QUIET)
+    refuse("no-such", tmp_path / "no-such", error=StoreError)
+    refuse_lines(
+        r"no documents in a\.jsonl \(empty documents: 1, bad records: 0\)",
+        tmp_path,
+        ['{"text": ""}'],
+    )
+    refuse_lines(
+        "encoding of the field 'nope', because no record near the start of the input has",
+        tmp_path,
+        ['{"text": "a"}'],
+        keep=["nope"],
+    )
+    refuse("is inside the input", tmp_path / "in", tmp_path / "in" / "mds", error=ValueError)
+    refuse(
+        "is in the inputs twice",
+        [tmp_path / "in", tmp_path / "in" / "a.jsonl"],
+        tmp_path / "out2",
+        error=ValueError,
+    )

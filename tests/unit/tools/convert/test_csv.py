@@ -12,10 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.errors import ConvertError
-from cloudload.tools.convert.convert import convert_to_mds
 from cloudload.tools.convert.readers.csv import split_records
-from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
+from testkit.conversions import (
+    COMPRESSORS,
+    convert,
+    convert_and_read,
+    convert_texts,
+    read_dataset,
+    refuse,
+    texts,
+)
 from testkit.examples import EXAMPLES
 from testkit.readers import check_blocks
 
@@ -40,7 +46,7 @@ def test_tables_that_pandas_wrote_are_read_as_it_wrote_them(tmp_path: Path, name
     extension = name[name.find(".", 2) :] if name.count(".") > 1 else ""
     path = tmp_path / name
     path.write_bytes(COMPRESSORS[extension](plain.read_bytes()))
-    report = convert_to_mds(path, tmp_path / "out", keep=["n:int32", "code"], **QUIET)
+    report = convert(path, tmp_path / "out", keep=["n:int32", "code"])
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert [sample["text"] for sample in samples] == documents
     assert [sample["n"] for sample in samples] == list(range(200))
@@ -82,14 +88,12 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
     import pandas
 
     pandas.DataFrame({"text": ["a"]}).to_csv(tmp_path / "a.csv", encoding="utf-8-sig", index=False)
-    convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
-    assert read_dataset(str(tmp_path / "out"), tmp_path) == [{"id": "a.csv:2", "text": "a"}]
+    assert convert_and_read(tmp_path / "a.csv") == [{"id": "a.csv:2", "text": "a"}]
 
 
 def test_a_record_is_named_by_the_line_where_it_begins(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text,id\n"1\n2\n3",\n\nb,\nc,7\n')
-    convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
-    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    samples = convert_and_read(tmp_path / "a.csv")
     assert [sample["id"] for sample in samples] == ["a.csv:2", "a.csv:6", "7"]
 
 
@@ -99,8 +103,7 @@ def test_a_field_may_be_larger_than_the_limit_of_the_csv_module(tmp_path: Path) 
     before = csv.field_size_limit()
     long = "long, " * before
     pandas.DataFrame({"text": ["a", long]}).to_csv(tmp_path / "a.csv", index=False)
-    convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
-    assert texts(str(tmp_path / "out"), tmp_path) == ["a", long]
+    assert convert_texts(tmp_path / "a.csv") == ["a", long]
     assert csv.field_size_limit() == before
 
 
@@ -123,10 +126,9 @@ BAD_RECORDS = {
 def test_a_bad_record_stops_the_run_and_is_named(tmp_path: Path, record: bytes) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b'text,n\ngood,1\n"go\nod",2\n' + record + b"good,3\n")
-    with pytest.raises(ConvertError) as raised:
-        convert_to_mds(path, tmp_path / "out", keep=["n:int"], **QUIET)
-    assert f"{path}:5: {BAD_RECORDS[record]}" in str(raised.value)
-    report = convert_to_mds(path, tmp_path / "out", keep=["n:int"], skip_bad=True, **QUIET)
+    said = refuse("", path, keep=["n:int"])
+    assert f"{path}:5: {BAD_RECORDS[record]}" in said
+    report = convert(path, keep=["n:int"], skip_bad=True)
     assert (report.documents, report.bad) == (3, 1)
 
 
@@ -136,9 +138,8 @@ def test_a_quote_that_nothing_closes_is_named_where_its_record_begins(
 ) -> None:
     path = tmp_path / "a.tsv"
     path.write_text('n\ttext\n1\tgood\n2\t"Hello\n3\tlost\n')
-    with pytest.raises(ConvertError, match=rf"{path}:3: a quoted field .* has no closing quote"):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
-    report = convert_to_mds(path, tmp_path / "out", skip_bad=True, block_bytes=block_bytes, **QUIET)
+    refuse(rf"{path}:3: a quoted field .* has no closing quote", path)
+    report = convert(path, skip_bad=True, block_bytes=block_bytes)
     assert (report.documents, report.bad) == (1, 1)
 
 
@@ -162,18 +163,16 @@ def test_a_quote_that_nothing_closes_is_named_where_its_record_begins(
 )
 def test_a_header_that_cannot_be_used_is_named(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a.csv").write_bytes(data)
-    with pytest.raises(ConvertError) as raised:
-        convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
-    assert message in str(raised.value)
+    said = refuse("", tmp_path / "a.csv")
+    assert message in said
 
 
 def test_a_truncated_table_is_named_and_its_whole_records_are_kept(tmp_path: Path) -> None:
     documents = write_table(tmp_path / "plain")
     path = tmp_path / "a.csv.gz"
     path.write_bytes(COMPRESSORS[".gz"]((tmp_path / "plain").read_bytes())[:-400])
-    with pytest.raises(ConvertError, match=rf"{path}:\d+: the gz data ends too early"):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
-    report = convert_to_mds(path, tmp_path / "out", skip_bad=True, **QUIET)
+    refuse(rf"{path}:\d+: the gz data ends too early", path)
+    report = convert(path, skip_bad=True)
     kept = texts(str(tmp_path / "out"), tmp_path)
     assert (report.bad, kept) == (1, documents[: len(kept)])
     assert len(kept) > 10
@@ -197,8 +196,7 @@ def test_blank_lines_before_a_header_are_skipped(
     path.write_bytes(
         COMPRESSORS[extension](head + b"text,id\nhello,1\n\nworld,\n" + 99 * b"last,3\n")
     )
-    convert_to_mds(path, tmp_path / "out", **QUIET)
-    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    samples = convert_and_read(path)
     line = head.count(b"\n") + 4
     assert [sample["text"] for sample in samples[:3]] == ["hello", "world", "last"]
     assert [sample["id"] for sample in samples[:3]] == ["1", f"a.csv{extension}:{line}", "3"]
@@ -211,11 +209,10 @@ DUMP = b'\nid\ttext\n1\t"Heroes" by Bowie\n2\t"foo\r\n3\t"bar\n4\tplain\n5\t"in 
 def test_quotes_are_plain_text_on_request(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes(DUMP)
-    with pytest.raises(ConvertError, match=r"a.tsv:3, the first .* after a closing quote.*quoting"):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
+    refuse(r"a.tsv:3, the first .* after a closing quote.*quoting", path)
     for block_bytes in (1, 1000):
         out = tmp_path / f"out-{block_bytes}"
-        convert_to_mds(path, out, quoting="none", block_bytes=block_bytes, **QUIET)
+        convert(path, out, quoting="none", block_bytes=block_bytes)
         samples = {sample["id"]: sample["text"] for sample in read_dataset(str(out), tmp_path)}
         assert samples == {
             **{"1": '"Heroes" by Bowie', "2": '"foo', "3": '"bar'},
@@ -225,21 +222,24 @@ def test_quotes_are_plain_text_on_request(tmp_path: Path) -> None:
 
 def test_a_resumed_conversion_may_not_change_its_quoting(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("text\nplain\n")
-    convert_to_mds(tmp_path / "a.tsv", tmp_path / "out", **QUIET)
-    with pytest.raises(ConvertError, match="quoting was None and is now 'none'"):
-        convert_to_mds(tmp_path / "a.tsv", tmp_path / "out", quoting="none", **QUIET)
-    with pytest.raises(ValueError, match=r"quoting is 'off'\. Use one of csv, none"):
-        convert_to_mds(tmp_path / "a.tsv", tmp_path / "out2", quoting="off", **QUIET)
+    convert(tmp_path / "a.tsv")
+    refuse("quoting was None and is now 'none'", tmp_path / "a.tsv", quoting="none")
+    refuse(
+        r"quoting is 'off'\. Use one of csv, none",
+        tmp_path / "a.tsv",
+        tmp_path / "out2",
+        quoting="off",
+        error=ValueError,
+    )
 
 
 @pytest.mark.parametrize("quoting", ["csv", "none"])
 def test_a_record_above_the_limit_ends_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quoting: str
 ) -> None:
-    monkeypatch.setattr(csv, "MOST_RECORD_BYTES", 1 << 17)
+    monkeypatch.setattr("cloudload.tools.convert.readers.csv.MOST_RECORD_BYTES", 1 << 17)
     path = tmp_path / "a.csv"
     path.write_bytes(b"text\ngood\n" + b"x" * (1 << 18) + b"\nlost\n")
-    with pytest.raises(ConvertError, match=r"a\.csv:3: the record is larger than the limit"):
-        convert_to_mds(path, tmp_path / "out", quoting=quoting, **QUIET)
-    report = convert_to_mds(path, tmp_path / "out", quoting=quoting, skip_bad=True, **QUIET)
+    refuse(r"a\.csv:3: the record is larger than the limit", path, quoting=quoting)
+    report = convert(path, quoting=quoting, skip_bad=True)
     assert (report.documents, report.bad) == (1, 1)

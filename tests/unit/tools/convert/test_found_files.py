@@ -11,15 +11,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from cloudload.cli import main
-from cloudload.convert import convert_to_mds
 from cloudload.data.file_kinds import find_table, hidden_part
 from cloudload.data.mds.dataset import open_corpus
 from cloudload.data.storage.locations import Location
 from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.found_files import find_files
 from cloudload.tools.convert.inputs import list_inputs
-from testkit.conversions import QUIET, read_dataset
+from testkit.conversions import convert, convert_and_read, read_dataset
 from testkit.privileges import call_unprivileged
 
 
@@ -34,8 +32,7 @@ def write(folder: Path, *names: str) -> Path:
 
 def texts(inputs: Any, tmp_path: Path) -> list[str]:
     """Convert the inputs, and return the documents, sorted."""
-    convert_to_mds(inputs, tmp_path / "out", **QUIET)
-    return sorted(sample["text"] for sample in read_dataset(str(tmp_path / "out"), tmp_path))
+    return sorted(sample["text"] for sample in convert_and_read(inputs, tmp_path / "out"))
 
 
 def found(location: Path | str) -> list[str]:
@@ -80,7 +77,7 @@ def test_a_name_that_is_not_utf8_is_escaped_in_the_id(tmp_path: Path) -> None:
     for name, data in ((b"caf\xe9.jsonl", b'{"text": "a"}\n'), (b"\xff.txt", b"b")):
         os.makedirs(os.fsencode(tmp_path / "in"), exist_ok=True)
         Path(os.fsdecode(os.path.join(os.fsencode(tmp_path / "in"), name))).write_bytes(data)
-    report = convert_to_mds(tmp_path / "in", tmp_path / "out", segment_bytes=5, **QUIET)
+    report = convert(tmp_path / "in", segment_bytes=5)
     assert (report.documents, report.bad) == (2, 0)
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert {sample["id"] for sample in samples} == {"caf%E9.jsonl:@0", "%FF.txt"}
@@ -102,7 +99,7 @@ def test_the_root_the_home_and_the_current_folder_are_what_they_say(
     assert found("~") == ["c.jsonl"]
     assert find_files("/proc/self/../self/status").root == "/proc/self/../self/status"
     monkeypatch.chdir(write(tmp_path / "mds", "x"))
-    convert_to_mds(tmp_path / "here", ".", segment_bytes=10, **QUIET)
+    convert(tmp_path / "here", ".", segment_bytes=10)
     assert not Path(".convert").exists()
 
 
@@ -128,33 +125,29 @@ def test_what_begins_with_a_dot_or_an_underscore_is_hidden(name: str, hidden: st
     assert hidden_part(name) == hidden
 
 
-def test_hidden_files_are_left_out_and_listed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hidden_files_are_left_out_and_listed(tmp_path: Path, cli: Any) -> None:
     names = ("a.jsonl", "_temporary/0/a.jsonl", "_SUCCESS", "x/.b.crc", "_k=1/c.jsonl")
     write(tmp_path / "in", *names)
     said = "left out: 3 hidden or uncommitted files and folders: _SUCCESS, _temporary/, x/.b.crc\n"
-    assert main(["convert", str(tmp_path / "in"), "out", "--plan"]) == 0
-    assert said in capsys.readouterr().out
+    assert said in cli("convert", tmp_path / "in", "out", "--plan").out
     assert texts(tmp_path / "in", tmp_path) == ["_k=1/c.jsonl", "a.jsonl"]
 
 
 @pytest.mark.parametrize("segment_bytes", ["1m", "2m"])
 def test_the_summary_and_the_report_count_what_is_hidden(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], segment_bytes: str
+    tmp_path: Path, cli: Any, segment_bytes: str
 ) -> None:
     write(tmp_path / "in", "a.jsonl", *(f"_{number:02}" for number in range(30)))
     (tmp_path / "in/b.jsonl").write_text('{"text": "b"}\n' * 100_000)
     out = str(tmp_path / "out")
     command = ["convert", str(tmp_path / "in"), out, "--segment-bytes", segment_bytes]
     for _ in range(2):
-        assert main([*command, "--processes", "1"]) == 0
-        said = capsys.readouterr().out
+        said = cli(*command, "--processes", "1").out
         assert "30 hidden or uncommitted files and folders: _00, _01, _02, _03, _04, and 25" in said
     write(tmp_path / "more", "c.jsonl", ".d")
-    report = convert_to_mds(tmp_path / "more", out, segment_bytes=1 << 20, append=True, **QUIET)
+    report = convert(tmp_path / "more", out, segment_bytes=1 << 20, append=True)
     assert (report.hidden, report.hidden_names) == (31, tuple(f"_{n:02}" for n in range(20)))
-    assert convert_to_mds(tmp_path / "more", out, append=True, **QUIET).hidden == 31
+    assert convert(tmp_path / "more", out, append=True).hidden == 31
 
 
 def test_a_location_or_glob_that_names_what_is_hidden_reads_it(tmp_path: Path) -> None:

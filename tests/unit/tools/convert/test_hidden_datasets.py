@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.convert import convert_to_mds
-from cloudload.errors import ConvertError
-from testkit.conversions import QUIET, convert_lines, texts
+from testkit.conversions import convert, convert_lines, refuse, refuse_lines, texts
 
 LINES = [f'{{"text": "document {number}"}}' for number in range(40)]
 SPLITS = "train=0.5,val=0.5"
@@ -23,10 +21,9 @@ def test_splits_beside_an_index_that_would_hide_them_are_refused(
 ) -> None:
     convert_lines(tmp_path, LINES)
     before = sorted((tmp_path / "out").rglob("*"))
-    with pytest.raises(ConvertError) as raised:
-        convert_lines(tmp_path, LINES, **ARRAY, **how, **run)
+    said = refuse_lines("", tmp_path, LINES, **ARRAY, **how, **run)
     noun = "split val" if "split" in how else "splits train, val"
-    assert str(raised.value) == (
+    assert said == (
         f"{tmp_path}/out has an index.json, so it is a dataset that would hide the {noun}. "
         "Choose another output, or move the dataset to a subfolder"
     )
@@ -36,20 +33,17 @@ def test_splits_beside_an_index_that_would_hide_them_are_refused(
 @pytest.mark.parametrize("run", [{}, {"overwrite": True}, {"worker": "0/2"}], ids=str)
 def test_an_index_above_splits_is_refused(tmp_path: Path, run: dict[str, Any]) -> None:
     convert_lines(tmp_path, LINES, splits=SPLITS)
-    with pytest.raises(ConvertError, match="out has datasets in its subfolders: train, val"):
-        convert_lines(tmp_path, LINES, **ARRAY, **run)
-    with pytest.raises(
-        ConvertError, match=r"cannot append to .*, because it has no finished conversion"
-    ):
-        convert_lines(tmp_path, LINES, append=True)
+    refuse_lines("out has datasets in its subfolders: train, val", tmp_path, LINES, **ARRAY, **run)
+    refuse_lines(
+        r"cannot append to .*, because it has no finished conversion", tmp_path, LINES, append=True
+    )
     assert not (tmp_path / "out" / "index.json").exists()
     assert not (tmp_path / "out" / ".convert").exists()
 
 
 def test_a_split_with_datasets_in_its_folders_is_refused(tmp_path: Path) -> None:
     convert_lines(tmp_path, LINES, split="val/en")
-    with pytest.raises(ConvertError, match="out/val has datasets in its subfolders: en"):
-        convert_lines(tmp_path, LINES, splits=SPLITS)
+    refuse_lines("out/val has datasets in its subfolders: en", tmp_path, LINES, splits=SPLITS)
 
 
 def test_splits_beside_splits_are_fine(tmp_path: Path) -> None:
@@ -68,8 +62,7 @@ def test_datasets_that_appear_while_segments_are_converted_are_not_hidden(tmp_pa
     other.write_text('{"shards": [], "version": 2}')
     ways: list[dict[str, Any]] = [{"worker": "1/2"}, {"finish": True}, {}]
     for run in ways:
-        with pytest.raises(ConvertError, match="out has datasets in its subfolders: val"):
-            convert_to_mds(source, out, **QUIET, **ARRAY, **run)
+        refuse("out has datasets in its subfolders: val", source, out, **ARRAY, **run)
         assert not (tmp_path / "out" / "index.json").exists()
     other.unlink()
-    assert convert_to_mds(source, out, finish=True, **QUIET, **ARRAY).documents == 40
+    assert convert(source, out, finish=True, **ARRAY).documents == 40

@@ -11,13 +11,15 @@ import pytest
 from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.convert import convert_to_mds
 from testkit.conversions import (
-    QUIET,
     SETTINGS,
+    convert,
     convert_lines,
+    convert_until,
     dataset_bytes,
     documents,
     make_input,
     note_each_write,
+    refuse_lines,
     stop_after,
     texts,
     write_corpus,
@@ -28,22 +30,19 @@ def test_the_index_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     written: list[str] = []
 
     note_each_write(monkeypatch, lambda url: written.append(Path(url).name))
-    convert_to_mds(write_corpus(tmp_path / "corpus"), tmp_path / "out", shard_bytes=50_000, **QUIET)
+    convert(write_corpus(tmp_path / "corpus"), tmp_path / "out", shard_bytes=50_000)
     assert written[-1] == "index.json"
     assert written.count("index.json") == 1
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_conversion_that_has_begun_resumes_once_it_hides_no_splits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+    tmp_path: Path, overwrite: bool
 ) -> None:
     source, options = make_input(tmp_path / "in", "jsonl", documents(300))
-    stop_after(monkeypatch, 3)
-    with pytest.raises(StoreError, match="no room"):
-        convert_to_mds(source(), tmp_path / "out", **options, **SETTINGS)
-    monkeypatch.undo()
+    convert_until(3, source(), tmp_path / "out", **options, **SETTINGS)
     (tmp_path / "b.jsonl").write_text('{"text": "b"}')
-    convert_to_mds(tmp_path / "b.jsonl", tmp_path / "out", split="val", **QUIET)
+    convert(tmp_path / "b.jsonl", split="val")
     options |= {**SETTINGS, "overwrite": overwrite}
     with pytest.raises(ConvertError, match="out has datasets in its subfolders: val"):
         convert_to_mds(source(), tmp_path / "out", **options)
@@ -53,18 +52,13 @@ def test_a_conversion_that_has_begun_resumes_once_it_hides_no_splits(
 
 
 @pytest.mark.parametrize("form", ["jsonl", "gz", "lines", "text", "parquet", "dataset", "iterable"])
-def test_every_format_resumes_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+def test_every_format_resumes_where_it_stopped(tmp_path: Path, form: str) -> None:
     expected = documents(300)
     source, options = make_input(tmp_path / "in", form, expected)
     options |= SETTINGS
     convert_to_mds(source(), tmp_path / "whole", **options)
     for shards in (0, 3, 9):
-        stop_after(monkeypatch, shards)
-        with pytest.raises(StoreError, match="no room"):
-            convert_to_mds(source(), tmp_path / "out", **options)
-        monkeypatch.undo()
+        convert_until(shards, source(), tmp_path / "out", **options)
     report = convert_to_mds(source(), tmp_path / "out", **options)
     assert report.resumed_shards == 12
     assert report.documents == 300
@@ -83,17 +77,20 @@ def test_a_finished_conversion_is_left_alone(tmp_path: Path) -> None:
 
 def test_another_conversion_is_refused_until_told_to_overwrite(tmp_path: Path) -> None:
     convert_lines(tmp_path, ['{"text": "a"}'] * 400, shard_bytes=1500)
-    with pytest.raises(
-        ConvertError,
-        match=r"belongs to a conversion with different inputs or options: "
+    refuse_lines(
+        r"belongs to a conversion with different inputs or options: "
         r"text_key was 'text' and is now 'body'.*--overwrite",
-    ):
-        convert_lines(tmp_path, ['{"text": "a"}'] * 400, shard_bytes=1500, text_key="body")
-    with pytest.raises(
-        ConvertError,
-        match=r"with different inputs or options: a\.jsonl had 5600 bytes and now has 14",
-    ):
-        convert_lines(tmp_path, ['{"text": "b"}'], shard_bytes=1500)
+        tmp_path,
+        ['{"text": "a"}'] * 400,
+        shard_bytes=1500,
+        text_key="body",
+    )
+    refuse_lines(
+        r"with different inputs or options: a\.jsonl had 5600 bytes and now has 14",
+        tmp_path,
+        ['{"text": "b"}'],
+        shard_bytes=1500,
+    )
     convert_lines(tmp_path, ['{"text": "b"}'], overwrite=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "convert-report.json",
@@ -116,8 +113,12 @@ def test_changed_input_files_are_listed_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = stopped_conversion(tmp_path, monkeypatch, 2)
-    with pytest.raises(ConvertError, match=r"different inputs .*: .*jsonl had .* bytes and now h"):
-        convert_lines(tmp_path, [*lines, '{"text": "more"}'], shard_bytes=2000)
+    refuse_lines(
+        r"different inputs .*: .*jsonl had .* bytes and now h",
+        tmp_path,
+        [*lines, '{"text": "more"}'],
+        shard_bytes=2000,
+    )
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
@@ -137,7 +138,7 @@ def test_changed_input_files_are_listed_by_name(
     ],
 )
 def test_files_that_came_and_went_are_listed_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_finished: bool, change: Any, message: str
+    tmp_path: Path, is_finished: bool, change: Any, message: str
 ) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -148,10 +149,7 @@ def test_files_that_came_and_went_are_listed_by_name(
     if is_finished:
         convert_to_mds(folder, tmp_path / "out", **settings)
     else:
-        stop_after(monkeypatch, 2)
-        with pytest.raises(StoreError, match="no room"):
-            convert_to_mds(folder, tmp_path / "out", **settings)
-        monkeypatch.undo()
+        convert_until(2, folder, tmp_path / "out", **settings)
     change(folder)
     with pytest.raises(ConvertError, match=message):
         convert_to_mds(folder, tmp_path / "out", **settings)
@@ -162,18 +160,15 @@ def test_the_digests_of_very_many_files_are_compared_without_names(
 ) -> None:
     lines = stopped_conversion(tmp_path, monkeypatch, 2)
     monkeypatch.setattr("cloudload.tools.convert.conversion_plan.MOST_FILES", 0)
-    with pytest.raises(ConvertError, match="names and sizes was"):
-        convert_lines(tmp_path, [*lines, '{"text": "more"}'], shard_bytes=2000)
+    refuse_lines("names and sizes was", tmp_path, [*lines, '{"text": "more"}'], shard_bytes=2000)
 
 
 def test_a_dataset_of_another_tool_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "index.json").write_text("{}")
-    with pytest.raises(ConvertError, match="already contains a dataset"):
-        convert_lines(tmp_path, ['{"text": "a"}'])
+    refuse_lines("already contains a dataset", tmp_path, ['{"text": "a"}'])
     (tmp_path / "out" / "index.json").rename(tmp_path / "out" / "shard.00000.mds")
-    with pytest.raises(ConvertError, match="has shards, but no journal"):
-        convert_lines(tmp_path, ['{"text": "a"}'])
+    refuse_lines("has shards, but no journal", tmp_path, ['{"text": "a"}'])
 
 
 def test_a_shard_that_is_gone_is_written_again(
@@ -186,6 +181,11 @@ def test_a_shard_that_is_gone_is_written_again(
 
 
 def test_very_many_small_segments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"segment_bytes .* is 1, which would .* Use at least 1,0"):
-        convert_lines(tmp_path, ['{"text": "a"}'] * 1000, segment_bytes=1)
+    refuse_lines(
+        r"segment_bytes .* is 1, which would .* Use at least 1,0",
+        tmp_path,
+        ['{"text": "a"}'] * 1000,
+        segment_bytes=1,
+        error=ValueError,
+    )
     assert not (tmp_path / "out").exists()

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.errors import ConvertError
-from cloudload.tools.convert.convert import convert_to_mds
 from cloudload.tools.convert.readers.json import BrokenArrayError, split_array
-from testkit.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
+from testkit.conversions import COMPRESSORS, convert, convert_texts, documents, read_dataset, refuse
 from testkit.examples import EXAMPLES
 from testkit.readers import check_blocks
 
@@ -38,7 +36,7 @@ def test_arrays_are_read_element_by_element(tmp_path: Path, style: str, extensio
     write_array(tmp_path / "plain", style)
     path = tmp_path / f"a.json{extension}"
     path.write_bytes(COMPRESSORS[extension]((tmp_path / "plain").read_bytes()))
-    report = convert_to_mds(path, tmp_path / "out", keep=["meta"], block_bytes=999, **QUIET)
+    report = convert(path, keep=["meta"], block_bytes=999)
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert [(s["text"], s["meta"]["n"][0]) for s in samples] == [
         (text, number) for number, text in enumerate(DOCUMENTS)
@@ -51,8 +49,7 @@ def test_arrays_are_read_element_by_element(tmp_path: Path, style: str, extensio
 def test_lines_in_a_json_file_are_read_as_before(tmp_path: Path) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     (tmp_path / "a.json").write_text(f"\ufeff\n{lines}")
-    convert_to_mds(tmp_path / "a.json", tmp_path / "out", **QUIET)
-    assert texts(str(tmp_path / "out"), tmp_path) == DOCUMENTS
+    assert convert_texts(tmp_path / "a.json") == DOCUMENTS
     assert read_dataset(str(tmp_path / "out"), tmp_path)[0]["id"] == "a.json:2"
     check_blocks(tmp_path / "a.json")
 
@@ -126,10 +123,9 @@ def test_a_broken_array_is_named_and_its_whole_elements_are_kept(tmp_path: Path,
     folder.mkdir()
     (folder / "a.json").write_text(data)
     (folder / "b.json").write_text('{"text": "b"}')
-    with pytest.raises(ConvertError) as raised:
-        convert_to_mds(folder, tmp_path / "out", **QUIET)
-    assert message in str(raised.value)
-    report = convert_to_mds(folder, tmp_path / "out", skip_bad=True, **QUIET)
+    said = refuse("", folder)
+    assert message in said
+    report = convert(folder, skip_bad=True)
     assert (report.documents, report.bad) == (kept + 1, 1)
 
 
@@ -153,19 +149,16 @@ def test_an_element_that_is_broken_early_is_found_without_reading_the_file() -> 
 def test_an_object_of_several_lines_gets_a_hint(tmp_path: Path, name: str, count: int) -> None:
     path = tmp_path / name
     path.write_text(json.dumps({"text": "a", "n": 1}, indent=2) * count)
-    with pytest.raises(
-        ConvertError, match=r":1, .*: the record is invalid JSON .*one object per line if .*: jq -c"
-    ):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
+    refuse(
+        r":1, .*: the record is invalid JSON .*one object per line if .*: jq -c",
+        path,
+        tmp_path / "out",
+    )
 
 
 def test_an_array_in_a_file_of_lines_gets_a_hint_that_works(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     write_array(path, "indented")
-    with pytest.raises(
-        ConvertError,
-        match=r"a.jsonl:1, .*: the record is invalid JSON .*or set format \(--format\) to json",
-    ):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
-    report = convert_to_mds(path, tmp_path / "out", format="json", **QUIET)
+    refuse(r"a.jsonl:1, .*: the record is invalid JSON .*or set format \(--format\) to json", path)
+    report = convert(path, format="json")
     assert report.documents == len(ROWS)

@@ -10,11 +10,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from cloudload.cli import main
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.conversion_report import ConvertReport, cause_of, merge_causes
-from cloudload.tools.convert.convert import convert_to_mds
-from testkit.conversions import QUIET, read_dataset
+from testkit.conversions import convert, convert_and_read, read_dataset, refuse
 
 VALUES: dict[str, list[Any]] = {
     "text": ["a", None, "b"],
@@ -33,7 +31,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize("case", VALUES)
 def test_a_null_or_another_type_costs_no_document(tmp_path: Path, case: str) -> None:
     path = write(tmp_path, [{"text": "t", "x": value} for value in VALUES[case]] + [{"text": "t"}])
-    report = convert_to_mds(path, tmp_path / "out", keep=["x"], block_bytes=1, **QUIET)
+    report = convert(path, tmp_path / "out", keep=["x"], block_bytes=1)
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert [sample["x"] for sample in samples] == [*VALUES[case], None]
     assert (report.bad, report.columns["x"]) == (0, "json")
@@ -42,8 +40,7 @@ def test_a_null_or_another_type_costs_no_document(tmp_path: Path, case: str) -> 
 def test_a_null_in_a_typed_table_costs_no_document(tmp_path: Path) -> None:
     table = pyarrow.table({"text": ["a", "b"], "n": [1, None], "s": [None, "s"], "f": [None, 0.5]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    convert_to_mds(tmp_path / "a.parquet", tmp_path / "out", keep=["n", "s", "f"], **QUIET)
-    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    samples = convert_and_read(tmp_path / "a.parquet", keep=["n", "s", "f"])
     assert [(one["n"], one["s"], one["f"]) for one in samples] == [
         (1, None, None),
         (None, "s", 0.5),
@@ -70,7 +67,7 @@ def convert_typed(folder: Path, **options: Any) -> ConvertReport:
     path = folder / "a.jsonl"
     if not path.exists():  # writing it again would change its time
         write(folder, ROWS)
-    return convert_to_mds(path, folder / "out", keep=keep, **QUIET, **options)
+    return convert(path, folder / "out", keep=keep, **options)
 
 
 @pytest.mark.parametrize("block_bytes", [1, 1 << 20])
@@ -90,10 +87,9 @@ def test_an_error_lists_all_causes_of_its_block(tmp_path: Path) -> None:
     assert f"keep q:json. Causes: {causes}. Repair the input" in str(raised.value)
 
 
-def test_the_summary_lists_the_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_lists_the_causes(tmp_path: Path, cli: Any) -> None:
     command = ["convert", str(write(tmp_path, ROWS)), str(tmp_path / "out"), "--skip-bad"]
-    assert main([*command, "--keep", "q:float64", "--keep", "n:uint8"]) == 0
-    said = capsys.readouterr().out
+    said = cli(*command, "--keep", "q:float64", "--keep", "n:uint8").out
     for cause, number in CAUSES.items():
         assert f"  because    {cause} ({number})\n" in said
 
@@ -127,12 +123,14 @@ CHAT = [
 
 def test_the_json_of_a_chat_becomes_its_text(tmp_path: Path) -> None:
     path = write(tmp_path, CHAT)
-    with pytest.raises(ConvertError, match=r"Its fields are: messages. Set text_key"):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
-    with pytest.raises(ConvertError, match=r"'messages' is a list, not text. .* to messages:json"):
-        convert_to_mds(path, tmp_path / "out", text_key="messages", **QUIET)
-    convert_to_mds(path, tmp_path / "out", text_key="messages:json", **QUIET)
-    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    refuse(r"Its fields are: messages. Set text_key", path, tmp_path / "out")
+    refuse(
+        r"'messages' is a list, not text. .* to messages:json",
+        path,
+        tmp_path / "out",
+        text_key="messages",
+    )
+    samples = convert_and_read(path, tmp_path / "out", text_key="messages:json")
     assert [json.loads(sample["text"]) for sample in samples] == [row["messages"] for row in CHAT]
     assert "狐" in samples[0]["text"]
 
@@ -145,7 +143,7 @@ def test_the_json_of_any_value_but_null_becomes_text(
     tmp_path: Path, row: dict[str, Any], expected: str | None
 ) -> None:
     path = write(tmp_path, [row, {"x": {"y": [1]}}])
-    report = convert_to_mds(path, tmp_path / "out", text_key="x.y:json", skip_bad=True, **QUIET)
+    report = convert(path, tmp_path / "out", text_key="x.y:json", skip_bad=True)
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert [sample["text"] for sample in samples] == [expected, "[1]"][expected is None :]
     assert report.bad == (expected is None)

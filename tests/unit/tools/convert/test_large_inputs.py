@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.errors import ConvertError
-from cloudload.tools.convert.convert import convert_to_mds
 from cloudload.tools.convert.input_files import InputFile, read_decompressed
 from cloudload.tools.convert.readers import lines
-from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
+from testkit.conversions import COMPRESSORS, convert, read_dataset, refuse, texts
 from testkit.readers import check_blocks, read_records
 
 LIMIT = 1 << 18  # more than a piece of decompressed data that hardly shrinks
@@ -26,7 +24,7 @@ TOO_LONG = "the line is larger than 1 GiB, the limit of a record"
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the limit of a record to 256 KiB."""
     for module in ("input_files", "readers.lines"):
-        monkeypatch.setattr(f"cloudload.convert.{module}.MOST_RECORD_BYTES", LIMIT)
+        monkeypatch.setattr(f"cloudload.tools.convert.{module}.MOST_RECORD_BYTES", LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +55,8 @@ def test_a_line_above_the_limit_is_bad_and_the_lines_around_it_are_read(
     good = b'{"text": "good"}'
     data = b"\n".join([good, good, LONG[0], good, *LONG[1:]]) + end
     path.write_bytes(COMPRESSORS[extension](data))
-    with pytest.raises(ConvertError, match=f"{path}:3[:,].*{TOO_LONG}"):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
-    report = convert_to_mds(path, tmp_path / "out", skip_bad=True, block_bytes=block_bytes, **QUIET)
+    refuse(f"{path}:3[:,].*{TOO_LONG}", path)
+    report = convert(path, skip_bad=True, block_bytes=block_bytes)
     assert [record.split(": ")[0] for record in report.bad_records] == [
         f"{path}:{line}" for line in (3, 5, 6)
     ]
@@ -87,7 +84,7 @@ def test_a_line_above_the_limit_in_a_cut_file_is_named_by_its_offset(tmp_path: P
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' + LONG[0] + b'\n{"text": "b"}\n')
     out = tmp_path / "out"
-    report = convert_to_mds(path, out, skip_bad=True, segment_bytes=400_000, **QUIET)
+    report = convert(path, out, skip_bad=True, segment_bytes=400_000)
     assert report.bad_records == (f"{path}:@14: {TOO_LONG}",)
     assert texts(str(out), tmp_path) == ["a", "b"]
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from cloudload.cli import main
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.convert import convert_to_mds
-from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
+from testkit.conversions import COMPRESSORS, convert, convert_and_read, convert_texts
 
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"
@@ -25,7 +23,7 @@ LINE = b'{"text": "a"}\n'
 def refuse(path: Path, *parts: str, **options: Any) -> None:
     """Check that a conversion of the file is refused with a message that has these parts."""
     with pytest.raises(ConvertError) as raised:
-        convert_to_mds(path, path.parent / "out", **QUIET, **options)
+        convert(path, path.parent / "out", **options)
     for part in (str(path), *parts):
         assert part in str(raised.value)
 
@@ -36,19 +34,18 @@ def test_a_git_lfs_pointer_is_named_in_every_format(tmp_path: Path, name: str) -
     refuse(tmp_path / f"a.{name}", "the file is a Git LFS pointer", "git lfs pull")
 
 
-def test_a_git_lfs_pointer_in_the_place_of_an_index_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_git_lfs_pointer_in_the_place_of_an_index_is_named(tmp_path: Path, cli: Any) -> None:
     (tmp_path / "index.json").write_bytes(POINTER)
-    assert main(["info", str(tmp_path)]) == 1
-    assert "is not an MDS index: the file is a Git LFS pointer" in capsys.readouterr().err
+    assert (
+        "is not an MDS index: the file is a Git LFS pointer" in cli("info", tmp_path, status=1).err
+    )
 
 
 def test_a_pointer_among_texts_is_counted_as_bad(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(POINTER)
     (tmp_path / "in" / "b.txt").write_text("version https is a phrase")
-    report = convert_to_mds(tmp_path / "in", tmp_path / "out", skip_bad=True, **QUIET)
+    report = convert(tmp_path / "in", skip_bad=True)
     assert (report.documents, report.bad) == (1, 1)
     assert "in/a.txt: the file is a Git LFS pointer" in report.bad_records[0]
 
@@ -87,8 +84,7 @@ def test_utf_16_without_a_byte_order_mark_is_named(tmp_path: Path, name: str, co
 
 def test_a_text_that_has_nul_characters_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\0\0a\0bc")
-    convert_to_mds(tmp_path / "a.txt", tmp_path / "out", **QUIET)
-    assert texts(str(tmp_path / "out"), tmp_path) == ["\0\0a\0bc"]
+    assert convert_texts(tmp_path / "a.txt") == ["\0\0a\0bc"]
 
 
 JOINED = {
@@ -112,8 +108,7 @@ def test_a_line_of_several_values_is_explained(tmp_path: Path, case: str) -> Non
 def test_marks_before_an_object_are_not_part_of_it(tmp_path: Path, sign: bytes) -> None:
     lines = [sign + json.dumps({"text": text}).encode() + b"\r\n" for text in "abc"]
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
-    convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", **QUIET)
-    assert texts(str(tmp_path / "out"), tmp_path) == ["a", "b", "c"]
+    assert convert_texts(tmp_path / "a.jsonl") == ["a", "b", "c"]
 
 
 def test_a_byte_order_mark_within_joined_tables_is_not_part_of_a_value(tmp_path: Path) -> None:
@@ -121,6 +116,5 @@ def test_a_byte_order_mark_within_joined_tables_is_not_part_of_a_value(tmp_path:
     (tmp_path / "a.csv").write_bytes(table + table)
     refuse(tmp_path / "a.csv", "a.csv:3: the record repeats the header. If files were joined")
     (tmp_path / "a.csv").write_bytes(table + b"\xef\xbb\xbfb,2\n")
-    convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
-    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    samples = convert_and_read(tmp_path / "a.csv")
     assert samples == [{"id": "1", "text": "a"}, {"id": "2", "text": "b"}]

@@ -10,11 +10,8 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
-import pytest
 
-from cloudload.convert import convert_to_mds
-from cloudload.errors import ConvertError
-from testkit.conversions import QUIET, read_dataset
+from testkit.conversions import convert, convert_and_read, read_dataset, refuse
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -30,7 +27,7 @@ def write(root: Path, files: Mapping[str, Any]) -> Path:
 
 def values(inputs: Any, tmp_path: Path, *keep: str) -> list[Any]:
     """Convert, and return the values of the first kept field, in order."""
-    convert_to_mds(inputs, tmp_path / "out", keep=keep, **QUIET)
+    convert(inputs, tmp_path / "out", keep=keep)
     name = keep[0].partition(":")[0]
     return [sample[name] for sample in read_dataset(str(tmp_path / "out"), tmp_path)]
 
@@ -39,8 +36,7 @@ def test_a_field_is_taken_from_the_path(tmp_path: Path) -> None:
     root = write(tmp_path / "in", {"lang=de/a.jsonl": {}, "lang=en/y=1/b.jsonl": {}})
     assert values(root, tmp_path, "lang") == ["de", "en"]
     # also if the folder itself is the input
-    convert_to_mds(root / "lang=de", tmp_path / "one", keep=["lang"], **QUIET)
-    (sample,) = read_dataset(str(tmp_path / "one"), tmp_path)
+    (sample,) = convert_and_read(root / "lang=de", tmp_path / "one", keep=["lang"])
     assert sample["lang"] == "de"
 
 
@@ -60,8 +56,12 @@ def test_an_encoding_makes_numbers(tmp_path: Path) -> None:
     root = write(tmp_path / "in", {"year=2023/a.jsonl": {}, "year=2024/a.jsonl": {}})
     assert values(root, tmp_path, "year:int") == [2023, 2024]
     write(root, {"year=unknown/a.jsonl": {}})
-    with pytest.raises(ConvertError, match=r"the folder year=unknown of its path is not int"):
-        convert_to_mds(root, tmp_path / "out2", keep=["year:int"], **QUIET)
+    refuse(
+        r"the folder year=unknown of its path is not int",
+        root,
+        tmp_path / "out2",
+        keep=["year:int"],
+    )
 
 
 def test_every_format_has_the_fields_of_its_path(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_name_in_an_archive_that_is_not_utf8_is_escaped(tmp_path: Path) -> Non
     (tmp_path / "x.txt").write_text("x")
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as archive:
         archive.add(tmp_path / "x.txt", b"caf\xe9.txt".decode("utf-8", "surrogateescape"))
-    report = convert_to_mds(tmp_path / "a.tar", tmp_path / "out", **QUIET)
+    report = convert(tmp_path / "a.tar")
     assert (report.documents, report.bad) == (1, 0)
     (sample,) = read_dataset(str(tmp_path / "out"), tmp_path)
     assert sample["id"] == "caf%E9"

@@ -13,13 +13,13 @@ import pyarrow.parquet
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.errors import ConvertError, StoreError
+from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.readers import arrow, arrow_block, parquet
 from cloudload.tools.convert.readers.arrow_block import ArrowBlock
 from cloudload.tools.convert.readers.parquet import ParquetUnit
 from cloudload.tools.convert.records import BlockStart, Fields
-from testkit.conversions import SETTINGS, documents, make_input, stop_after, texts
+from testkit.conversions import SETTINGS, convert_until, documents, make_input, texts
 
 BLOCK_BYTES = 1 << 20
 FIELDS = Fields(["text"])
@@ -86,10 +86,7 @@ def test_blocks_that_are_cut_otherwise_at_a_resume_lose_and_repeat_no_document(
     (tmp_path / "in").mkdir()
     write(tmp_path / "in", pyarrow.table({"text": expected}))
     options = {**SETTINGS, "shard_bytes": 5_000, "block_bytes": 20_000}
-    stop_after(monkeypatch, shards)
-    with pytest.raises(StoreError, match="no room"):
-        convert_to_mds(tmp_path / "in", tmp_path / "out", **options)
-    monkeypatch.undo()
+    convert_until(shards, tmp_path / "in", tmp_path / "out", **options)
     cut_otherwise(monkeypatch)
     report = convert_to_mds(tmp_path / "in", tmp_path / "out", **options)
     assert (report.documents, report.resumed_shards) == (900, shards)
@@ -98,14 +95,11 @@ def test_blocks_that_are_cut_otherwise_at_a_resume_lose_and_repeat_no_document(
 
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 4_000])
 def test_a_conversion_whose_counts_and_shards_disagree_does_not_finish(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int
+    tmp_path: Path, segment_bytes: int
 ) -> None:
     source, options = make_input(tmp_path / "in", "jsonl", documents(300))
     options |= {**SETTINGS, "segment_bytes": segment_bytes}
-    stop_after(monkeypatch, 2)
-    with pytest.raises(StoreError, match="no room"):
-        convert_to_mds(source(), tmp_path / "out", **options)
-    monkeypatch.undo()
+    convert_until(2, source(), tmp_path / "out", **options)
     [path] = (tmp_path / "out").rglob(".convert/00001.json")
     entry = json.loads(path.read_text())
     entry["next"]["sample"] += 1

@@ -12,11 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from cloudload.cli import main
 from cloudload.convert import convert_to_mds
-from cloudload.errors import ConvertError
 from cloudload.tools.convert.rejects import MOST_CHARACTERS
-from testkit.conversions import QUIET, convert_lines, documents, make_input
+from testkit.conversions import QUIET, convert_lines, documents, make_input, refuse_lines
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -95,7 +93,7 @@ def test_samples_of_an_archive_give_their_json(tmp_path: Path) -> None:
 
 
 def test_files_with_the_most_bad_records_come_first_in_report_and_summary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Any
 ) -> None:
     (tmp_path / "in").mkdir()
     for number in range(1, 8):
@@ -103,8 +101,7 @@ def test_files_with_the_most_bad_records_come_first_in_report_and_summary(
         (tmp_path / "in" / f"{number}.jsonl").write_text("\n".join(lines))
     arguments = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--processes", "1"]
     arguments += ["--skip-bad", "--rejects", str(tmp_path / "rejects.jsonl")]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
+    printed = cli(*arguments).out
     worst = "7 in 7.jsonl, 6 in 6.jsonl, 5 in 5.jsonl, 4 in 4.jsonl, 3 in 3.jsonl"
     assert f"  bad        {worst}, fewer in 2 other files\n" in printed
     report = json.loads((tmp_path / "out" / "convert-report.json").read_text())["report"]
@@ -115,8 +112,9 @@ def test_files_with_the_most_bad_records_come_first_in_report_and_summary(
 def test_rejects_of_a_finished_conversion_cannot_be_had_later(tmp_path: Path) -> None:
     lines, rejects = ['{"text": "a"}', "{"], tmp_path / "rejects.jsonl"
     convert_lines(tmp_path, lines, skip_bad=True)
-    with pytest.raises(ConvertError, match="its bad records were not written to"):
-        convert_lines(tmp_path, lines, skip_bad=True, rejects=rejects)
+    refuse_lines(
+        "its bad records were not written to", tmp_path, lines, skip_bad=True, rejects=rejects
+    )
     convert_lines(tmp_path, lines, skip_bad=True, rejects=rejects, overwrite=True)
     before = rejects.read_bytes()
     assert convert_lines(tmp_path, lines, skip_bad=True, rejects=rejects).already_complete
@@ -124,8 +122,13 @@ def test_rejects_of_a_finished_conversion_cannot_be_had_later(tmp_path: Path) ->
 
 
 def test_rejects_without_skip_bad_or_among_the_inputs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rejects \(--rejects\) requires skip_bad"):
-        convert_lines(tmp_path, ['{"text": "a"}'], rejects=tmp_path / "rejects.jsonl")
+    refuse_lines(
+        r"rejects \(--rejects\) requires skip_bad",
+        tmp_path,
+        ['{"text": "a"}'],
+        rejects=tmp_path / "rejects.jsonl",
+        error=ValueError,
+    )
     source, options = make_input(tmp_path / "texts", "text", documents(3))
     with pytest.raises(ValueError, match="is inside the input"):
         convert(source(), tmp_path, rejects=tmp_path / "texts" / "rejects.jsonl", **options)

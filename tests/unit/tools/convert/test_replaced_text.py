@@ -14,10 +14,9 @@ import pyarrow.parquet
 import pytest
 from streaming import MDSWriter
 
-from cloudload.cli import main
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.convert import convert_to_mds
-from testkit.conversions import QUIET, read_dataset
+from testkit.conversions import QUIET, convert, read_dataset, refuse
 
 BAD = "caf\xe9 \xe2\x82".encode("latin-1")  # Latin-1, and the first two bytes of €
 GOOD = BAD.decode("utf-8", "replace")
@@ -100,7 +99,7 @@ def test_unpaired_surrogates_are_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(rows))
     for number, keep in enumerate(([], ["n:str"])):
         out = tmp_path / f"out-{number}"
-        report = convert_to_mds(tmp_path / "a.jsonl", out, keep=keep, errors="replace", **QUIET)
+        report = convert(tmp_path / "a.jsonl", out, keep=keep, errors="replace")
         samples = read_dataset(str(out), tmp_path)
         for name in ("id", "text", *(["n"] if keep else [])):
             assert [sample[name] for sample in samples] == [*SURROGATES.values()]
@@ -109,7 +108,7 @@ def test_unpaired_surrogates_are_replaced_and_counted(tmp_path: Path) -> None:
 
 def test_rows_of_an_iterator_are_replaced_too(tmp_path: Path) -> None:
     rows = [{"text": "a\udc80"}, {"text": "\ud83d\ude00"}, {"text": b"\xff"}]
-    report = convert_to_mds(iter(rows), tmp_path / "out", errors="replace", **QUIET)
+    report = convert(iter(rows), tmp_path / "out", errors="replace")
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert [sample["text"] for sample in samples] == ["a\ufffd", "\U0001f600", "\ufffd"]
     assert report.replaced == 3
@@ -120,26 +119,20 @@ def test_rows_of_an_iterator_are_replaced_too(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_not_text_stays_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "notes").write_bytes(content)
-    with pytest.raises(ConvertError, match="The data starts like"):
-        convert_to_mds(tmp_path / "notes", tmp_path / "out", errors="replace", **QUIET)
+    refuse("The data starts like", tmp_path / "notes", errors="replace")
 
 
-def test_the_command_says_in_how_many_documents(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_in_how_many_documents(tmp_path: Path, cli: Any) -> None:
     write_lines(tmp_path / "a.jsonl")
     command = ["convert", str(tmp_path / "a.jsonl"), str(tmp_path / "out")]
-    assert main([*command, "--errors", "replace"]) == 0
     assert (
-        "  replaced   characters that are not Unicode, in 1 document\n" in capsys.readouterr().out
+        "  replaced   characters that are not Unicode, in 1 document\n"
+        in cli(*command, "--errors", "replace").out
     )
-    assert main([*command, "--errors", "replace", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["replaced"] == 1
-    with pytest.raises(ConvertError, match="errors was 'replace' and is now None"):
-        convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", **QUIET)
+    assert json.loads(cli(*command, "--errors", "replace", "--json").out)["replaced"] == 1
+    refuse("errors was 'replace' and is now None", tmp_path / "a.jsonl")
 
 
 def test_an_unknown_choice_is_a_value_error(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl")
-    with pytest.raises(ValueError, match="errors is 'ignore'"):
-        convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", errors="ignore", **QUIET)
+    refuse("errors is 'ignore'", tmp_path / "a.jsonl", errors="ignore", error=ValueError)

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.errors import ConvertError
-from cloudload.tools.convert.convert import convert_to_mds
 from cloudload.tools.convert.readers import wet
-from testkit.conversions import QUIET, read_dataset
+from testkit.conversions import convert, read_dataset, refuse
 from testkit.readers import check_blocks, read_records
 
 INFO = (
@@ -41,9 +39,7 @@ def test_each_page_is_a_document_with_its_headers_as_fields(tmp_path: Path, name
     (tmp_path / name).write_bytes(joined)
     for number, block_bytes in enumerate((1, 3000, 1 << 20)):
         out = tmp_path / f"out-{number}"
-        report = convert_to_mds(
-            tmp_path / name, out, keep=["WARC-Target-URI"], block_bytes=block_bytes, **QUIET
-        )
+        report = convert(tmp_path / name, out, keep=["WARC-Target-URI"], block_bytes=block_bytes)
         samples = read_dataset(str(out), tmp_path)
         assert [sample["text"] for sample in samples] == texts_of(50)
         assert samples[7]["id"] == "urn:uuid:7"
@@ -58,9 +54,8 @@ def test_a_file_that_was_cut_off_is_named_and_its_whole_pages_are_kept(
 ) -> None:
     path = tmp_path / "a.wet"
     path.write_bytes(b"".join([*members(9), page(9, b"x" * 300)])[:cut])
-    with pytest.raises(ConvertError, match=rf"{path}:11.*(ends within a record|no valid Content)"):
-        convert_to_mds(path, tmp_path / "out", **QUIET)
-    report = convert_to_mds(path, tmp_path / "out", skip_bad=True, **QUIET)
+    refuse(rf"{path}:11.*(ends within a record|no valid Content)", path)
+    report = convert(path, skip_bad=True)
     assert (report.documents, report.bad) == (9, 1)
 
 
@@ -79,7 +74,7 @@ def test_what_is_no_text_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.Mon
     found = read_records(path)
     assert [record.problem for record in found] == problems
     assert [record.place for record in found] == ["1", "2", "3", "4", "5"]
-    report = convert_to_mds(path, tmp_path / "out", skip_bad=True, errors="replace", **QUIET)
+    report = convert(path, skip_bad=True, errors="replace")
     assert (report.documents, report.bad, report.replaced) == (2, 3, 1)
 
 
@@ -94,5 +89,4 @@ def test_a_wrong_length_ends_the_file(tmp_path: Path, length: str) -> None:
 @pytest.mark.parametrize("name", ["a.warc.gz", "a.warc", "a.warc.wat.gz"])
 def test_raw_pages_are_refused_with_a_way_out(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"WARC/1.0\r\n")
-    with pytest.raises(ConvertError, match=r"without their text\. Use the WET files of the crawl"):
-        convert_to_mds(tmp_path / name, tmp_path / "out", **QUIET)
+    refuse(r"without their text\. Use the WET files of the crawl", tmp_path / name)
