@@ -344,8 +344,8 @@ class RuntimeDocstrings(griffe.Extension):
     """A griffe extension that shows `CloudLoader.__doc__`, to which the code adds the options."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        if cls.path == "cloudload.loader.CloudLoader" and cls.docstring is not None:
-            from cloudload.loader import CloudLoader
+        if cls.name == "CloudLoader" and cls.docstring is not None:
+            from cloudload import CloudLoader
 
             text = inspect.cleandoc(f"{CloudLoader.__doc__}")
             # remove the defaults, because the page shows them in the signature
