@@ -4,8 +4,8 @@
     tokens           a a a b c c . .     d d d d d . . .
     segment_ids      1 1 1 2 3 3 0 0     1 1 1 1 1 0 0 0
     position_ids     0 1 2 0 0 1 0 1     0 1 2 3 4 0 1 2
-    stream_ids       0 0 0 0 1 1 - -     1 1 1 1 1 - - -     of the streams 0 0 1 1; - is -1
-    document_ids     7 7 7 2 4 4 - -     9 9 9 9 9 - - -     of the samples 7 2 4 9
+    stream_ids       0 0 0 0 1 1 - -     1 1 1 1 1 - - -     streams 0 0 1 1 (-: -1)
+    document_ids     7 7 7 2 4 4 - -     9 9 9 9 9 - - -     samples 7 2 4 9
     cu_seqlens       0 3 4 6 8 13 16     over both rows; the longest segment is 5
     masked labels    - a a - - c . .     - d d d d . . .
 

@@ -58,7 +58,8 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     for path in _list("examples", "*.py"):
         name, code = Path(path).name, (ROOT / path).read_text("utf-8")
-        page = f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n```py\n{code}```\n"
+        # without a table of contents, the column has room for lines of 100 characters
+        page = f"---\nhide: [toc]\nsearch:\n  exclude: true\n---\n\n# {name}\n\n```py\n{code}```\n"
         # the guides link to the page, so it needs no entry in the navigation
         inclusion = InclusionLevel.NOT_IN_NAV
         uri = site_path(path)
