@@ -44,7 +44,7 @@ def test_the_reference_lists_every_error_and_kind_of_failure() -> None:
 
 
 def test_the_checklist_for_a_storage_backend_names_every_method() -> None:
-    page = (ROOT / "docs/contributing/architecture.md").read_text()
+    page = (ROOT / "docs/contributing/extend.md").read_text()
     listed = re.search(r"methods of `storage\.base\.Backend` \((.+?)\)", page, re.DOTALL)
     methods = [name for name in vars(Backend) if not name.startswith("_")]
     assert listed is not None

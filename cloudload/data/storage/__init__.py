@@ -22,5 +22,5 @@
     hub        the Hugging Face Hub
     locations  of datasets; whether two are the same
 
-`docs/contributing/architecture.md` explains how to add a store.
+`docs/contributing/extend.md` explains how to add a store.
 """
