@@ -12,9 +12,11 @@ import html
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import tempfile
+import textwrap
 from pathlib import Path
 
 import torch
@@ -28,7 +30,8 @@ from testkit.browser import Browser, open_browser
 ROOT = Path(__file__).resolve().parents[1]
 SCREENS = ROOT / "docs/screens"
 COLUMNS = 80
-_LINE_PIXELS, _COLORS = 18, 96
+_WIDTH, _COLORS = 688, 96
+"""The width of the site's column in a window of 1,280 pixels, and the colors of a picture."""
 
 _DATASETS = (
     ("docs", "docs/**/*.md", "text"),
@@ -38,7 +41,8 @@ _DATASETS = (
 
 _TERMINAL = """<!doctype html><html data-ready=yes><meta charset=utf-8><style>
 body { margin: 0; background: #1e2229; color: #e6edf3 }
-pre { margin: 0; padding: 14px 18px; font: 13px/18px "DejaVu Sans Mono", monospace }
+pre { margin: 0; padding: 14px 18px; font: 13px/18px "DejaVu Sans Mono", monospace;
+white-space: pre-wrap }
 b { color: #7ee787; font-weight: normal }
 </style><pre>"""
 
@@ -85,20 +89,22 @@ class _Terminal(io.StringIO):
         return True
 
 
-def draw_command(
-    browser: Browser, name: str, arguments: list[str], width: int = 660, status: int = 0
-) -> None:
+def draw_command(browser: Browser, name: str, arguments: list[str], status: int = 0) -> None:
     """Run a command, and draw the command line and its output as in a terminal."""
     printed = _Terminal()
     with contextlib.redirect_stdout(printed):
         assert main(arguments) == status
-    command, output = html.escape(shlex.join(arguments)), html.escape(printed.getvalue())
+    # a long command continues on the next line, before an option
+    words = re.sub(r" (?!-)", "\0", f"cloudload {shlex.join(arguments)}")
+    lines = textwrap.wrap(words, COLUMNS - 4, break_on_hyphens=False, break_long_words=False)
+    command = html.escape(" \\\n    ".join(lines).replace("\0", " "))
+    output = html.escape(printed.getvalue())
     output = output.replace("\x1b[1m", "<strong>").replace("\x1b[0m", "</strong>")
-    text = f"<b>$</b> cloudload {command}\n{output}"
     page = Path("screen.html")
-    page.write_text(_TERMINAL + text, "utf-8")
-    browser.show_as(width, text.rstrip("\n").count("\n") * _LINE_PIXELS + 46, "dark")
+    page.write_text(f"{_TERMINAL}<b>$</b> {command}\n{output.rstrip()}", "utf-8")
+    browser.show_as(_WIDTH, 1, "dark")
     browser.open(page)
+    browser.show_as(_WIDTH, browser.evaluate("document.body.offsetHeight"), "dark")
     save_picture(browser, name)
 
 
@@ -118,7 +124,7 @@ def draw_check(browser: Browser) -> None:
     Path("modules.jsonl").write_text("\n".join(lines))
     convert_to_mds("modules.jsonl", "modules", shard_bytes=512_000, processes=1, progress=False)
     command = ["check", "modules", "--fail-on", "text-repeated,text-mojibake=10%", "--quiet"]
-    draw_command(browser, "check", command, width=1040, status=1)
+    draw_command(browser, "check", command, status=1)
 
 
 def log_losses() -> None:
@@ -214,13 +220,13 @@ def draw_state(browser: Browser) -> None:
         for _ in loader.take(100):
             pass
         Path("checkpoint.json").write_text(json.dumps({"loader": loader.state_dict()}))
-    draw_command(browser, "state", ["state", "show", "checkpoint.json"], width=900)
+    draw_command(browser, "state", ["state", "show", "checkpoint.json"])
 
 
 def draw_fetch(browser: Browser) -> None:
     """Draw `cloudload fetch`, which downloads shards before a run."""
     data = ["--data", "compressed/docs", "--tokenizer", "tokenizer", "--option", "seq_len=512"]
-    draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"], 1060)
+    draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"])
 
 
 def draw_notebook(browser: Browser) -> None:
