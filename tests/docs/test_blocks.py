@@ -326,3 +326,27 @@ def test_modules_named_in_the_documentation_exist() -> None:
         assert find_spec(module) is not None, module
     for script in sorted(set(re.findall(r"`((?:scripts|tests|examples)/[\w./-]+)", text))):
         assert (ROOT / script).exists(), script
+
+
+def test_names_of_the_package_in_the_documentation_exist() -> None:
+    text = "\n".join((ROOT / page).read_text("utf-8") for page in PAGES)
+    for name in sorted(set(re.findall(r"`(cloudload(?:\.\w+)+)", text))):
+        module, _, last = name.rpartition(".")
+        assert last in names_in(module) or find_spec(name) is not None, name
+
+
+def test_paths_in_the_pages_for_contributors_exist() -> None:
+    for page in ("architecture", "extend"):
+        text = (ROOT / f"docs/contributing/{page}.md").read_text("utf-8")
+        for path in sorted(set(re.findall(r"`(\w[\w/]*/[\w/]*(?:\.\w+)?)`", text))):
+            assert (ROOT / path).exists() or (ROOT / "cloudload" / path).exists(), path
+
+
+def test_the_members_of_modules_in_the_reference_exist() -> None:
+    page = (ROOT / "docs/reference/api.md").read_text("utf-8")
+    listed = re.findall(
+        r"^::: (cloudload\.[a-z_.]+)\n    options:\n +members: \[(.+)\]", page, re.M
+    )
+    assert len(listed) > 5
+    for module, members in listed:
+        assert set(members.split(", ")) <= names_in(module), module
