@@ -27,6 +27,7 @@ from cloudload import CloudLoader
 from cloudload.cli import main
 from testkit import ROOT
 from testkit.corpora import random_documents
+from tests.test_layout import ROOMS
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -335,11 +336,16 @@ def test_names_of_the_package_in_the_documentation_exist() -> None:
         assert last in names_in(module) or find_spec(name) is not None, name
 
 
-def test_paths_in_the_pages_for_contributors_exist() -> None:
-    for page in ("architecture", "extend"):
-        text = (ROOT / f"docs/contributing/{page}.md").read_text("utf-8")
-        for path in sorted(set(re.findall(r"`(\w[\w/]*/[\w/]*(?:\.\w+)?)`", text))):
-            assert (ROOT / path).exists() or (ROOT / "cloudload" / path).exists(), path
+@pytest.mark.parametrize("page", ["architecture", "extend", "ledger"])
+def test_paths_and_modules_in_a_page_for_contributors_exist(page: str) -> None:
+    text = (ROOT / f"docs/contributing/{page}.md").read_text("utf-8")
+    paths = re.findall(r"`(\w[\w/]*/[\w/]*(?:\.\w+)?)`", text)
+    modules = re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`", text)
+    assert paths or modules
+    for path in paths:
+        assert (ROOT / path).exists() or (ROOT / "cloudload" / path).exists(), path
+    for module in modules:
+        assert find_spec(f"cloudload.{module}") is not None, module
 
 
 def test_the_members_of_modules_in_the_reference_exist() -> None:
