@@ -18,7 +18,7 @@ to, for instance because the disk is full, the target's `OSError` is raised.
 
 The backend of each URL scheme. Schemes that are not listed here use fsspec.
 
-`docs/contributing/architecture.md` explains how to add a store.
+`docs/contributing/extend.md` explains how to add a store.
 """
 
 from __future__ import annotations
