@@ -138,20 +138,24 @@ class BestFitLanes:
         rows: list[Row] = []
         num_rows: list[int] = []
         for flat_lane, most in zip(flat_lanes.tolist(), wanted.tolist(), strict=True):
+            # `add` has packed all documents, so complete rows only have to be taken
             ready = self._lane(flat_lane).rows
             num_rows.append(min(most, len(ready)))
             rows += [ready.popleft() for _ in range(num_rows[-1])]
+        # turn rows into columns, to compute them as arrays
         ordinals, offsets, residues, of_rows, passed = (
             zip(*rows, strict=True) if rows else ((),) * 5
         )
         piece_rows, taken = decode_pieces(of_rows)
         table = self._table[taken]
         parts = self._release(taken)
+        # the parts become one buffer, in which a piece follows all pieces before it
         sizes = np.array(list(map(len, parts)), np.int64) // _TOKEN_BYTES
         table[:, BASE] += np.cumsum(sizes) - sizes
+        # a document that the cursor has passed is counted, even if it waits in an open row
         counted_rows, counted = decode_pieces(passed)
         documents = self._table[counted]
-        # a piece without tokens is in no row
+        # a piece without tokens is in no row, so it is released here
         self._release(counted[documents[:, SIZE] == documents[:, START]])
         stops = find_stops(table, self._packing.seq_len)
         return CutRows(

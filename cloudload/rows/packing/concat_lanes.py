@@ -82,25 +82,33 @@ class ConcatLanes:
         """
         table, buffers = self._gather(flat_lanes)
         lanes = np.searchsorted(flat_lanes, table[:, FLAT_LANE])
+        # tokens before `START` are already in rows
         left = table[:, SIZE] - table[:, START]
+        # documents are ordered by lane, so one sum over all of them gives offsets in every lane,
+        # once the base of the lane is subtracted
         ends = np.concatenate([[0], np.cumsum(left)])
         bases = ends[np.searchsorted(lanes, np.arange(len(flat_lanes) + 1))]
+        # only whole rows are cut, because the lane's next documents continue the tokens after them
         num_rows: Ints = np.minimum(wanted, np.diff(bases) // self._seq_len)
-        # a document is tokens [starts, starts + left) of its lane; rows take those before `taken`
+        # a document is tokens [starts, starts + left) of its lane, and rows take those before
+        # `taken`: all of them, some, or none if the document begins after the last row
         starts = ends[:-1] - bases[lanes]
         most = (num_rows * self._seq_len)[lanes]
         taken = np.clip(starts + left, starts, np.maximum(starts, most))
+        # rows are numbered across lanes, so a lane's rows follow those of the lanes before it
         first_rows = (np.cumsum(num_rows) - num_rows)[lanes]
         pieces = _cut_pieces(table, starts, taken, first_rows, self._seq_len)
 
         row_lanes = np.repeat(np.arange(len(flat_lanes)), num_rows)
         cursors = _cursors_after(table, pieces, len(row_lanes))
+        # a document without tokens has no piece, so the cursor tells which documents are read
         counted_rows = _first_rows_past(table, lanes, cursors, row_lanes)
         is_counted = counted_rows < len(row_lanes)
         counted = np.empty((np.count_nonzero(is_counted), 4), np.int64)
         counted[:, COUNTED_ROW] = counted_rows[is_counted]
         counted[:, COUNTED_STREAM:] = table[is_counted][:, [STREAM, COUNT, SIZE]]
 
+        # all other documents wait for the next cut, and rows may have begun the first of each lane
         rest = table[~is_counted]
         rest[:, START] += (taken - starts)[~is_counted]
         self._available[flat_lanes] = np.diff(bases) - num_rows * self._seq_len

@@ -65,15 +65,19 @@ def fill_rows(
     """
     num_rows, seq_len = out.shape
     lengths = row_lengths(pieces, num_rows)
+    # in flat rows, each piece is one range of tokens, so it takes one copy
     flat_starts = _flat_starts(pieces, out.shape)
     _, documents, starts, stops = pieces.T
     sizes = stops - starts
     streams = table[documents, STREAM]
     bos, eos = framing.bos[streams], framing.eos[streams]
+    # a document may span rows: only its first piece has its bos, and only its last has its eos
     has_bos, has_eos = (bos >= 0) & (starts == 0), (eos >= 0) & (stops == table[documents, SIZE])
+    # no buffer contains bos or eos, so copy the text between them, and set them afterward
     to = flat_starts + has_bos
     body_sizes = sizes - has_bos - has_eos
     froms = table[documents, BASE] + starts + has_bos
+    # memoryviews are copied to without NumPy's overhead for each piece, but need plain integers
     columns = (to, to + body_sizes, froms, froms + body_sizes, table[documents, BUFFER])
     flat = out.reshape(-1)
     target = flat.data
@@ -81,6 +85,7 @@ def fill_rows(
         target[at:stop] = buffers[number][start:end]
     flat[flat_starts[has_bos]] = bos[has_bos]
     flat[(flat_starts + sizes - 1)[has_eos]] = eos[has_eos]
+    # `out` may hold earlier rows, so padding is written, too
     for row in np.flatnonzero(lengths < seq_len).tolist():
         out[row, lengths[row] :] = 0
     return lengths

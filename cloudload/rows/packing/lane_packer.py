@@ -69,14 +69,18 @@ class LaneRows(Protocol):
     def add(self, documents: Documents, has_begun: Flags) -> None:
         """Add the next documents of lanes, or documents that `unread` lists.
 
-        `has_begun` is bool [documents]: True if the document is in the lane's residue, or if the
-        lane's starting cursor is inside the document. Raises a `ValueError` that names the lane if
-        a document does not match the cursor or the residue.
+        Next documents are sorted by flat lane, then by ordinal. `has_begun` is bool [documents]:
+        True if the document is in the lane's residue, or if the lane's starting cursor is inside
+        the document. Raises a `ValueError` that names the lane if a document does not match the
+        cursor or the residue.
         """
         ...
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        """Take the next rows of lanes, at most `wanted` from each, out of the documents added."""
+        """Take the next rows of lanes, at most `wanted` from each, out of the documents added.
+
+        `flat_lanes` includes all lanes to which documents were added since the last call.
+        """
         ...
 
 
@@ -184,16 +188,20 @@ class PackerLanes:
             for _ in range(num_rows[place]):
                 row, packed = len(residues), lane.packer.rows.popleft()
                 for ordinal, start, stop, is_last in packed.pieces:
+                    # keep a document's tokens until the row of its last piece
                     take = lane.documents.pop if is_last else lane.documents.__getitem__
                     document, tokens = take(ordinal)
+                    # each piece has its own row of the table, so documents may repeat in it
                     pieces += row, len(tables), start, stop
                     tables.append(document)
                     buffers.append(tokens)
                 cursors += packed.cursor
                 residues.append(packed.residue)
+                # a document without tokens has no piece, so the cursor tells which ones are read
                 while lane.uncounted and lane.uncounted[0][0] < packed.cursor[0]:
                     counted += (row, *lane.uncounted.popleft()[1:])
         table = np.array(tables, np.int64).reshape(-1, NUM_DOCUMENT_COLUMNS)
+        # a document has its own buffer; see `own_documents`
         table[:, BUFFER] = np.arange(len(table))
         return CutRows(
             num_rows=num_rows,
