@@ -156,3 +156,33 @@ def test_nothing_is_built_ahead_where_it_cannot_be_or_need_not(
     assert not orders.build_in_background(1)
     assert orders_in(tmp_path) == ["epoch-0.npy"]
     assert np.array_equal(orders(1), canonical_order(np.array(SHARDS), AHEAD, 1))
+
+
+def test_a_lack_of_memory_is_named(tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from cloudload.errors import CacheError
+from cloudload.order.order_cache import EpochOrders
+from cloudload.order.spec import OrderConfig
+orders = EpochOrders(Path(sys.argv[1]), np.array([10_000_000]), OrderConfig(True, "py1s", 99, 1, 1))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    orders(0)
+except CacheError as error:
+    print(error)
+"""
+    # 20 MB is too little to map the 40 MB file, and 60 MB is too little to also shuffle
+    for most_bytes in (20_000_000, 60_000_000):
+        printed = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), str(most_bytes)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert printed.startswith(
+            "not enough memory to build the order of epoch 0 (10,000,000 documents)"
+        )
+    assert orders_in(tmp_path) == []

@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from testkit.kinds import (
     loaders_of,
     tokens_of,
 )
+from testkit.loaders import make_loader
 from testkit.reference_order import canonical_order
 
 
@@ -46,6 +48,26 @@ def test_an_empty_document_between_others_is_passed_over(scratch: Path) -> None:
     check_every_token(
         scratch, Case((("a" * 10, "", "b" * 3),), 4, 1, 1, False, "py1e", 2, 0, 1, legs, eos=False)
     )
+
+
+def test_a_seekable_order_is_read_once_and_resumed_where_it_stopped(
+    tmp_path: Path,
+) -> None:
+    texts = [f"{number:03}" for number in range(200)]
+    folder = write_mds(tmp_path / "corpus", texts, shard_samples=[50, 1, 99, 50])
+
+    def new() -> CloudLoader:
+        return make_loader(folder, seq_len=4, batch_size=10, epochs=1, shuffle_algo="seekable")
+
+    def samples(loader: CloudLoader, batches: int | None = None) -> list[int]:
+        return [row[3] for batch in islice(loader, batches) for row in batch.spans.tolist()]
+
+    with new() as whole, new() as first, new() as second:
+        everything = samples(whole)
+        head = samples(first, 7)
+        second.load_state_dict(first.state_dict())
+        assert head + samples(second) == everything
+    assert sorted(everything) == list(range(200))
 
 
 def check_every_token(scratch: Path, case: Case) -> None:

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloudload.order.epoch_order import reads_per_shard
 from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.order.streaming_shuffles import shuffle_nodes
 from testkit.corpora import write_mds
 from testkit.examples import EXAMPLES
 from testkit.reference_order import Weight, canonical_order, interleave, sampling_of
@@ -199,3 +201,56 @@ def test_any_repeat_and_choose_is_what_streaming_makes_of_it(
             [choose // stream] * (stream - choose % stream)
             + [choose // stream + 1] * (choose % stream)
         )
+
+
+@given(
+    shards=st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any),
+    choose=st.integers(1, 400),
+    seed=st.integers(0, 99),
+)
+def test_a_draw_is_divided_among_the_shards_as_streaming_does(
+    shards: list[int], choose: int, seed: int
+) -> None:
+    from streaming.base.sampling import get_sampling
+
+    theirs = get_sampling(np.array(shards), choose, 1, seed, 0, False)
+    assert reads_per_shard(np.array(shards), choose, seed).tolist() == theirs.tolist()
+
+
+@settings(max_examples=5 * EXAMPLES)
+@given(
+    algorithm=st.sampled_from(["py1e", "py1br", "py1s", "py2s", "naive"]),
+    shards=st.lists(st.integers(0, 60), min_size=1, max_size=30).filter(any),
+    num_nodes=st.integers(1, 20),
+    block_size=st.integers(2, 90),
+    epoch=st.integers(0, 5),
+)
+def test_our_shuffles_are_streamings(
+    algorithm: str, shards: list[int], num_nodes: int, block_size: int, epoch: int
+) -> None:
+    check_shuffle(algorithm, shards, min(num_nodes, sum(shards)), block_size, epoch)
+
+
+@pytest.mark.parametrize("algorithm", ["py1e", "py1br", "py1s", "py2s", "naive"])
+def test_our_shuffles_are_streamings_where_they_go_by_parts(algorithm: str) -> None:
+    for block_size in (2_000, 60_000):
+        check_shuffle(algorithm, [1_000, 3_000, 500] * 100, 3, block_size, 1)
+
+
+def check_shuffle(
+    algorithm: str, shards: list[int], num_nodes: int, block_size: int, epoch: int
+) -> None:
+    from streaming.base.shuffle import get_shuffle
+
+    sizes = np.array(shards)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = get_shuffle(algorithm, sizes, num_nodes, 23, epoch, block_size)
+    nodes = list(
+        shuffle_nodes(
+            algorithm, sizes, num_nodes=num_nodes, seed=23, epoch=epoch, block_size=block_size
+        )
+    )
+    assert np.concatenate(nodes).tolist() == theirs.tolist()
+    bounds = np.arange(num_nodes + 1) * len(theirs) // num_nodes
+    assert list(map(len, nodes)) == np.diff(bounds).tolist()

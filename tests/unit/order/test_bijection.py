@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.order.bijection import permute, scramble
+from cloudload.order.bijection import (
+    CHUNK,
+    GOLDEN,
+    group_starts,
+    narrow_dtype,
+    permute,
+    permute_groups,
+    scramble,
+)
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -30,6 +38,87 @@ def moved(size: int, keys: Words, places: Ids | None = None, *, inverse: bool = 
 
 def keys_of(number: int) -> Words:
     return scramble(np.arange(number, dtype=np.uint64) + np.uint64(77))
+
+
+def test_scramble_is_the_finalizer_of_splitmix64() -> None:
+    """Its values at the multiples of the golden ratio are the output of SplitMix64 with seed 0."""
+    words = GOLDEN * np.arange(4, dtype=np.uint64)
+    expected = [0, 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert scramble(words).tolist() == expected
+    assert words.tolist() == expected, "the words are scrambled in place"
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (1, [0]),
+        (10, [1, 9, 8, 0, 5, 3, 4, 6, 7, 2]),
+        (63, [6, 29, 56, 2, 3, 30, 19, 37, 49, 0]),
+        (64, [21, 11, 46, 3, 28, 4, 51, 58, 30, 59]),
+        (100, [29, 25, 96, 93, 79, 57, 1, 53, 89, 49]),
+    ],
+)
+def test_a_bijection_never_changes(size: int, expected: list[int]) -> None:
+    key = np.array([7], np.uint64)
+    assert moved(size, key, np.arange(len(expected))).tolist() == [expected]
+
+
+def test_small_and_large_sizes_are_permuted_at_once_as_they_are_alone() -> None:
+    sizes = [3, 64, 63, 1_000_000, 65]
+    places, keys = np.array([2, 40, 40, 999_999, 0], np.uint64), keys_of(5)
+    for inverse in (False, True):
+        together = permute(places, np.array(sizes, np.uint64), keys, inverse=inverse)
+        for index, size in enumerate(sizes):
+            one = slice(index, index + 1)
+            assert (
+                moved(size, keys[one], places[one].astype(np.int64), inverse=inverse)[0, 0]
+                == together[index]
+            )
+
+
+def test_no_places_are_permuted_to_none() -> None:
+    none = np.empty(0, np.uint64)
+    assert permute(none, none, none).tolist() == []
+
+
+def test_groups_are_permuted_within_themselves() -> None:
+    keys = np.array([1, 2, 3, 4], np.uint64)
+    permuted = permute_groups(np.array([4, 0, 6, 1]), keys)
+    assert permuted.tolist() == [0, 2, 3, 1, 7, 6, 8, 5, 4, 9, 10]
+    assert permuted[:4].tolist() == moved(4, keys[:1])[0].tolist()
+    assert permuted[4:10].tolist() == (4 + moved(6, keys[2:3])[0]).tolist()
+
+
+def test_groups_across_a_chunk_are_permuted_as_those_within_one() -> None:
+    sizes, keys = np.array([CHUNK - 3, 10, CHUNK]), keys_of(3)
+    permuted = permute_groups(sizes, keys)
+    assert permuted.dtype == np.uint16
+    assert (permuted[CHUNK - 3 : CHUNK + 7] == CHUNK - 3 + moved(10, keys[1:2])[0]).all()
+    assert (permuted[CHUNK + 7 :] == CHUNK + 7 + moved(CHUNK, keys[2:])[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("most", "dtype"),
+    [
+        (0, np.uint8),
+        (255, np.uint8),
+        (256, np.uint16),
+        (65_535, np.uint16),
+        (65_536, np.uint32),
+        ((1 << 32) - 1, np.uint32),
+        (1 << 32, np.int64),
+        (1 << 60, np.int64),
+    ],
+)
+def test_the_narrowest_dtype_holds_the_largest_value(most: int, dtype: type) -> None:
+    assert narrow_dtype(most) == dtype
+    assert np.array([most], narrow_dtype(most)).tolist() == [most]
+
+
+def test_groups_start_where_those_before_them_end() -> None:
+    assert group_starts(np.array([3, 0, 2])).tolist() == [0, 3, 3, 5]
+    assert group_starts(np.array([200, 200], np.uint8)).tolist() == [0, 200, 400]
+    assert group_starts(np.array([], np.int64)).tolist() == [0]
 
 
 def test_every_size_has_bijections_that_can_be_undone() -> None:

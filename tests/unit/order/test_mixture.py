@@ -14,7 +14,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cloudload.errors import StreamChangedError
-from cloudload.order.mixture import Mixture, Weights, build_mixture, find_step
+from cloudload.order.mixture import (
+    Mixture,
+    Weights,
+    build_mixture,
+    find_step,
+    list_arcs,
+    merge_entries,
+    unevenness,
+)
 from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
 from testkit.reference_order import shares_at
@@ -138,6 +146,52 @@ def test_a_row_goes_by_the_last_bit_where_two_arcs_meet(row: int) -> None:
         assert plain(end / 2**53, 1 - end / 2**53).components(np.array([row]), 960).tolist() == [
             stream
         ]
+
+
+@pytest.mark.parametrize(
+    ("weights", "streams", "ends"),
+    [
+        ((2, 1, 1), [0, 1, 2], [1 << 63, 3 << 62]),
+        ((0, 1, 0, 3), [1, 3], [1 << 62]),
+        ((0, 5), [1], []),
+        ((1, 1, 1), [0, 1, 2], [2**64 // 3, 2**65 // 3]),
+    ],
+    ids=str,
+)
+def test_arcs_end_at_the_sums_of_the_shares_before_them(
+    weights: Weights, streams: list[int], ends: list[int]
+) -> None:
+    found, found_ends = list_arcs(weights)
+    assert found.tolist() == streams
+    assert found_ends.dtype == np.uint64
+    # a share is a float, which is off by up to 2⁻⁵³ of the circle
+    assert [
+        abs(found - end) >> 11 for found, end in zip(found_ends.tolist(), ends, strict=True)
+    ] == [0] * len(ends)
+
+
+def test_entries_that_change_no_share_are_dropped() -> None:
+    entries = [
+        (0, (1.0, 2.0)),
+        (5, (2.0, 4.0)),
+        (9, (1.0, 0.0)),
+        (12, (3.0, 0.0)),
+        (20, (1.0, 2.0)),
+    ]
+    assert merge_entries(entries) == (entries[0], entries[2], entries[4])
+
+
+def test_an_entry_holds_until_the_next_one() -> None:
+    mixture = Mixture(("a", "b"), ((0, (1, 0)), (10, (0, 1)), (20, (1, 1))))
+    assert [mixture.weights_at(row) for row in (0, 9, 10, 19, 20, 10**9)] == [
+        (1, 0),
+        (1, 0),
+        (0, 1),
+        (0, 1),
+        (1, 1),
+        (1, 1),
+    ]
+    assert mixture.components(np.array([9, 10]), 60).tolist() == [0, 1]
 
 
 GOLDEN_ROWS = "wwwcbwwcbwwwcbwwcbwwwcbwwcbwwwcbwwcbwwwcbwwcbwww"
@@ -414,3 +468,44 @@ def test_a_wrong_mixture_is_named_with_what_to_do(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build_mixture(given_names, proportions, schedule)
+
+
+# ---------------------------------------------------------------- the step
+
+
+@pytest.mark.parametrize(("walk", "most"), [("run", 7), ("lane", 10)])
+def test_no_stretch_of_up_to_1_000_rows_is_further_off_than_the_guide_says(
+    walk: str, most: int
+) -> None:
+    """An arc deviates by at most 1 plus the spread of how far the sorted points are ahead."""
+    stride = find_step(960) * (1 if walk == "run" else 960) % 2**64
+    points = np.arange(1000, dtype=np.uint64) * np.uint64(stride) / 2.0**64
+    ahead = [np.arange(rows) - rows * np.sort(points[:rows]) for rows in range(1, 1001)]
+    spreads = [1 + each.max() - each.min() for each in ahead]
+    assert most - 1 < max(spreads) < most
+    assert spreads[-1] <= 2
+
+
+@pytest.mark.parametrize("num_lanes", [*LANES, 36, 100, 500, 4096, 100_000])
+@pytest.mark.parametrize("walk", ["run", "lane"])
+def test_no_weights_could_be_further_off(num_lanes: int, walk: str) -> None:
+    stride = find_step(num_lanes) * (1 if walk == "run" else num_lanes)
+    points = np.array(sorted(row * stride % 2**64 >> 12 for row in range(1000)))
+    between = np.arange(1000)[:, None] - np.arange(1000)
+    expected = (points[:, None] - points) * 1000
+    longer = between > 0
+    most = ((between + 1) * 2**52 - expected)[longer].max() / 2**52
+    fewest = (expected - (between - 1) * 2**52)[longer].max() / 2**52
+    assert max(most, fewest) <= 2, "an arc must have at most 2 rows more or fewer than its share"
+
+
+def test_unevenness_is_the_furthest_that_an_arc_can_be_from_its_share() -> None:
+    """With step 1/4, rows are at four points, so the narrowest arc can have 250 of 1,000 rows."""
+    steps = np.array([0, 1 << 63, 1 << 62, 0x9E3779B97F4A7C15], np.uint64)
+    assert (unevenness(steps) / (1 << 21)).round(2).tolist() == [1000, 500, 250, 2.65]
+
+
+def test_the_unevenness_of_many_steps_is_that_of_each() -> None:
+    steps = np.arange(1, 201, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    alone = [int(unevenness(steps[index : index + 1])[0]) for index in (0, 63, 64, 150, 199)]
+    assert unevenness(steps)[[0, 63, 64, 150, 199]].tolist() == alone

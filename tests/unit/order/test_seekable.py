@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import CloudLoader
 from cloudload.order.epoch_order import positions_of
 from cloudload.order.order_cache import EpochOrders
-from cloudload.order.seekable import SeekableOrder, Shuffle
+from cloudload.order.seekable import SeekableOrder, ShardSpans, Shuffle, lay_spans, weigh
 from cloudload.order.spec import OrderConfig, Sampling
-from testkit.corpora import write_mds
 from testkit.examples import EXAMPLES
 from testkit.reference_order import canonical_order, interleave, order_of
 
@@ -36,8 +34,8 @@ def check_order(
 def test_every_order_of_a_few_samples_is_a_permutation() -> None:
     for number in range(1, 4):
         for sizes in itertools.product((0, 1, 5), repeat=number):
-            for num_nodes in {1, 2, 3, 7} & set(range(1, sum(sizes) + 1)):
-                for block_size in (2, 3, 8):
+            for num_nodes in {1, 2, 7} & set(range(1, sum(sizes) + 1)):
+                for block_size in (2, 8):
                     samples = order_of(list(sizes), num_nodes, block_size)[:]
                     assert sorted(samples.tolist()) == list(range(sum(sizes)))
 
@@ -179,6 +177,145 @@ def test_what_is_drawn_is_another_in_every_epoch_and_all_in_the_end() -> None:
     assert (reads < 40).all()
 
 
+@pytest.mark.parametrize(
+    ("num_samples", "block_size", "seed", "edges"),
+    [
+        (30, 8, 1, [9, 17, 25]),
+        (30, 8, 2, [6, 14, 22]),  # the last block is as large as any
+        (30, 8, 3, [5, 13, 21]),  # it has 9 samples, because 1 sample is no block
+        (30, 4, 3, [2, 6, 10, 14, 18, 22, 26]),
+        (9, 4, 1, [4]),
+        (9, 4, 2, [3, 7]),  # the last block is half as large, the least that it can be
+        (5, 8, 1, []),
+    ],
+)
+def test_samples_stay_in_their_block(
+    num_samples: int, block_size: int, seed: int, edges: list[int]
+) -> None:
+    """The first block is half to one and a half times as large as the others, by the seed."""
+    samples = order_of([num_samples], 1, block_size, seed)[:]
+    for start, stop in itertools.pairwise([0, *edges, num_samples]):
+        assert sorted(samples[start:stop].tolist()) == list(range(start, stop))
+    uses = SeekableOrder(np.ones(num_samples, np.int64), Shuffle(1, seed, block_size), 0).uses()
+    assert sorted({*uses.first_rounds.tolist(), *uses.stop_rounds.tolist()}) == [
+        0,
+        *edges,
+        num_samples,
+    ]
+
+
+def test_without_shuffle_a_node_uses_its_shards_in_order() -> None:
+    """Node 0 reads 6 samples of shard 0 and one of shard 1, and node 1 the other 4, and shard 2."""
+    uses = order_of([6, 5, 4], 2, None).uses()
+    assert uses.nodes.tolist() == [0, 0, 1, 1]
+    assert uses.shards.tolist() == [0, 1, 1, 2]
+    assert uses.first_rounds.tolist() == [0, 6, 0, 4]
+    assert uses.stop_rounds.tolist() == [6, 7, 4, 8]
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    sizes=st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any),
+    num_nodes=st.integers(1, 5),
+    block_size=st.integers(2, 30) | st.none(),
+    epoch=st.integers(0, 3),
+)
+def test_a_node_reads_a_shard_only_in_the_rounds_of_its_use(
+    sizes: list[int], num_nodes: int, block_size: int | None, epoch: int
+) -> None:
+    num_nodes = min(num_nodes, sum(sizes))
+    order = order_of(sizes, num_nodes, block_size, epoch=epoch)
+    uses = order.uses()
+    used = {
+        (node, shard, number)
+        for node, shard, first, stop in zip(
+            *(array.tolist() for array in vars(uses).values()), strict=True
+        )
+        for number in range(first, stop)
+    }
+    shards = np.searchsorted(np.cumsum(sizes), order[:], side="right").tolist()
+    full_rounds = sum(sizes) // num_nodes
+    for position, shard in enumerate(shards[: full_rounds * num_nodes]):
+        assert (position % num_nodes, shard, position // num_nodes) in used
+
+
+def test_a_draw_is_of_other_samples_in_every_epoch_after_the_full_passes() -> None:
+    """Streams of 3 and 4 samples give 8 and 2: two passes and a draw of 2, and a draw of 2."""
+    epochs = [
+        SeekableOrder(np.array([3, 4]), Shuffle(1, 1, None), epoch, [(1, 8), (1, 2)])[:].tolist()
+        for epoch in range(3)
+    ]
+    assert [samples[:6] for samples in epochs] == [[0, 1, 2] * 2] * 3
+    assert [samples[6:] for samples in epochs] == [[0, 1, 3, 4], [1, 2, 6, 3], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "draw", "sizes"),
+    [
+        ([(2, 10), (1, 2)], 0, [3, 1, 4, 2, 2]),
+        ([(2, 7), (1, 5)], 0, [3, 0, 4, 0, 5, 0]),
+        ([(1, 1), (2, 20)], 0, [1, 4, 4, 0, 5, 5, 2]),
+        ([(1, 1), (2, 20)], 1, [1, 4, 4, 1, 5, 5, 1]),
+        ([(3, 5)], 0, [1, 1, 3]),  # 5 samples of 3, 4 and 5 of 12 are 1¼, 1⅔ and 2 1/12
+        ([(3, 5)], 1, [1, 2, 2]),
+        ([(3, 5)], 9, [2, 1, 2]),
+        ([(3, 5)], 12, [1, 1, 3]),
+    ],
+    ids=str,
+)
+def test_a_stream_is_passes_over_its_shards_and_a_share_of_its_rest(
+    weights: list[tuple[int, int]], draw: int, sizes: list[int]
+) -> None:
+    assert weigh(np.array([3, 4, 5]), weights, draw).sizes.tolist() == sizes
+
+
+def test_the_runs_of_a_shard_are_its_passes_and_then_its_draw() -> None:
+    runs = weigh(np.array([3, 4, 5]), [(1, 1), (2, 20)], 0)
+    assert runs.shards is not None
+    assert runs.is_draw is not None
+    assert runs.shards.tolist() == [0, 1, 1, 1, 2, 2, 2]
+    assert runs.is_draw.tolist() == [True, False, False, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bounds", "shards", "offsets", "starts"),
+    [
+        ([3, 4], [5], [0, 1, 1], [0, 0, 2], [0, 3, 5, 7]),
+        ([7], [2, 4], [0, 0, 0], [0, 2, 4], [0, 2, 4, 7]),  # a run of three nodes
+        ([3, 4], [], [0, 1], [0, 0], [0, 3, 7]),
+    ],
+    ids=str,
+)
+def test_runs_are_cut_at_the_borders_of_nodes(
+    sizes: list[int], bounds: list[int], shards: list[int], offsets: list[int], starts: list[int]
+) -> None:
+    spans = lay_spans(ShardSpans(np.array(sizes)), np.array(bounds, np.int64), None)
+    assert spans.shards.tolist() == shards
+    assert spans.offsets.tolist() == offsets
+    assert spans.starts.tolist() == starts
+    assert spans.is_draw is None
+
+
+def test_the_parts_of_a_draw_are_draws() -> None:
+    runs = ShardSpans(np.array([3, 4, 2]), np.array([0, 0, 1]), np.array([False, True, False]))
+    spans = lay_spans(runs, np.array([2, 5]), None)
+    assert spans.shards.tolist() == [0, 0, 0, 0, 1]
+    assert spans.offsets.tolist() == [0, 2, 0, 2, 0]
+    assert spans.starts.tolist() == [0, 2, 3, 5, 7, 9]
+    assert spans.is_draw is not None
+    assert spans.is_draw.tolist() == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("epoch", range(3))
+def test_runs_are_permuted_before_they_are_cut_and_each_nodes_spans_after(epoch: int) -> None:
+    keys = np.array([5], np.uint64), np.array([epoch, 7 + epoch], np.uint64)
+    spans = lay_spans(ShardSpans(np.array([3, 4, 5, 6])), np.array([9]), keys)
+    sizes = np.diff(spans.starts)
+    read = np.stack([spans.shards, spans.offsets, sizes], axis=1)[sizes > 0].tolist()
+    assert sorted(read[:2]) == [[0, 0, 3], [3, 0, 6]]
+    assert sorted(read[2:]) == [[1, 0, 4], [2, 0, 5]]
+
+
 CONFIG = OrderConfig(True, "seekable", 20, 4, 1)
 
 
@@ -194,41 +331,3 @@ def test_the_orders_of_a_run_need_no_file(tmp_path: Path, sampling: Sampling | N
         assert positions_of(orders(epoch), 5).tolist() == positions_of(whole, 5).tolist()
     assert not orders.build_in_background(1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_loader_reads_every_document_once_and_resumes_where_it_stopped(tmp_path: Path) -> None:
-    from testkit.corpora import EOS, byte_tokenizer
-
-    folder = write_mds(
-        tmp_path / "corpus",
-        [f"{number:03}" for number in range(200)],
-        shard_samples=[50, 1, 99, 50],
-    )
-
-    def samples(loader: CloudLoader, batches: int | None = None) -> list[int]:
-        return [
-            sample
-            for batch in itertools.islice(loader, batches)
-            for sample in batch.spans[:, 3].tolist()
-        ]
-
-    def loader() -> CloudLoader:
-        return CloudLoader(
-            folder,
-            local=str(tmp_path / "cache"),
-            tokenizer=byte_tokenizer(),
-            eos=EOS,
-            seq_len=4,
-            batch_size=10,
-            num_workers=0,
-            epochs=1,
-            shuffle_algo="seekable",
-        )
-
-    with loader() as whole:
-        everything = samples(whole)
-    assert sorted(everything) == list(range(200))
-    with loader() as first, loader() as second:
-        head = samples(first, 7)
-        second.load_state_dict(first.state_dict())
-        assert head + samples(second) == everything

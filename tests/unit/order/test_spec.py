@@ -1,4 +1,4 @@
-"""`repeat` and `choose` set how many samples an epoch reads from each shard, as in Streaming."""
+"""`repeat` and `choose` set how many samples of each stream an epoch reads."""
 
 from __future__ import annotations
 
@@ -7,27 +7,49 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cloudload.order.epoch_order import reads_per_shard
-from cloudload.order.spec import Sampling
+from cloudload.order.spec import OrderConfig, Sampling, num_positions
 
 Weight = dict[str, Any]
 
 
-@given(
-    shards=st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any),
-    choose=st.integers(1, 400),
-    seed=st.integers(0, 99),
-)
-def test_a_draw_is_divided_among_the_shards_as_streaming_does(
-    shards: list[int], choose: int, seed: int
-) -> None:
-    from streaming.base.sampling import get_sampling
+def sampling_of(
+    samples: list[int], repeat: list[float | None], choose: list[int | None]
+) -> Sampling | None:
+    """The sampling of streams with some samples, in 2, 3, … shards."""
+    shards = range(2, 2 + len(samples))
+    return Sampling.of(samples, shards, repeat, choose, [f"s{index}" for index in shards])
 
-    theirs = get_sampling(np.array(shards), choose, 1, seed, 0, False)
-    assert reads_per_shard(np.array(shards), choose, seed).tolist() == theirs.tolist()
+
+def test_streams_that_are_read_once_need_no_sampling() -> None:
+    assert sampling_of([5, 9], [None, None], [None, None]) is None
+    assert sampling_of([5, 9], [1, 1.1], [None, None]) is None
+    assert sampling_of([5, 9], [1, None], [None, 9]) is None
+    assert sampling_of([5, 0], [1.1, None], [None, None]) is None
+
+
+def test_if_one_stream_is_sampled_all_streams_are() -> None:
+    assert sampling_of([5, 9], [None, 2], [None, None]) == Sampling((2, 3), (5, 18))
+    assert sampling_of([5, 9], [None, None], [6, None]) == Sampling((2, 3), (6, 9))
+    assert sampling_of([5, 9], [0.2, None], [None, 1]) == Sampling((2, 3), (1, 1))
+
+
+def test_numbers_of_numpy_are_plain_ones_in_a_sampling() -> None:
+    sampling = sampling_of(list(np.array([5, 9])), [None, 2], [None, None])
+    assert sampling is not None
+    assert [type(number) for number in sampling.shards_per_stream + sampling.choose] == [int] * 4
+
+
+def test_an_epoch_has_each_sample_or_those_that_are_chosen() -> None:
+    assert num_positions(np.array([3, 0, 4], np.uint8), None) == 7
+    assert num_positions(np.array([3, 0, 4]), Sampling((2, 1), (9, 2))) == 11
+
+
+def test_only_our_own_shuffle_is_seekable() -> None:
+    for algorithm in ("py1e", "naive", "seekable"):
+        for shuffle in (True, False):
+            config = OrderConfig(shuffle, algorithm, 4, 1, 7)
+            assert config.is_seekable == (algorithm == "seekable")
 
 
 def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:

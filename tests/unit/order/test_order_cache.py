@@ -1,16 +1,18 @@
-"""The order of an epoch is built once per folder, is verified, and equals that built in memory."""
+"""The order of an epoch is built once per folder, is verified, and equals that built in memory.
+
+The order of fixed shards tells a NumPy that shuffles differently from all versions so far.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cloudload.errors import CacheError
-from cloudload.order.order_cache import EpochOrders
+from cloudload.order.order_cache import EpochOrders, hash_fixed_order, identify_order
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.verified_files import mark_verified
 from testkit.reference_order import canonical_order
@@ -125,36 +127,6 @@ def test_orders_are_read_only(tmp_path: Path, size: int) -> None:
     assert not np.asarray(orders(0)).flags.writeable
 
 
-def test_a_lack_of_memory_is_named(tmp_path: Path) -> None:
-    code = """
-import resource, sys
-from pathlib import Path
-import numpy as np
-from cloudload.errors import CacheError
-from cloudload.order.order_cache import EpochOrders
-from cloudload.order.spec import OrderConfig
-orders = EpochOrders(Path(sys.argv[1]), np.array([10_000_000]), OrderConfig(True, "py1s", 99, 1, 1))
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]), resource.RLIM_INFINITY))
-try:
-    orders(0)
-except CacheError as error:
-    print(error)
-"""
-    # 20 MB is too little to map the 40 MB file, and 60 MB is too little to also shuffle
-    for most_bytes in (20_000_000, 60_000_000):
-        printed = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path), str(most_bytes)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        assert printed.startswith(
-            "not enough memory to build the order of epoch 0 (10,000,000 documents)"
-        )
-    assert orders_in(tmp_path) == []
-
-
 def test_a_full_disk_is_an_error_and_leaves_no_order(small_disk: Path) -> None:
     orders = EpochOrders(small_disk, np.array([50_000]), OrderConfig(True, "py1e", 20, 4, 1))
     with pytest.raises(
@@ -164,5 +136,90 @@ def test_a_full_disk_is_an_error_and_leaves_no_order(small_disk: Path) -> None:
     assert orders_in(small_disk) == []
 
 
+@pytest.mark.parametrize("algorithm", ["py1s", "seekable"])
+def test_samples_of_many_epochs_are_looked_up_at_once(tmp_path: Path, algorithm: str) -> None:
+    orders = EpochOrders(tmp_path, np.array(SHARDS), OrderConfig(True, algorithm, 20, 4, 1))
+    epochs, positions = np.array([3, 0, 3, 1]), np.array([101, 0, 5, 7])
+    samples = orders.samples_at(epochs, positions)
+    assert samples.tolist() == [orders(3)[101], orders(0)[0], orders(3)[5], orders(1)[7]]
+    assert samples.dtype == np.int64
+
+
+def test_an_order_stays_in_memory_while_its_lanes_may_read_it(tmp_path: Path) -> None:
+    """Two epochs before the current one are kept, and all of tiny data."""
+    large, tiny = (
+        EpochOrders(tmp_path, np.array([size]), OrderConfig(True, "py1s", 20, 1, 1))
+        for size in (40_000, 10)
+    )
+    for orders, kept in ((large, [4, 3, 2]), (tiny, [4, 3, 2, 1, 0])):
+        first = [orders(epoch) for epoch in range(5)]
+        assert [epoch for epoch in (4, 3, 2, 1, 0) if orders(epoch) is first[epoch]] == kept
+
+
+def test_an_order_that_is_quick_to_build_is_never_built_ahead(tmp_path: Path) -> None:
+    for algorithm, size in (("py1s", (1 << 20) - 1), ("seekable", 1 << 30)):
+        orders = EpochOrders(tmp_path, np.array([size]), OrderConfig(True, algorithm, 20, 1, 1))
+        assert orders.is_ready(5)
+        assert not orders.build_in_background(5)
+    slow = EpochOrders(tmp_path, np.array([1 << 20]), OrderConfig(True, "py1s", 20, 1, 1))
+    assert not slow.is_ready(5)
+
+
 def orders_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("epoch-*"))
+
+
+# ---------------------------------------------------------------- other versions of NumPy
+
+ALGORITHMS = ["py1e", "py1br", "py1s", "py2s", "naive"]
+SAMPLING = Sampling((1,), (9,))
+
+
+@pytest.fixture
+def _other_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make NumPy's default generator another one, as a version of NumPy may do."""
+
+    def another(seed: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64DXSM(seed))
+
+    hash_fixed_order.cache_clear()
+    monkeypatch.setattr(np.random, "default_rng", another)
+    yield
+    hash_fixed_order.cache_clear()
+
+
+def identify(algorithm: str, sampling: Sampling | None, *, shuffle: bool = True) -> str:
+    return identify_order(OrderConfig(shuffle, algorithm, 999, 9, 9), sampling)
+
+
+@pytest.mark.parametrize("sampling", [None, SAMPLING], ids=["plain", "sampled"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "seekable"])
+def test_the_order_of_this_numpy_needs_no_name(algorithm: str, sampling: Sampling | None) -> None:
+    assert identify(algorithm, sampling) == identify(algorithm, sampling, shuffle=False) == ""
+
+
+@pytest.mark.usefixtures("_other_numpy")
+def test_every_order_of_another_numpy_has_a_name_of_its_own() -> None:
+    names = [identify(algorithm, each) for algorithm in ALGORITHMS for each in (None, SAMPLING)]
+    assert len(set(names)) == len(names)
+    assert all(len(name) == 16 for name in names)
+
+
+@pytest.mark.usefixtures("_other_numpy")
+def test_without_shuffle_only_drawn_samples_depend_on_numpy() -> None:
+    assert identify("py1e", None, shuffle=False) == ""
+    assert identify("py1e", SAMPLING, shuffle=False) == identify("py1s", SAMPLING, shuffle=False)
+    assert identify("py1e", SAMPLING, shuffle=False) != ""
+
+
+@pytest.mark.usefixtures("_other_numpy")
+def test_a_seekable_order_is_the_same_in_every_numpy() -> None:
+    assert identify("seekable", None) == identify("seekable", SAMPLING) == ""
+
+
+def test_a_hash_is_of_the_algorithm_and_of_whether_samples_are_drawn() -> None:
+    hashes = {hash_fixed_order(name, sampled) for name in ALGORITHMS for sampled in (False, True)}
+    assert len(hashes) == 10
+    assert hash_fixed_order("py1e", False) == "46cecfe87156a68d"
+    assert hash_fixed_order("seekable", True) == "46025a6ae0a8121c"
+    assert hash_fixed_order("", False) == "156945f6db3cab90"
