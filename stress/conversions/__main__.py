@@ -15,8 +15,8 @@ splits, and the rejects, must have the same SHA-256 as in a conversion in one pr
 and faults. The exit status is 1 if an object differs, is missing, or is left over, or if a process
 fails and no kill explains the failure.
 
-Ray runs only if the package ray is installed. Prints a line for each conversion, and a summary as
-JSON.
+Ray runs only if it is installed (pip install ray). Prints a line for each conversion, and a summary
+as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib.util
 import os
 import random
 import signal
@@ -32,7 +31,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from cloudload.data.storage.objects import read_object, write_object
@@ -43,6 +43,7 @@ from stress.conversions.job import SPLITS, convert
 from testkit import ROOT
 from testkit.conversions import dataset_bytes
 from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from testkit.patience import soon
 from testkit.processes import children_of
 from testkit.segments import SETTINGS, mixed_corpus
 from testkit.servers import BUCKET, S3Server, start_s3
@@ -166,19 +167,20 @@ class _Jobs:
     variables: dict[str, str]
     cluster: Cluster | None
     campaign: Campaign
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(self, kills: int) -> None:
         """Run all processes, kill up to `kills` of them, and restart those that fail."""
         end = time.monotonic() + TIMEOUT_S
         while self.commands and time.monotonic() < end:
-            running = [self._start(command) for command in self.commands]
+            self.running = [self._start(command) for command in self.commands]
             harmed: set[int] = set()
-            while any(process.poll() is None for process in running) and time.monotonic() < end:
-                self._wait_for_object(running)
-                self._wait(running, self.campaign.draw.uniform(0.0, self.campaign.args.pause))
-                if kills > 0 and (pids := self._kill(running)):
+            while not self._have_ended() and time.monotonic() < end:
+                self._wait_for_object()
+                soon(self._have_ended, self.campaign.draw.uniform(0.0, self.campaign.args.pause))
+                if kills > 0 and (pids := self._kill()):
                     kills, harmed = kills - 1, harmed | pids
-            self._collect(running, harmed)
+            self._collect(harmed)
         if self.commands:
             self.campaign.report.fail(
                 f"the conversion did not finish within {TIMEOUT_S:.0f} s. These commands had not "
@@ -195,22 +197,19 @@ class _Jobs:
             stderr=subprocess.PIPE,
         )
 
-    def _wait(self, running: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and any(process.poll() is None for process in running):
-            time.sleep(0.05)
+    def _have_ended(self) -> bool:
+        return all(process.poll() is not None for process in self.running)
 
-    def _wait_for_object(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+    def _wait_for_object(self) -> None:
         """Wait until an object is stored or deleted, so that some kills hit after the start."""
         before, end = list_sizes_at(self.out), time.monotonic() + TIMEOUT_S / 10
-        while list_sizes_at(self.out) == before and time.monotonic() < end:
-            self._wait(running, 0.3)
-            if all(process.poll() is not None for process in running):
+        while time.monotonic() < end and list_sizes_at(self.out) == before:
+            if soon(self._have_ended, 0.3):
                 return
 
-    def _kill(self, running: Sequence[subprocess.Popen[bytes]]) -> set[int]:
+    def _kill(self) -> set[int]:
         """Kill a process, and return the PIDs of the commands that may fail because of the kill."""
-        live = [process.pid for process in running if process.poll() is None]
+        live = [process.pid for process in self.running if process.poll() is None]
         if not live:
             return set()
         harmed, kinds = {self.campaign.draw.choice(live)}, ["process"]
@@ -232,10 +231,10 @@ class _Jobs:
         report.counts["killed"][name] += 1
         return harmed
 
-    def _collect(self, running: Sequence[subprocess.Popen[bytes]], harmed: set[int]) -> None:
+    def _collect(self, harmed: set[int]) -> None:
         """Keep the failed commands to restart them, and report failures that no kill explains."""
         commands, self.commands = self.commands, []
-        for command, process in zip(commands, running, strict=True):
+        for command, process in zip(commands, self.running, strict=True):
             if process.poll() is None:
                 process.kill()
             errors = process.communicate()[1].decode()
@@ -249,21 +248,10 @@ class _Jobs:
 
 
 def main() -> int:
-    parser, modes = make_parser(__doc__, ARGUMENTS), list(MODES)
-    if importlib.util.find_spec("ray") is None:
-        print(
-            "The mode ray is skipped, because the package ray is not installed. Install it: "
-            "pip install ray",
-            flush=True,
-        )
-        modes.remove("ray")
-    parser.add_argument(
-        "--modes",
-        nargs="+",
-        default=modes,
-        choices=list(MODES),
-        help="modes to run (default: all, but ray only if it is installed)",
-    )
+    parser = make_parser(__doc__, ARGUMENTS)
+    modes = [mode for mode in MODES if mode != "ray" or find_spec("ray")]
+    shown = f"modes to run, of {', '.join(MODES)} (default: all, but ray only if it is installed)"
+    parser.add_argument("--modes", nargs="+", default=modes, choices=list(MODES), help=shown)
     args = parser.parse_args()
 
     def run(folder: Path) -> Report:

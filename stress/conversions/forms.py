@@ -84,7 +84,7 @@ class Conversion:
         for _ in range(kills):
             if not self._start_and_kill(self._source):
                 break
-            if is_calm and self._has_plan():
+            if is_calm and ".convert/plan.json" in list_sizes_at(str(self._out)):
                 is_calm = False
                 if self.kind == "changed":
                     self._change_and_restore()
@@ -101,9 +101,6 @@ class Conversion:
             self._fail("check finds errors")
         if left := [name for name in list_sizes_at(str(self._out)) if ".convert" in name]:
             self._fail(f"left over: {left[:3]}")
-
-    def _has_plan(self) -> bool:
-        return ".convert/plan.json" in list_sizes_at(str(self._out))
 
     def _write(self, kind: str, some: Sequence[str]) -> Path:
         folder = self._folder / f"{kind} {self.name}"

@@ -90,6 +90,11 @@ class JobWorkspace:
         given = self.server.environment(self.proxy.endpoint) | dict(variables or {})
         return start_job(self.data, options.pop("folder", self.folder), given, **options)
 
+    @property
+    def store(self) -> str:
+        """What the store does, for the table."""
+        return "silent" if self.is_silent else "answers"
+
     def silence(self, job: Job) -> None:
         """If `is_silent`, make the store's responses stop in the middle, and wait for a fetch.
 
@@ -173,19 +178,18 @@ def end_by_call(work: JobWorkspace, name: str) -> Row:
     job.wait_for_line("ready")
     work.silence(job)
     began = time.monotonic()
-    _write_line(job)
+    print(file=job.process.stdin, flush=True)
     if WAYS[name] in ("end", "fail"):
         return _see_end(work, name, job, lambda: began)
-    assert job.process.stdout is not None
     seconds, message = json.loads(job.process.stdout.readline())
     soon(lambda: not job.workers(), 5.0)
     left = f"{len(job.workers())} / {_other_left(job)}"
-    _write_line(job)
+    print(file=job.process.stdin, flush=True)
     ended = _see_end(work, name, job, time.monotonic)
     if ended[4] != left:
         left += f"; {ended[4]} when the job exits"
     message = f"next() of the old iterator: {message}" if message else "nothing"
-    return (name, _store(work), f"{seconds:.1f}", "continues", left, shorten(message))
+    return (name, work.store, f"{seconds:.1f}", "continues", left, shorten(message))
 
 
 def end_a_rank(work: JobWorkspace, name: str) -> Row:
@@ -204,12 +208,6 @@ def end_a_rank(work: JobWorkspace, name: str) -> Row:
         other.kill()
 
 
-def _write_line(job: Job) -> None:
-    assert job.process.stdin is not None
-    job.process.stdin.write("\n")
-    job.process.stdin.flush()
-
-
 # ---------------------------------------------------------------- the outcome
 
 
@@ -222,24 +220,15 @@ def _see_end(work: JobWorkspace, name: str, job: Job, began: Callable[[], float]
         seconds, errors = f"more than {MOST_S:.0f}", "HangError: the job hung"
     left = f"{len(job.family())} / {_other_left(job)}"
     if left_overs(job.cache):
-        left += f" ({_after_sweep(job.cache)} after the next start)"
+        sweep(job.cache)  # as the next loader does
+        left += f" ({len(left_overs(job.cache))} after the next start)"
     job.kill()
-    return (name, _store(work), seconds, _status(job.process.returncode), left, _message(errors))
-
-
-def _store(work: JobWorkspace) -> str:
-    return "silent" if work.is_silent else "answers"
+    return (name, work.store, seconds, _status(job.process.returncode), left, _message(errors))
 
 
 def _other_left(job: Job) -> str:
     soon(lambda: not orphans(job.shared_memory), 2.0)
     return f"{len(orphans(job.shared_memory))} / {len(left_overs(job.cache))}"
-
-
-def _after_sweep(cache: Path) -> int:
-    """Sweep the cache as the next loader does, and count the leftovers that remain."""
-    sweep(cache)
-    return len(left_overs(cache))
 
 
 def _status(code: int | None) -> str:
