@@ -268,9 +268,11 @@ def _find_uses(
     packing = recipe.packing
     of_row = packing.seq_len if packing.name != "one_per_row" else 1
     unit_tokens = packing.seq_len if of_row == 1 else 1  # an offset is a whole number of units
+    # a document whose first tokens are in earlier rows begins before unit 0
     heads, before = cursors[:, CURSOR_ORDINAL].copy(), -(cursors[:, CURSOR_OFFSET] // unit_tokens)
     step = max(2, _DOCUMENTS_AT_ONCE // max(1, len(lanes)))
     component = sizes.component
+    # documents after the last epoch must count as holes, so measure a run that ends with it
     division = replace(component.lanes, epochs=last_epoch + 1)
     sizes = replace(sizes, component=replace(component, lanes=division))
     is_over = not len(lanes)
@@ -278,11 +280,14 @@ def _find_uses(
         ordinals = heads + np.arange(step)[:, None]
         numbers = np.broadcast_to(lanes, ordinals.shape)
         found = sizes.measure(numbers, ordinals)
+        # rows of best_fit are assumed full, so its units are tokens, too
         units = units_of(packing, found.sizes) if of_row == 1 else found.sizes
         stops = before + np.cumsum(units, axis=0)
         first = np.maximum(0, stops - units) // of_row
+        # a document without tokens is still read, with the row that follows it
         last = np.maximum(first, (stops - 1) // of_row)
         epochs, _ = division.epoch_positions(numbers, ordinals)
+        # lanes begin at different ordinals, so continue until each has passed the last epoch
         is_over, is_read = int(epochs[-1].min()) > last_epoch, found.kinds != ABSENT
         shards = recipe.corpus.shards_of(found.samples[is_read])
         yield np.column_stack([epochs[is_read], shards]), first[is_read], last[is_read]

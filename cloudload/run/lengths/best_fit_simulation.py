@@ -310,6 +310,7 @@ class Playing:
 
         Yields the player of the lane, and the arguments of `BestFitLane.pack`, for each piece.
         """
+        # measure a rectangle of lanes by documents at once, because each lookup has a fixed cost
         heads = np.array([player.next_ordinal for player in players])
         ordinals = heads[:, None] + np.arange(number)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
@@ -318,6 +319,7 @@ class Playing:
         # a partly read document was accepted before, even if `min_tokens` now excludes it
         sizes[:, 0] = np.where(offsets[:, 0] > 0, found.whole[:, 0], sizes[:, 0])
         self._follow(players, sizes)
+        # list them lane by lane; a document without tokens left has no piece
         owners, places = np.nonzero(sizes > offsets)
         table = np.zeros((len(owners), NUM_DOCUMENT_COLUMNS), np.int64)
         table[:, FLAT_LANE], table[:, ORDINAL] = owners, ordinals[owners, places]
@@ -331,6 +333,7 @@ class Playing:
 
         `sizes` is int64 [lanes, documents].
         """
+        # documents without tokens at the end, after which an endless lane may count as barren
         number = sizes.shape[1]
         trailing = np.argmax(sizes[:, ::-1] > 0, axis=1).tolist()
         has_tokens = (sizes > 0).any(axis=1).tolist()

@@ -182,15 +182,18 @@ class MixtureTails:
         `components` (int64 [rows]) are the streams of the rows.
         """
         low, high = int(rows.min(initial=NEVER)), int(rows.max(initial=0))
+        # rows that are far apart are numbered one by one, because listing those between takes long
         if high - low > _LISTED:
             pairs = zip(components.tolist(), rows.tolist(), strict=True)
             return np.array([self.number(*pair) for pair in pairs], np.int64)
+        # otherwise, list the stream of every row in the range once, for all components
         mixture, numbers = self.ending.mixture, np.empty(len(rows), np.int64)
         listed = mixture.components(np.arange(low, high + 1), self._recipe.num_lanes)
         for component in np.unique(components).tolist():
             own = components == component
             first = max(low, self.ending.lane_ends[component])
             is_own = listed[first - low :] == component
+            # a row's index is that of the first row, plus the stream's rows in between
             before = np.cumsum(is_own) - is_own
             numbers[own] = self.number(component, first) + before[rows[own] - first]
         return numbers

@@ -291,6 +291,7 @@ class TableSearch:
             sums[short] += totals
             targets[short] -= totals[:, UNITS]
             numbers[short] += 1
+            # an endless lane without tokens would never reach its target
             barren[short] = np.where(totals[:, UNITS] == 0, barren[short] + 1, 0)
             is_dry |= self._tables.is_barren(barren)
             if self._tables.end is not None:
@@ -343,11 +344,14 @@ class TableSearch:
         """
         units = units_of(self._packing, found.sizes)
         ends = np.cumsum(units, axis=1)
+        # the first document that ends at or after the target contains it
         places = (ends < targets[:, None]).sum(axis=1)
+        # if there is none, look at the last document, and leave the cursor after it
         is_here = places < ends.shape[1]
         last = np.minimum(places, ends.shape[1] - 1)[:, None]
         ends_here = np.take_along_axis(ends, last, axis=1)[:, 0]
         units_here = np.take_along_axis(units, last, axis=1)[:, 0]
+        # a document that ends exactly at the target is done, so the cursor is at the next one
         is_inside = is_here & (ends_here > targets)
         into = np.where(is_inside, targets - ends_here + units_here, 0)
         return places + (is_here & ~is_inside), into, np.minimum(ends_here, targets)

@@ -229,6 +229,7 @@ class LaneWalker:
         `cursors`, `needed` and `counts`.
         """
         found, offsets = self._measure_begun(lanes, cursors), cursors[lanes, CURSOR_OFFSET]
+        # take the rest of the document, or as many of its units as the lane needs
         left = found.whole - offsets
         units = units_of(self._packing, left)
         used = np.minimum(units, needed[lanes])
@@ -237,6 +238,7 @@ class LaneWalker:
         cursors[lanes, CURSOR_ORDINAL] += is_past
         cursors[lanes, CURSOR_OFFSET] = np.where(is_past, 0, offsets + tokens)
         needed[lanes] -= used
+        # several lanes may be in documents of one stream, so add at each index separately
         own = found.streams - self._tables.streams.start
         np.add.at(counts, (own, np.full_like(own, TOKENS)), tokens)
         np.add.at(counts, (own, np.full_like(own, PADDING)), used * self._unit_tokens - tokens)
@@ -254,6 +256,7 @@ class LaneWalker:
         each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
         most_at_once = 2 * self._sizes.component.lanes.num_positions
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
+            # measure the next documents of each lane, and find where its target is among them
             targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]
             ordinals = starts[:, None] + np.arange(each)
             found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
@@ -266,6 +269,7 @@ class LaneWalker:
             is_barren = self._sizes.is_barren(barren) & (self._tables.end is None)
             if is_barren.any():
                 return np.flatnonzero(needed > 0), lanes[is_barren]
+            # lanes that need more continue, with about as many documents as the mean size suggests
             is_left = (needed[lanes] > 0) & (starts + each < self._tables.ends[lanes])
             mean = max(1.0, passed.sum() / (each * len(lanes)))
             lanes, barren = lanes[is_left], barren[is_left]
@@ -294,6 +298,8 @@ class LaneWalker:
         Returns which lanes are dry: bool [lanes].
         """
         numbers, within = np.divmod(cursors[lanes, CURSOR_ORDINAL], self._tables.num_ordinals)
+        # tables count from their start, so subtract the sums before the cursor, and aim that much
+        # further
         sums = -self._search.sums_before(lanes, numbers, within)
         targets = needed - sums[:, UNITS]
         is_dry = self._search.pass_tables(lanes, numbers, targets, sums)

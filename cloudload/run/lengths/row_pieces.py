@@ -109,21 +109,29 @@ class RowPieces:
         is_begun = cursors[:, CURSOR_OFFSET] > 0
         sizes = found.sizes.copy()
         sizes[is_begun, 0] = found.whole[is_begun, 0]
+        # only the first document of a run can have tokens in earlier rows
         offsets = np.zeros_like(sizes)
         offsets[:, 0] = cursors[:, CURSOR_OFFSET]
         left = sizes - offsets
         units = units_of(self._packing, left)
         ends = np.cumsum(units, axis=1)
+        # a run that these documents cannot fill is measured again with twice as many, because its
+        # last row may continue in later documents
         is_full: Flags = ends[:, -1] >= counts * self._row_units
+        # lay the documents on a line on which row r is [r * seq_len, (r + 1) * seq_len). A unit of
+        # one_per_row is a whole row, so its documents begin where rows do
         begins = (ends - units) * (seq_len // self._row_units)
         taken = np.minimum(left, seq_len) if self._packing.cuts else left
+        # the last row ends the run, even within a document
         stops = np.minimum(begins + taken, counts[:, None] * seq_len)
         runs, places = np.nonzero((stops > begins) & is_full[:, None])
         begins, stops, offsets = (each[runs, places] for each in (begins, stops, offsets))
+        # a document has a piece in each row that its range touches
         first_rows = begins // seq_len
         numbers = (stops - 1) // seq_len - first_rows + 1
         of = np.repeat(np.arange(len(runs)), numbers)
         rows = first_rows[of] + count_within(numbers)
+        # a place on the line, shifted by this much, is a token of the document
         shifts = (offsets - begins)[of]
         columns = [
             *(rows, lanes[runs[of]], ordinals[runs, places][of]),
@@ -135,8 +143,10 @@ class RowPieces:
 
     def _keep_ends(self, runs: RowSpans, first_rows: Ints, pieces: Ints) -> None:
         """Keep the cursor after each run, from which the lane's next rows are found."""
+        # pieces are sorted by row, so a run's last piece is right before the row after the run
         last = pieces[np.searchsorted(pieces[:, ROW], first_rows + runs.counts) - 1]
         found = self._sizes.measure(runs.lanes, last[:, ORDINAL])
+        # with overflow="cut", the rest of a document is dropped, so its lane is always past it
         is_past = (last[:, STOP] == found.whole) | self._packing.cuts
         cursors = np.zeros((len(runs.lanes), self._starts.shape[1]), np.int64)
         cursors[:, CURSOR_ORDINAL] = last[:, ORDINAL] + is_past
@@ -153,6 +163,7 @@ def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[RowSpans, In
     `list_pieces(runs, first_rows)` lists the pieces of runs, where run `i` begins at row
     `first_rows[i]`: int64 [pieces, 5], by ascending row.
     """
+    # one integer per row, ordered by lane and then by row, so a run is a range of integers
     keys, places = np.unique(lanes << _NUMBER_BITS | numbers, return_inverse=True)
     firsts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
     runs = RowSpans(
@@ -177,6 +188,7 @@ def _repeat_rows(pieces: Ints, places: Ints) -> Ints:
 
     `pieces` is ordered by row. Example: pieces of rows 0 0 1 and places 1 0 give rows 0 1 1.
     """
+    # the pieces of row r are bounds[r] to bounds[r + 1]; a row without pieces has equal bounds
     bounds = np.searchsorted(pieces[:, ROW], np.arange(int(places.max(initial=-1)) + 2))
     firsts, numbers = bounds[places], np.diff(bounds)[places]
     repeated: Ints = pieces[np.repeat(firsts, numbers) + count_within(numbers)]

@@ -131,11 +131,13 @@ def _list_readings(
 ) -> Iterator[_Reading]:
     """Yield each occurrence of a sample in a lane after the position, up to `last_epoch`."""
     orders, lanes = lengths.walkers[component].orders, lengths.recipe.components[component].lanes
+    # lanes begin at a permutation of 0 to num_lanes - 1, and this is its inverse
     lane_at = np.argsort(lanes.first_positions)
     heads, waiting = (
         position.cursors[component, :, CURSOR_ORDINAL],
         _list_waiting(position, component),
     )
+    # a document that waits in a residue may be of an earlier epoch than its lane's cursor
     oldest = heads.copy()
     for lane, ordinal in waiting:
         oldest[lane] = min(oldest[lane], ordinal)
@@ -143,6 +145,7 @@ def _list_readings(
     last_epoch = last_epoch if lanes.epochs is None else min(last_epoch, lanes.epochs - 1)
     for epoch in range(int(epochs.min()), last_epoch + 1):
         for within in positions_of(orders(epoch), sample).tolist():
+            # lanes take turns at the positions of all epochs
             ordinal, place = divmod(epoch * lanes.stride + within, lanes.num_lanes)
             lane = int(lane_at[place])
             if ordinal >= heads[lane] or (lane, ordinal) in waiting:
@@ -171,9 +174,11 @@ def _find_in_lanes(
         lane = reading.lane
         if lane not in rows:
             rows[lane] = _list_rows(lengths, component, lane, position.table_rows, stop)
+        # the document's units in its lane, cut where the rows of the lane end
         start, size, units = (int(each[number]) for each in (starts, sizes, before))
         for row, first, after in lengths.cut_spans(units, size - start):
             if row < len(rows[lane]):
+                # in its first row, the document begins after the units before it
                 place = max(0, units - row * lengths.units_of_row)
                 found = int(rows[lane][row])
                 yield FoundSpan(found, place, reading.epoch, start + first, start + after)
@@ -215,6 +220,8 @@ def _measure(
     """The first unread token of each document, its size, and the units before that token."""
     starts, sizes = _measure_left(walker, cursors, lanes, ordinals)
     is_begun = starts > 0
+    # no units are before the rest of a begun document, but the count starts after that document, so
+    # ask for the next one, and drop the answer
     before = walker.count_units_before(cursors, lanes, np.where(is_begun, ordinals + 1, ordinals))
     return starts, sizes, np.where(is_begun, 0, before)
 
@@ -223,6 +230,7 @@ def _list_rows(lengths: RunLengths, component: int, lane: int, start: int, stop:
     """The rows of the run, in [start, stop), that belong to a component's lane: int64 [rows]."""
 
     recipe = lengths.recipe
+    # row g belongs to lane g % num_lanes of some component, so look at every num_lanes-th row
     first, found = start + (lane - start) % recipe.num_lanes, []
     for begin in range(first, stop, _ROWS_AT_ONCE * recipe.num_lanes):
         end = min(stop, begin + _ROWS_AT_ONCE * recipe.num_lanes)

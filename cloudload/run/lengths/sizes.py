@@ -99,6 +99,7 @@ class LaneSizes:
         is_there: Flags = positions < division.num_positions
         if division.epochs is not None:
             is_there &= epochs < division.epochs
+        # an epoch has one order, so look up the documents of each epoch together
         samples = np.full(positions.shape, self.component.first_sample, np.int64)
         for epoch in np.unique(epochs[is_there]).tolist():
             chosen = (epochs == epoch) & is_there
@@ -106,6 +107,7 @@ class LaneSizes:
         streams, lengths = self.streams_of(samples), self.lengths_of(samples)
         whole = np.maximum(lengths, 0) + self.num_framing[streams]
         has_failed = lengths == FAILED_LENGTH
+        # negative lengths are samples that were filtered out or failed
         is_left_out = (lengths < 0) | (whole < self.min_tokens)
         kinds = np.where(is_left_out, FILTERED, np.where(whole > 0, DOCUMENTS, EMPTY))
         kinds[has_failed] = FAILED

@@ -140,12 +140,15 @@ def _list_blocks(reading: NodeReads, place: int) -> Iterator[Part]:
         uses = order.uses()
         for lane in range(lanes.num_lanes):
             first = int(lanes.first_positions[lane])
+            # a lane reads documents of one canonical node only
             own = np.flatnonzero(uses.nodes == first % num_nodes)
+            # a round has one document of each node, so it is `num_nodes` positions of the order
             begins, ends = (
                 -(-(epoch * lanes.stride + rounds[own] * num_nodes - first) // lanes.num_lanes)
                 for rounds in (uses.first_rounds, uses.stop_rounds)
             )
             own, begins, ends = (each[ends > begins] for each in (own, begins, ends))
+            # the lane's row at an ordinal, between the rows at which its cursor was computed
             firsts, lasts = (np.interp(each, cursors[:, lane], rows) for each in (begins, ends))
             is_read = begins < cursors[-1, lane] + reading.documents_ahead[place]
             part = Part(
@@ -247,17 +250,20 @@ def _list_cut(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[Pa
     before = np.zeros(len(stops), np.int64)
     rows = _LaneRows(reading, place, min(reading.last_row, tail_start))
     for lanes, ordinals in _share_ordinals(stops):
+        # where each document begins and ends in its lane, in units since the start
         found = lengths.walkers[place].measure(lanes, ordinals)
         ends = before + np.cumsum(units_of(packing, found.sizes), axis=0)
         starts = ends - units_of(packing, found.sizes)
         before = ends[-1]
         is_read = (ordinals < stops) & (found.kinds != ABSENT)
+        # a document without units is read with the row that follows, so it counts as in one row
         firsts = starts // lengths.units_of_row
         counts = np.maximum(starts, ends - 1) // lengths.units_of_row - firsts + 1
         for chosen, is_ahead in find.split(is_read, found.sizes):
             number = counts[chosen]
             own, ordinal = (np.repeat(each[chosen], number) for each in (lanes, ordinals))
             in_rows = rows.at(own, np.repeat(firsts[chosen], number) + count_within(number))
+            # rows from the start of the tail on are made of what is left in all lanes
             is_cut = in_rows < tail_start
             cut = own[is_cut], ordinal[is_cut], in_rows[is_cut]
             yield from find.list_uses(*cut, is_ahead=is_ahead)

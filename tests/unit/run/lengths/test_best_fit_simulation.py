@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Lanes
 from cloudload.order.spec import OrderConfig
 from cloudload.rows.packing.packers import PackedRow, Packing
@@ -25,6 +26,7 @@ from cloudload.run.lengths.row_finder import BestFitRows, decode_spans
 from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes
 from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
+from testkit.tiny_runs import TinyRun
 
 NUM_LANES = 3
 
@@ -155,3 +157,125 @@ def test_a_far_row_is_found_by_measuring_few_documents(
     assert find(6_000) == found
     assert found[0][2] > 20_000
     assert sum(measured) < 3 * DOCUMENTS_OF_MARK
+
+
+def played(*lengths: int, epochs: int | None = None) -> PlayedLanes:
+    """Lanes of rows of 5 tokens and up to 2 open rows, without files."""
+    run = TinyRun(list(lengths), packing="best_fit", open_rows=2, epochs=epochs)
+    [sizes] = run.lengths.sizes
+    ends = LaneTables(Path("/dev/null"), sizes, run.recipe.packing, "").ends
+    return PlayedLanes(sizes, run.recipe.packing, LaneMarks(None), ends)
+
+
+BEGIN = LaneState(0, 0, b"")
+ONE, BOTH = np.array([0]), np.array([0, 1])
+
+
+def test_lanes_that_are_played_further_are_known() -> None:
+    lanes = played(5, 5)
+    with lanes.start(BOTH, [BEGIN, BEGIN]) as playing:
+        assert playing.unknown == [0, 1]
+        playing.play(BOTH, np.array([3, 0]))
+        assert [playing.row(lane) for lane in (0, 1)] == [3, 0]
+        assert playing.state(0) == (3, 0, b"")
+        assert playing.state(1) == BEGIN
+    with lanes.start(BOTH, [BEGIN, BEGIN]) as playing:
+        assert playing.unknown == []
+        assert playing.row(0) == 3
+
+
+def test_rows_are_counted_from_the_state_that_a_caller_starts_with() -> None:
+    lanes = played(5, 5)
+    with lanes.start(ONE, [BEGIN]) as playing:
+        playing.play(ONE, np.array([3]))
+    with lanes.start(ONE, [LaneState(3, 0, b"")]) as playing:
+        assert playing.unknown == []
+        assert playing.row(0) == 0
+        playing.play(ONE, np.array([2]))
+        assert playing.state(0) == (5, 0, b"")
+    with lanes.start(ONE, [LaneState(4, 0, b"")]) as playing:
+        assert playing.unknown == [0]
+
+
+def test_after_an_exception_lanes_are_played_from_their_states_again() -> None:
+    lanes = played(5, 5)
+
+    def play_and_fail() -> None:
+        with lanes.start(ONE, [BEGIN]) as playing:
+            playing.play(ONE, np.array([3]))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        play_and_fail()
+    with lanes.start(ONE, [BEGIN]) as playing:
+        assert playing.unknown == [0]
+        assert playing.row(0) == 0
+
+
+def test_two_callers_at_once_have_players_of_their_own() -> None:
+    lanes = played(5, 5)
+    with lanes.start(ONE, [BEGIN]) as first:
+        first.play(ONE, np.array([3]))
+        with lanes.start(ONE, [BEGIN]) as second:
+            second.play(ONE, np.array([1]))
+            assert second.row(0) == 1
+        assert first.row(0) == 3
+
+
+def test_a_finite_lane_is_dry_at_its_end_and_keeps_its_last_state() -> None:
+    with played(5, 3, 5, 4, epochs=1).start(BOTH, [BEGIN, BEGIN]) as playing:
+        assert playing.play(BOTH, np.array([2, 0])).tolist() == [False, False]
+        assert playing.play(BOTH, np.array([3, 2])).tolist() == [True, True]
+        assert [playing.row(lane) for lane in (0, 1)] == [2, 1]
+
+
+def test_an_endless_lane_without_tokens_is_dry() -> None:
+    with played(5, 0).start(BOTH, [BEGIN, BEGIN]) as playing:
+        assert playing.play(BOTH, np.array([1, 1]))[1]
+
+
+def test_a_lane_can_be_played_back_to_an_earlier_row() -> None:
+    with played(2, 5, 3, 5).start(ONE, [BEGIN]) as playing:
+        playing.play(ONE, np.array([6]))
+        there = playing.state(0)
+        playing.play(ONE, np.array([2]))
+        assert playing.row(0) == 2
+        playing.play(ONE, np.array([6]))
+        assert playing.state(0) == there
+
+
+def test_rows_are_taken_from_where_each_lane_is() -> None:
+    with played(5, 2, 5, 3).start(BOTH, [BEGIN, BEGIN]) as playing:
+        playing.play(BOTH, np.array([1, 0]))
+        first, second = playing.take_rows(BOTH, np.array([2, 1]))
+        assert [decode_spans(row).tolist() for row in first] == [[[1, 0, 5]], [[2, 0, 5]]]
+        assert [decode_spans(row).tolist() for row in second] == [[[0, 0, 2], [1, 0, 3]]]
+        assert [playing.row(lane) for lane in (0, 1)] == [3, 1]
+
+
+def test_marks_lead_to_the_rows_after_every_1024_documents() -> None:
+    lanes = played(5, 5)
+    with lanes.start(ONE, [BEGIN]) as playing:
+        playing.play(ONE, np.array([2_100]))
+    leap = lanes.marks.after(0, BEGIN)
+    assert leap == (1_024, (1_024, 0, b""))
+    again = lanes.marks.after(0, leap.state)
+    assert again == (1_024, (2_048, 0, b""))
+    assert lanes.marks.after(0, again.state) is None
+
+
+def test_a_document_is_approached_from_the_mark_before_it() -> None:
+    lanes = played(5, 5)
+    with lanes.start(ONE, [BEGIN]) as playing:
+        playing.play(ONE, np.array([2_100]))
+        for ordinal, row in ((2_049, 2_048), (2_048, 1_024), (1_024, 0), (7, 0)):
+            playing.approach_document(0, ordinal)
+            assert playing.row(0) == row
+
+
+def test_an_invalid_residue_is_refused_with_its_lane() -> None:
+    with (
+        pytest.raises(StreamChangedError, match="residues: lane 0 has a residue of 3 bytes"),
+        played(5, 5).start(ONE, [LaneState(4, 0, b"abc")]) as playing,
+    ):
+        playing.play(ONE, np.array([1]))
