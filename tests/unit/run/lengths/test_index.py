@@ -17,8 +17,8 @@ from cloudload.run.lengths.index import (
     ShardRange,
     cut_groups,
     index_name,
+    make_key,
 )
-from cloudload.run.lengths.key import make_key
 from testkit.tiny_runs import tiny_dataset, tiny_recipe
 
 KEY = LengthsKey("tokenizer", "ids", "documents")

@@ -97,6 +97,12 @@ def test_two_rows_further_from_within_a_document() -> None:
     assert named(found.counts[0]) == {"tokens": 10, "documents": 2}
 
 
+def test_a_row_within_a_begun_document_moves_its_offset_only() -> None:
+    found = walker_of(TinyRun([20], num_lanes=1)).advance(cursors((0, 5, 20)), count(2))
+    assert found.cursors.tolist() == [[0, 15, 20]]
+    assert named(found.counts[0]) == {"tokens": 10}
+
+
 def test_a_lane_that_ends_a_row_with_a_document_is_before_the_next_one() -> None:
     found = walker_of(TinyRun([5, 0, 5], num_lanes=1)).advance(cursors((0, 0, 0)), count(1))
     assert found.cursors.tolist() == [[1, 0, 0]]

@@ -110,6 +110,7 @@ def test_a_document_counts_its_tokens_and_what_its_rows_cut_off_and_pad(
 
 def test_an_endless_lane_is_barren_after_two_epochs_of_documents_without_tokens() -> None:
     sizes = TinyRun([0, 0, 0]).lengths.sizes[0]
+    assert not sizes.is_barren(np.array([6])).any()
     assert sizes.is_barren(np.array([0, 6, 7])).tolist() == [False, False, True]
 
 

@@ -151,6 +151,17 @@ def test_a_target_at_the_end_of_a_table_is_in_that_table() -> None:
     assert sums[:, UNITS].tolist() == [0, total]
 
 
+def test_a_target_at_the_end_of_a_block_is_in_that_block() -> None:
+    """Document 256 begins the next block, and has no tokens."""
+    run = TinyRun([1] * 256 + [0] + [1] * 63, num_lanes=1)
+    tables, search = open_search(run)
+    assert tables.block == 256
+    zero = np.zeros(2, np.int64)
+    ordinals, into, _ = search.find(zero, zero, np.array([256, 257]))
+    assert ordinals.tolist() == [256, 258]
+    assert into.tolist() == [0, 0]
+
+
 def test_a_finite_lane_is_dry_if_its_tables_end_before_the_target() -> None:
     run = TinyRun([3, 4, 2, 5], epochs=20)  # 2 tables, of 16 and 4 epochs
     tables, search = open_search(run)

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudload.loading.delivery.working_set import RunWorkingSet, measure_run
 from cloudload.run.lengths.row_finder import RowFinder
-from cloudload.run.lengths.working_set import RunWorkingSet, measure_run
 from testkit.tiny_runs import SHARD_BYTES, TinyRun
 
 
