@@ -264,6 +264,14 @@ def test_marks_lead_to_the_rows_after_every_1024_documents() -> None:
     assert lanes.marks.after(0, again.state) is None
 
 
+def test_a_mark_leads_from_the_last_one_wherever_rows_are_counted_from() -> None:
+    lanes = played(5, 5)
+    for state, rows in ((BEGIN, 3), (LaneState(3, 0, b""), 1_100)):
+        with lanes.start(ONE, [state]) as playing:
+            playing.play(ONE, np.array([rows]))
+    assert lanes.marks.after(0, BEGIN) == (1_024, (1_024, 0, b""))
+
+
 def test_a_document_is_approached_from_the_mark_before_it() -> None:
     lanes = played(5, 5)
     with lanes.start(ONE, [BEGIN]) as playing:

@@ -129,6 +129,13 @@ def test_a_repeated_row_has_its_pieces_each_time() -> None:
     ]
 
 
+def test_a_row_that_was_found_before_is_found_again() -> None:
+    rows = open_rows(TinyRun([3, 4], num_lanes=1))
+    first = find(rows, (0, 0), (0, 1))
+    assert find(rows, (0, 0), (0, 1)) == first
+    assert find(rows, (0, 1)) == [[0, *piece[1:]] for piece in first if piece[0] == 1]
+
+
 def test_no_rows_have_no_pieces() -> None:
     assert find(open_rows(TinyRun([3, 4]))) == []
 

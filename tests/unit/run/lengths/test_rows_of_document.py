@@ -138,6 +138,18 @@ def test_with_fewer_documents_than_lanes_any_lane_may_read_a_document() -> None:
     )
 
 
+def test_with_canonical_nodes_a_document_is_looked_for_in_the_lane_that_reads_its_node() -> None:
+    """With 6 nodes, lanes 0 to 5 read nodes 0 3 1 4 2 5, which is not its own inverse."""
+    run = TinyRun([5, 7, 3, 6, 2, 9] * 2, num_lanes=6, num_canonical_nodes=6)
+    assert run.recipe.components[0].lanes.first_positions.tolist() == [0, 3, 1, 4, 2, 5]
+    expected = walk(run, run.start, 30)
+    for sample in range(12):
+        found = spans_of(run, sample, 30)
+        assert [(row, epoch, start, stop) for row, _, epoch, start, stop in found] == (
+            expected[sample]
+        )
+
+
 def test_waiting_tokens_of_a_lane_are_found_in_the_row_that_emits_them() -> None:
     """Document 0 waits in an open row when document 1 fills row 0."""
     run = TinyRun([2, 5, 3], num_lanes=1, packing="best_fit")
