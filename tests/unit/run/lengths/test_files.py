@@ -23,7 +23,13 @@ from cloudload.run.lengths.files import (
     verify_lengths,
 )
 from cloudload.run.lengths.group_file import FAILED, FILTERED, encode_group
-from cloudload.run.lengths.index import Group, LengthsIndex, LengthsKey, cut_groups, index_name
+from cloudload.run.lengths.lengths_index import (
+    Group,
+    LengthsIndex,
+    LengthsKey,
+    cut_groups,
+    index_name,
+)
 from testkit.tiny_runs import tiny_dataset
 
 KEY = LengthsKey("tokenizer", "ids", "documents")

@@ -12,7 +12,13 @@ import pytest
 from cloudload.data.storage.base import Retry
 from cloudload.errors import DatasetError, StoreError
 from cloudload.run.lengths.group_file import encode_group
-from cloudload.run.lengths.index import Group, LengthsIndex, cut_groups, index_name, make_key
+from cloudload.run.lengths.lengths_index import (
+    Group,
+    LengthsIndex,
+    cut_groups,
+    index_name,
+    make_key,
+)
 from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
 from cloudload.run.recipe import Recipe
 from testkit.tiny_runs import tiny_recipe

@@ -10,7 +10,7 @@ import pytest
 
 from cloudload.data.mds.index import ShardInfo
 from cloudload.data.mds.shard_table import ShardTable
-from cloudload.run.lengths.index import (
+from cloudload.run.lengths.lengths_index import (
     Group,
     LengthsIndex,
     LengthsKey,
