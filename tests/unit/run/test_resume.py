@@ -76,6 +76,14 @@ def test_an_added_stream_starts_at_its_first_document() -> None:
     assert after.counts.tolist() == [[8] * 7, [0] * 7]
 
 
+def test_all_saved_streams_keep_their_cursors_beside_an_added_one() -> None:
+    two = tiny_recipe([9], [5], proportions=[1, 1])
+    three = tiny_recipe([9], [5], [4], proportions=[1, 1, 1])
+    before = position((2, 1, 3), (1, 0, 0), recipe=two)
+    after = resume(save(two, before), three)
+    assert after.cursors.tolist() == [*before.cursors.tolist(), [[0, 0, 0], [0, 0, 0]]]
+
+
 def test_an_added_stream_has_empty_residues_and_no_tail() -> None:
     options: dict[str, Any] = {"packing": "best_fit"}
     one = tiny_recipe([9], proportions=[1], **options)

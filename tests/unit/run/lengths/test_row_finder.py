@@ -28,7 +28,9 @@ LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
 
 def find(run: TinyRun, *rows: int, position: Position | None = None) -> list[list[int]]:
-    finder = RowFinder(run.lengths, run.start if position is None else position)
+    position = run.start if position is None else position
+    run.lengths.settle(position)  # a finder keeps the recipe that it was opened with
+    finder = RowFinder(run.lengths, position)
     pieces: list[list[int]] = finder.find(np.array(rows, np.int64)).tolist()
     return pieces
 
