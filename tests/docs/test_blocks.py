@@ -331,7 +331,7 @@ def test_modules_named_in_the_documentation_exist() -> None:
 
 def test_names_of_the_package_in_the_documentation_exist() -> None:
     text = "\n".join((ROOT / page).read_text("utf-8") for page in PAGES)
-    for name in sorted(set(re.findall(r"`(cloudload(?:\.\w+)+)", text))):
+    for name in sorted(set(re.findall(r"(?:`|^::: )(cloudload(?:\.\w+)+)", text, re.MULTILINE))):
         module, _, last = name.rpartition(".")
         assert last in names_in(module) or find_spec(name) is not None, name
 
