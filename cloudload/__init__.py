@@ -36,10 +36,9 @@ Everything else may change.
 from __future__ import annotations
 
 import sys as _sys
-from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
+from cloudload._door import open_door as _open_door
 from cloudload._version import __version__ as __version__
 
 if _sys.platform != "linux":
@@ -71,30 +70,7 @@ if _TYPE_CHECKING:
     from cloudload.tools.export import ExportReport as ExportReport
     from cloudload.tools.export import export_rows as export_rows
 
-# imported on first use, so that `cloudload --help` and the converter do not load torch
-_HOMES = {
-    "Batch": "loading.batch",
-    "CheckReport": "tools.check.findings",
-    "CloudLoader": "loading.loader",
-    "CloudloadError": "errors",
-    "ConvertReport": "tools.convert.conversion_report",
-    "CountReport": "tools.count.length_report",
-    "ExportReport": "tools.export",
-    "Finding": "tools.check.findings",
-    "FromStart": "loading.evaluation",
-    "Retry": "data.storage.base",
-    "Rows": "loading.row_dataset",
-    "Stats": "stats",
-    "Stream": "config",
-    "Text": "config.transform",
-    "TracedSpan": "loading.workers.trace",
-    "check_dataset": "tools.check.check",
-    "config_from_yaml": "run.streaming.training_yaml",
-    "convert_to_mds": "tools.convert.convert",
-    "count_tokens": "tools.count.count",
-    "export_rows": "tools.export",
-    "merge_state_dicts": "run.local_states",
-}
+__getattr__, _names = _open_door(__name__)
 __all__ = [
     "Batch",
     "CheckReport",
@@ -118,12 +94,6 @@ __all__ = [
     "export_rows",
     "merge_state_dicts",
 ]
-
-
-def __getattr__(name: str) -> _Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'cloudload' has no attribute {name!r}")
-    return getattr(_import_module(f"cloudload.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

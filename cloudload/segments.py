@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from cloudload.system.reports import WIDTH, list_values, render_columns, render_table, wrap_text
+from cloudload.system import reports
 
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding", "failed")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING, FAILED = range(len(COUNTS))
@@ -336,14 +336,14 @@ class Stats:
         backend = f"{self.tokenizer_backend}{f' because {reason}' if reason else ''}"
         return "\n".join(
             [
-                list_values("statistics of the run", aligned),
-                render_columns("streams", *self._streams()),
-                render_columns(
+                reports.list_values("statistics of the run", aligned),
+                reports.render_columns("streams", *self._streams()),
+                reports.render_columns(
                     "delivery to this rank since the loader was created",
                     ("", *delivery),
                     [("", *delivery.values())],
                 ),
-                *wrap_text(f"tokenizer backend: {backend}", WIDTH, WIDTH),
+                *reports.wrap_text(f"tokenizer backend: {backend}", reports.WIDTH, reports.WIDTH),
             ]
         )
 
@@ -356,9 +356,9 @@ class Stats:
     def _repr_html_(self) -> str:
         """Return the statistics as tables, for a notebook."""
         counts = [(name, f"{value} {remark}".rstrip()) for name, value, remark in self._totals()]
-        return render_table("statistics of the run", ("count", "value"), counts) + render_table(
-            "streams", *self._streams()
-        )
+        return reports.render_table(
+            "statistics of the run", ("count", "value"), counts
+        ) + reports.render_table("streams", *self._streams())
 
     def _totals(self) -> list[tuple[str, str, str]]:
         """List the counts, their values, and remarks."""

@@ -28,19 +28,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from cloudload.config.delivery import DeliveryConfig
-from cloudload.data.cache.counters import WorkerCounts
+from cloudload.config import DeliveryConfig
+from cloudload.data import WorkerCounts
 from cloudload.errors import RanksDisagreeError
-from cloudload.loading.batch import Batch
-from cloudload.loading.delivery.environment import Environment, use_environment
-from cloudload.loading.delivery.exchange import Exchange
-from cloudload.loading.delivery.world import World
-from cloudload.loading.loader import CloudLoader
-from cloudload.loading.workers.processes import Blocks, inline_blocks
-from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.run.state import State
+from cloudload.loading import (
+    Batch,
+    Blocks,
+    CloudLoader,
+    Environment,
+    Exchange,
+    WorkerPlan,
+    World,
+    inline_blocks,
+    use_environment,
+)
+from cloudload.run import State
 from cloudload.segments import IGNORED_LABEL
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 
 class MakeLoader(Protocol):

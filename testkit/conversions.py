@@ -115,7 +115,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
             raise StoreError("no room")
         write_object(url, data)
 
-    monkeypatch.setattr("cloudload.tools.convert.shard_files.write_object", failing)
+    monkeypatch.setattr("cloudload.data.storage.objects.write_object", failing)
 
 
 def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], object]) -> None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.data.mds.codecs import compress, compression_extension
 from cloudload.data.mds.hashes import hash_bytes
-from cloudload.data.mds.index import INDEX_NAME, Column
+from cloudload.data.mds.shard_entries import INDEX_NAME, Column
 from cloudload.data.mds.writer import ShardFormat, encode_sample, encode_shard_head
 from cloudload.data.storage.objects import write_object
 from cloudload.data.storage.urls import join_url

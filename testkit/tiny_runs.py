@@ -23,14 +23,14 @@ import numpy as np
 from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.data.mds.dataset import Corpus, Dataset
-from cloudload.data.mds.index import Column, FileInfo, ShardInfo
+from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo
 from cloudload.data.mds.shard_table import ShardTable
 from cloudload.order.layout import resolve_layout
 from cloudload.rows.packing.packers import PackedRow, Packer, Packing
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
 from cloudload.run.components import build_components, specify_components
-from cloudload.run.lengths.files import CorpusLengths, DatasetLengths
 from cloudload.run.lengths.group_file import narrow, widen
+from cloudload.run.lengths.length_files import CorpusLengths, DatasetLengths
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe, mixture_of

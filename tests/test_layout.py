@@ -1,4 +1,4 @@
-"""Rooms import only from those before them, and load heavy libraries on demand."""
+"""Rooms import only from those before them, through their doors, and load heavy libraries late."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ PACKAGE = Path(cloudload.__file__).parent
 
 ROOMS = ["system", "data", "config", "order", "rows", "run", "loading", "tools"]
 """Each room may import only from the rooms before it, and from the vocabulary."""
-VOCABULARY = ["_version", "errors", "segments", "stats"]
+VOCABULARY = ["_door", "_version", "errors", "segments", "stats"]
 """Modules that every room may import. They may import only `system` and each other."""
 FRONT = [
     "__main__",
@@ -49,6 +51,8 @@ FLOORS = {
     ],
 }
 """The packages and modules of a room. Each may import only from the lines before its own."""
+MOST_NAMES = 250
+"""The most names that the rooms may use of each other."""
 DISKS = {"order": "order_cache", "rows/packing": None}
 """For each package of pure arithmetic, the only module that may access files, or None."""
 FOLDERS = {
@@ -89,7 +93,7 @@ def rank_of(name: str) -> int:
     """How high a module stands, from its dotted name without `cloudload.`."""
     top = name.partition(".")[0]
     if top in VOCABULARY:
-        return 1
+        return 1 if top != "_door" else 0
     return 2 * ROOMS.index(top) if top in ROOMS else 2 * len(ROOMS)
 
 
@@ -125,6 +129,69 @@ def test_nothing_in_a_room_imports_upwards(room: str) -> None:
                 assert is_below, f"{module} must not import {name}"
 
 
+def list_crossings() -> list[tuple[str, str]]:
+    """Every (module, imported name) whose name is in another room than the module.
+
+    The public modules in front of the rooms may also import the packages of `tools`.
+    """
+    found = []
+    for module, path in MODULES.items():
+        for name in imports_of(path):
+            room = name.removeprefix("cloudload.").partition(".")[0]
+            if room in ROOMS and room not in (module.partition(".")[0], "tools"):
+                found.append((module, name))
+    return found
+
+
+def is_public_face(module: str) -> bool:
+    """Whether a module stands in front of the rooms and only shows their public names."""
+    body = ast.parse(MODULES[module].read_text()).body
+    is_empty = not any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in body)
+    return is_empty and module.partition(".")[0] in FRONT
+
+
+def test_rooms_are_entered_through_their_doors() -> None:
+    inside = [
+        (module, name)
+        for module, name in list_crossings()
+        if name.count(".") > 2 and not is_public_face(module)
+    ]
+    assert not inside
+
+
+def test_doors_offer_only_what_other_rooms_use() -> None:
+    """A name leaves its door when its last user does, so the doors stay narrow."""
+    used = {name for module, name in list_crossings() if not is_public_face(module)}
+    offered = {
+        f"cloudload.{room}.{name}"
+        for room in ROOMS
+        if room not in ("config", "tools")
+        for name in dir(import_module(f"cloudload.{room}"))
+    }
+    assert offered == {name for name in used if name.split(".")[1] not in ("config", "tools")}
+    assert len(used) <= MOST_NAMES
+
+
+def test_one_word_has_one_meaning() -> None:
+    """No two classes and no two public functions of the package share a name."""
+    names: Counter[str] = Counter()
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            # each framework has classes of the same names
+            if (isinstance(node, ast.ClassDef) and not module.startswith("integrations.")) or (
+                isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+            ):
+                names[node.name] += 1
+    assert not [name for name, times in names.items() if times > 1]
+
+
+def test_few_files_share_a_name() -> None:
+    """Public modules in front of the rooms share theirs with what they show."""
+    stems = Counter(path.stem for path in MODULES.values() if path.stem != "__init__")
+    shared = {stem for stem, times in stems.items() if times > 1}
+    assert shared <= {"batch", "convert", "loader", "ray", "warm"}
+
+
 def test_no_modules_of_a_package_import_each_other_in_a_circle() -> None:
     waiting = {
         name: {
@@ -151,7 +218,7 @@ def test_a_package_lists_each_of_its_modules_once(package: str) -> None:
     cells = [re.split("  +", line.strip()) for line in table.splitlines()]
     listed = [name for line in cells for name in line[::2]]
     if package == ".":
-        listed += [*ROOMS, *(name for name in VOCABULARY if name != "_version")]
+        listed += [*ROOMS, *(name for name in VOCABULARY if not name.startswith("_"))]
     files = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")]
     folders = [path.parent.name for path in folder.glob("*/__init__.py")]
     assert sorted(listed) == sorted(files + folders)

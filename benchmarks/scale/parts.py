@@ -14,8 +14,8 @@ from benchmarks.options import temporary_folder
 from benchmarks.scale.lengths import measure_tables
 from benchmarks.scale.order import build_order
 from benchmarks.scale.simulated_store import URL, loader_options, short_texts, use_store
+from cloudload.data.cache.cache_folder import sweep
 from cloudload.data.cache.fetch import publish, reserve
-from cloudload.data.cache.folder import sweep
 from cloudload.system.temp_files import make_folder
 
 NODES, SHARDS_OF_BLOCK = 64, 4

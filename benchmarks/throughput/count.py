@@ -27,7 +27,7 @@ from benchmarks.harness import Message, run_child
 from benchmarks.options import Options, temporary_folder
 from cloudload import Stream
 from cloudload.config.rows import RowsConfig
-from cloudload.data.cache.folder import default_cache
+from cloudload.data.cache.cache_folder import default_cache
 from cloudload.data.storage.base import Retry
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.rows.tokenization.backend import choose_backend

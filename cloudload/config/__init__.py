@@ -14,9 +14,17 @@
 
 from __future__ import annotations
 
-from cloudload.config.checks import parse_bytes as parse_bytes
-from cloudload.config.delivery import DeliveryConfig as DeliveryConfig
-from cloudload.config.options import read_options as read_options
-from cloudload.config.rows import RowsConfig as RowsConfig
-from cloudload.config.stream import Stream as Stream
-from cloudload.config.transform import Transform as Transform
+from typing import TYPE_CHECKING
+
+from cloudload._door import open_door
+
+if TYPE_CHECKING:
+    from cloudload.config import checks, choices
+    from cloudload.config.checks import parse_bytes
+    from cloudload.config.delivery import DeliveryConfig
+    from cloudload.config.options import as_streams, read_options, read_rows
+    from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig, TokensColumn
+    from cloudload.config.stream import Stream, name_streams
+    from cloudload.config.transform import GIVEN_ID, Text, Transform, show_function
+
+__getattr__, __dir__ = open_door(__name__)

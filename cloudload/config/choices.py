@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from cloudload.data.cache.fetch import ALWAYS as ALWAYS
-from cloudload.data.cache.fetch import OFF as OFF
-from cloudload.data.cache.fetch import ONCE as ONCE
-from cloudload.data.cache.fetch import Verification as Verification
-from cloudload.data.mds.document_columns import TOKEN_DTYPES as TOKEN_DTYPES
-from cloudload.data.mds.document_columns import TokenDtype as TokenDtype
+from cloudload.data import ALWAYS as ALWAYS
+from cloudload.data import OFF as OFF
+from cloudload.data import ONCE as ONCE
+from cloudload.data import Verification as Verification
+from cloudload.data import document_columns
 
 SEEKABLE = "seekable"
 EPOCH = "epoch"
@@ -34,6 +33,7 @@ TokenizerBackend = Literal["auto", "hf", "fastokens"]
 OnError = Literal["raise", "skip"]
 Quoting = Literal["csv", "none"]
 TextErrors = Literal["strict", "replace"]
+TokenDtype = document_columns.TokenDtype
 InputFormat = Literal[
     "auto",
     "jsonl",
@@ -58,6 +58,7 @@ TAILS = get_args(TailMode)
 START_METHODS = (None, *get_args(StartMethod))
 VERIFICATIONS = get_args(Verification)
 TOKENIZER_BACKENDS = get_args(TokenizerBackend)
+TOKEN_DTYPES = document_columns.TOKEN_DTYPES
 INPUT_FORMATS = get_args(InputFormat)
 QUOTINGS = get_args(Quoting)
 TEXT_ERRORS = get_args(TextErrors)

@@ -23,9 +23,9 @@ from cloudload.config.choices import (
     TokenizerBackend,
     Verification,
 )
-from cloudload.data.storage.base import Retry, check_seconds
+from cloudload.data import Retry, check_seconds
 from cloudload.segments import FIELDS
-from cloudload.system.option_help import explained
+from cloudload.system import option_help
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "tail": TAILS,
@@ -37,7 +37,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@explained
+@option_help.explained
 @dataclass(frozen=True)
 class DeliveryConfig:
     """The options that control how rows are delivered. They may change on every resume.

@@ -11,8 +11,8 @@ from cloudload.config.choices import EPOCH
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
-from cloudload.data.storage.base import Retry
-from cloudload.system.machine import total_memory_bytes
+from cloudload.data import Retry
+from cloudload.system import machine
 
 _BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels are int64
 _BLOCK_BYTES_PER_TOKEN = 4  # token IDs are int32
@@ -50,7 +50,7 @@ def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
     tokens = delivery.batch_size * rows.seq_len
     ahead = delivery.prefetch_batches if delivery.has_worker_processes else 1
     needed = tokens * (_BATCH_BYTES_PER_TOKEN + ahead * _BLOCK_BYTES_PER_TOKEN)
-    if needed > (total := total_memory_bytes()):
+    if needed > (total := machine.total_memory_bytes()):
         raise ValueError(
             f"a batch of {delivery.batch_size:,} rows of {rows.seq_len:,} tokens, and {ahead:,} "
             f"read ahead, need at least {needed / 2**30:,.1f} GiB of memory, but this machine has "

@@ -35,9 +35,8 @@ from cloudload.config.choices import (
 )
 from cloudload.config.stream import Stream, name_streams
 from cloudload.config.transform import GIVEN_ID, Transform, name_function
-from cloudload.data.storage.redaction import redact
-from cloudload.system.arrays import divisors
-from cloudload.system.option_help import explained
+from cloudload.data import redact
+from cloudload.system import divisors, option_help
 
 MAX_LANES = 1 << 22
 
@@ -61,7 +60,7 @@ class TokensColumn(NamedTuple):
     """The dtype of the IDs, if the column holds bytes."""
 
 
-@explained
+@option_help.explained
 @dataclass(frozen=True)
 class RowsConfig:
     """The options that control which tokens are read, and in which order. The state saves them.

@@ -20,14 +20,12 @@ from dataclasses import dataclass, fields, replace
 
 from cloudload.config.checks import as_integer, as_token, check_tokens_column, is_number
 from cloudload.config.choices import SAME
-from cloudload.data.storage.locations import Location
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import check_location, is_local, local_path, split_url
-from cloudload.system.option_help import explained, suggests_fields
+from cloudload.data import locations, redact, urls
+from cloudload.system import option_help
 
 
-@suggests_fields
-@explained
+@option_help.suggests_fields
+@option_help.explained
 @dataclass(frozen=True)
 class Stream:
     """An MDS dataset: its location, and how much of it to read.
@@ -74,7 +72,7 @@ class Stream:
             raise ValueError(
                 f"a stream's remote is {self.remote!r}. Use the URL or folder of an MDS dataset"
             )
-        check_location(self.remote)
+        urls.check_location(self.remote)
         share = self.proportion
         if share is not None and (not is_number(share) or not 0 <= share < math.inf):
             raise ValueError(
@@ -117,9 +115,9 @@ class Stream:
         return self.location.url
 
     @property
-    def location(self) -> Location:
+    def location(self) -> locations.Location:
         """Where the stream's dataset is."""
-        return Location(self.remote, self.split)
+        return locations.Location(self.remote, self.split)
 
 
 # folder names that do not identify a dataset, because many datasets have them
@@ -136,12 +134,12 @@ def name_streams(streams: Sequence[Stream]) -> tuple[Stream, ...]:
     Streams with the same location get no name. Listing a location twice is a mistake, and the error
     about it then shows the URL.
     """
-    urls = [stream.url for stream in streams if stream.name is None]
+    paths = [stream.url for stream in streams if stream.name is None]
     taken = {stream.name for stream in streams}
     names = []
     for stream in streams:
         name = stream.name
-        if name is None and urls.count(stream.url) == 1:
+        if name is None and paths.count(stream.url) == 1:
             name = _choose(_shorten(stream.url), taken)
             taken.add(name)
         names.append(name)
@@ -157,10 +155,10 @@ def _choose(base: str, taken: Set[str | None]) -> str:
 
 def _shorten(url: str) -> str:
     """The last folder without a common name such as "train", or else the last folder or bucket."""
-    if is_local(url):
-        bucket, path = "", local_path(url).as_posix()
+    if urls.is_local(url):
+        bucket, path = "", urls.local_path(url).as_posix()
     else:
-        bucket, path = split_url(redact(url))
+        bucket, path = urls.split_url(redact(url))
     folders = [folder for folder in path.split("/") if folder not in ("", ".", "..")]
     telling = [folder for folder in folders if not _SHARED_FOLDER.fullmatch(folder)]
     return (telling or folders or [bucket])[-1] or "data"

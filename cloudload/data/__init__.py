@@ -8,3 +8,55 @@
 
 What comes from a store or a dataset is untrusted, and checked in this room.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudload._door import open_door
+
+if TYPE_CHECKING:
+    from cloudload.data import file_kinds
+    from cloudload.data.cache import cache_folder, kept_tokenizers
+    from cloudload.data.cache.counters import FirstFetch, TrafficCounter, WorkerCounts
+    from cloudload.data.cache.fetch import ALWAYS, OFF, ONCE, Fetcher, Verification
+    from cloudload.data.cache.memory_shards import MemoryShards
+    from cloudload.data.cache.shard_cache import ShardCache
+    from cloudload.data.cache.usage import add_downloads, join_overlaps, sum_in_use
+    from cloudload.data.mds import (
+        codecs,
+        document_columns,
+        hashes,
+        own_objects,
+        shard_entries,
+        writer,
+    )
+    from cloudload.data.mds.dataset import (
+        Corpus,
+        Dataset,
+        are_in_place,
+        is_in_place,
+        join_columns,
+        open_corpus,
+        warn_of_missing_hashes,
+    )
+    from cloudload.data.mds.download import check_hash, download_shard
+    from cloudload.data.mds.index_parser import parse_index
+    from cloudload.data.mds.open_index import read_index
+    from cloudload.data.mds.shard import (
+        ID_KEY,
+        REPAIR_ADVICE,
+        SKIP_ADVICE,
+        BadDocumentError,
+        Shard,
+        decode_value,
+    )
+    from cloudload.data.mds.shard_start import open_shard_start, open_temporary
+    from cloudload.data.mds.shard_table import ShardTable
+    from cloudload.data.mds.survey import JOURNAL_FOLDER, describe_hidden_datasets, refuse_to_hide
+    from cloudload.data.storage import globs, hub, locations, nearby, objects, urls
+    from cloudload.data.storage.base import Retry, StoredObject, check_seconds
+    from cloudload.data.storage.clients import skip_bytes
+    from cloudload.data.storage.redaction import contains_secrets, explain, redact
+
+__getattr__, __dir__ = open_door(__name__)

@@ -21,12 +21,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from cloudload.config.checks import as_integer
+from cloudload.config import checks
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loading.batch import Batch
-from cloudload.loading.evaluation import FromStart
-from cloudload.loading.loader import CloudLoader
+from cloudload.loading import Batch, CloudLoader, FromStart
 from cloudload.segments import BATCH_ARRAYS, IGNORED_LABEL
 from cloudload.tools.losses import LossLog
 
@@ -63,7 +61,7 @@ class CloudloadMonitor(Callback):
     """
 
     def __init__(self, loader: CloudLoader, every: int = 10, *, all_stats: bool = False) -> None:
-        self._loader, self._every = loader, as_integer("every", every, 1)
+        self._loader, self._every = loader, checks.as_integer("every", every, 1)
         self._is_brief = not all_stats
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -94,7 +92,7 @@ class CloudloadLosses(Callback):
         find: Callable[[State], torch.Tensor] = lambda state: state.outputs["token_losses"],
         every: int = 10,
     ) -> None:
-        self._log, self._find, self._every = log, find, as_integer("every", every, 1)
+        self._log, self._find, self._every = log, find, checks.as_integer("every", every, 1)
         self._row = 0
         """Index of the next microbatch's first row in the batch."""
 

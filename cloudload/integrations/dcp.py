@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from torch.distributed.checkpoint.stateful import Stateful
 
-from cloudload.loading.loader import CloudLoader
+from cloudload.loading import CloudLoader
 
 
 class LoaderState(Stateful):

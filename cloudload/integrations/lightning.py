@@ -15,9 +15,7 @@ from typing import Any
 
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loading.batch import Batch
-from cloudload.loading.evaluation import FromStart
-from cloudload.loading.loader import CloudLoader
+from cloudload.loading import Batch, CloudLoader, FromStart
 
 try:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer

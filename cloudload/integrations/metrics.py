@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudload.config.checks import as_integer
-from cloudload.loading.loader import CloudLoader
+from cloudload.config import checks
+from cloudload.loading import CloudLoader
 from cloudload.stats import Stats
-from cloudload.system.temp_files import partial_file
+from cloudload.system import temp_files
 
 Values = Mapping[str, float]
 Sink = Callable[[Values, int], object]
@@ -41,7 +41,7 @@ class Monitor:
         self, loader: CloudLoader, *sinks: Sink, every: int = 10, prefix: str = "cloudload/"
     ) -> None:
         self._loader, self._sinks, self._prefix = loader, sinks, prefix
-        self._every = as_integer("every", every, 1)
+        self._every = checks.as_integer("every", every, 1)
         self._last = time.monotonic(), loader.stats()
 
     def step(self, step: int, **values: Any) -> None:
@@ -93,7 +93,7 @@ def to_prometheus(path: str | os.PathLike[str], labels: Mapping[str, str] | None
     def write(values: Values, step: int) -> None:
         text = format_prometheus({**values, "step": step}, labels or {})
         target.parent.mkdir(parents=True, exist_ok=True)
-        with partial_file(target) as part:
+        with temp_files.partial_file(target) as part:
             part.write_text(text, "utf-8")
             part.replace(target)
 

@@ -15,8 +15,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loading.batch import Batch
-from cloudload.loading.loader import CloudLoader
+from cloudload.loading import Batch, CloudLoader
 
 try:
     from torchdata.nodes import BaseNode

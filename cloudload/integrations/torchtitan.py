@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from cloudload.config.choices import AUTO
+from cloudload.config import choices
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.dcp import LoaderState
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loading.loader import CloudLoader
+from cloudload.loading import CloudLoader
 
 try:
     from torchtitan.components.metrics import MetricsProcessor
@@ -94,7 +94,7 @@ class CloudloadDataLoader(BaseDataLoader):
             # torchtitan wraps a tokenizers.Tokenizer, which does not record its end-of-text token
             options["tokenizer"] = tokenizer.tokenizer
             if "tokens_key" not in config.options:
-                options["eos"] = tokenizer.eos_token or AUTO
+                options["eos"] = tokenizer.eos_token or choices.AUTO
         self.loader = CloudLoader(
             config.data, seq_len=seq_len + 1, batch_size=num_rows, **{**options, **config.options}
         )

@@ -31,8 +31,7 @@ from transformers.trainer_callback import ExportableState
 
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loading.evaluation import FromStart
-from cloudload.loading.loader import CloudLoader
+from cloudload.loading import CloudLoader, FromStart
 
 try:
     import accelerate  # noqa: F401, because the Trainer needs it

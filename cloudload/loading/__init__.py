@@ -11,3 +11,28 @@
 
 Its workers, ranks and batches decide who computes a row, never what the row holds.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudload._door import open_door
+
+if TYPE_CHECKING:
+    from cloudload.loading.batch import Batch
+    from cloudload.loading.delivery.description import counted
+    from cloudload.loading.delivery.environment import Environment, use_environment
+    from cloudload.loading.delivery.exchange import Exchange
+    from cloudload.loading.delivery.working_set import measure_working_set
+    from cloudload.loading.delivery.world import World, check_world, default_num_workers
+    from cloudload.loading.evaluation import FromStart
+    from cloudload.loading.loader import CloudLoader
+    from cloudload.loading.session.preparation import is_worker_fast
+    from cloudload.loading.workers.document_reader import DocumentReader, ShardSource
+    from cloudload.loading.workers.lane_reader import MOST_EAGERNESS
+    from cloudload.loading.workers.prefetch import count_documents_ahead
+    from cloudload.loading.workers.processes import Blocks, inline_blocks
+    from cloudload.loading.workers.trace import TracedSpan, Tracer, WholeDocument
+    from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
+
+__getattr__, __dir__ = open_door(__name__)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloudload.rows.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
-from cloudload.system.arrays import Ints
+from cloudload.rows import tables
+from cloudload.system import Ints
 
 UNKNOWN = -1
 
@@ -100,7 +100,7 @@ class Batch(dict[str, torch.Tensor]):
 
         Raises `ValueError` for a copy of the tensors.
         """
-        return _sum_lengths(self.spans[self.rows[self.spans[:, SPAN_ROW]] < row])
+        return _sum_lengths(self.spans[self.rows[self.spans[:, tables.SPAN_ROW]] < row])
 
 
 def _copied(what: str) -> ValueError:
@@ -111,18 +111,18 @@ def _copied(what: str) -> ValueError:
 
 
 def _sum_lengths(spans: Ints) -> int:
-    return int((spans[:, SPAN_STOP] - spans[:, SPAN_START]).sum())
+    return int((spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START]).sum())
 
 
 def _join_spans(parts: SpanParts) -> Ints:
     joined = []
     for spans, first_row, batch_rows in parts:
         own = spans.copy()
-        own[:, SPAN_ROW] -= first_row
+        own[:, tables.SPAN_ROW] -= first_row
         if not isinstance(batch_rows, slice):
-            own[:, SPAN_ROW] = batch_rows[own[:, SPAN_ROW]]
+            own[:, tables.SPAN_ROW] = batch_rows[own[:, tables.SPAN_ROW]]
         joined.append(own)
     if len(joined) == 1:
         return joined[0]
     together = np.concatenate(joined)
-    return together[np.argsort(together[:, SPAN_ROW], kind="stable")]
+    return together[np.argsort(together[:, tables.SPAN_ROW], kind="stable")]

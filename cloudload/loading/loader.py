@@ -13,25 +13,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
-from cloudload.config.checks import as_integer
-from cloudload.config.choices import (
-    AUTO,
-    OnError,
-    Overflow,
-    PackingName,
-    ShuffleAlgorithm,
-    StartMethod,
-    Stopping,
-    TailMode,
-    TokenDtype,
-    TokenizerBackend,
-    Verification,
+from cloudload.config import (
+    TEXT_KEY,
+    DeliveryConfig,
+    RowsConfig,
+    Stream,
+    Transform,
+    checks,
+    choices,
 )
-from cloudload.config.delivery import DeliveryConfig
-from cloudload.config.rows import TEXT_KEY, RowsConfig
-from cloudload.config.stream import Stream
-from cloudload.config.transform import Transform
-from cloudload.data.storage.base import Retry
+from cloudload.data import Retry
 from cloudload.loading.batch import Batch
 from cloudload.loading.delivery.description import Description, describe_loader
 from cloudload.loading.delivery.environment import current_environment
@@ -44,16 +35,13 @@ from cloudload.loading.session.preparation import make_worker_plan
 from cloudload.loading.session.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.rows.packing.tables import SPAN_ROW
-from cloudload.run.recipe import Recipe
-from cloudload.run.state import State, read_state
-from cloudload.run.streaming_state import start_from_streaming
+from cloudload.rows import tables
+from cloudload.run import Recipe, State, read_state, start_from_streaming
 from cloudload.stats import Stats
-from cloudload.system.arrays import Ints
-from cloudload.system.option_help import explained_by, suggests_names
+from cloudload.system import Ints, option_help
 
 
-@explained_by(RowsConfig, DeliveryConfig)
+@option_help.explained_by(RowsConfig, DeliveryConfig)
 class CloudLoader:
     """Batches of packed token rows, read directly from MDS shards of raw text or token IDs.
 
@@ -91,7 +79,7 @@ class CloudLoader:
             `cloudload.errors`.
     """
 
-    @suggests_names
+    @option_help.suggests_names
     def __init__(
         self,
         data: str | os.PathLike[str] | Stream | Sequence[str | Stream],
@@ -100,43 +88,43 @@ class CloudLoader:
         seq_len: int,
         batch_size: int,
         local: str | os.PathLike[str] | None = None,
-        packing: PackingName = "concat",
+        packing: choices.PackingName = "concat",
         open_rows: int = 16,
-        overflow: Overflow = "cut",
+        overflow: choices.Overflow = "cut",
         schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
-        stopping: Stopping = "all",
+        stopping: choices.Stopping = "all",
         shuffle: bool = True,
         seed: int = 17,
-        shuffle_algo: ShuffleAlgorithm = "py1e",
+        shuffle_algo: choices.ShuffleAlgorithm = "py1e",
         shuffle_block_size: int | None = None,
         num_canonical_nodes: int | None = None,
         num_lanes: int | None = None,
         epochs: int | None = None,
         text_key: str = TEXT_KEY,
         tokens_key: str | None = None,
-        tokens_dtype: TokenDtype | None = None,
+        tokens_dtype: choices.TokenDtype | None = None,
         transform: Transform | None = None,
         transform_id: str | None = None,
         min_tokens: int = 0,
-        on_error: OnError = "raise",
-        bos: str | int | None = AUTO,
-        eos: str | int | None = AUTO,
-        tail: TailMode = "pad",
+        on_error: choices.OnError = "raise",
+        bos: str | int | None = choices.AUTO,
+        eos: str | int | None = choices.AUTO,
+        tail: choices.TailMode = "pad",
         fields: Sequence[str] = (),
         mask_edges: bool = False,
-        tokenizer_backend: TokenizerBackend = "auto",
+        tokenizer_backend: choices.TokenizerBackend = "auto",
         num_workers: int | None = None,
         prefetch_batches: int = 4,
         predownload: int | None = None,
         download_threads: int = 4,
         cache_limit: int | str | None = None,
         lengths: str | os.PathLike[str] = "auto",
-        verify: Verification = "once",
+        verify: choices.Verification = "once",
         retry: Retry | None = None,
         stop_every: int | Literal["epoch"] | None = None,
         exchange_every: int = 1,
         exchange_timeout_s: float = 1800.0,
-        start_method: StartMethod | None = None,
+        start_method: choices.StartMethod | None = None,
         pin_memory: bool = False,
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
@@ -165,7 +153,7 @@ class CloudLoader:
 
         Ignores `stop_every`.
         """
-        number = as_integer("number", number, 0)
+        number = checks.as_integer("number", number, 0)
         return itertools.islice(Pass(self._reader, has_stop=False), number)
 
     def skip(self, number: int) -> None:
@@ -206,7 +194,7 @@ class CloudLoader:
         number of batches in a run with this `epochs` and the loader's `max_epochs` and `stopping`.
         Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
         """
-        epochs = as_integer("epochs", epochs, 1)
+        epochs = checks.as_integer("epochs", epochs, 1)
         return reader.count_epochs(*self._reader.now, epochs)
 
     def __bool__(self) -> bool:
@@ -451,8 +439,8 @@ class CloudLoader:
         """
         rows = batch.rows
         if row is not None:
-            row = as_integer("row", row, 0, len(rows) - 1)
-        spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
+            row = checks.as_integer("row", row, 0, len(rows) - 1)
+        spans = batch.spans if row is None else batch.spans[batch.spans[:, tables.SPAN_ROW] == row]
         return self.open_tracer().trace(spans, rows)
 
     def open_tracer(self) -> Tracer:

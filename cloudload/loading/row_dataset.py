@@ -23,10 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloudload.config.checks import as_integer
-from cloudload.config.choices import OFF, REQUIRE
-from cloudload.config.stream import Stream
-from cloudload.data.storage.redaction import redact
+from cloudload.config import Stream, checks, choices
+from cloudload.data import redact
 from cloudload.errors import CloudloadError, DatasetError
 from cloudload.loading.delivery.collate import compute_fields, mask_after
 from cloudload.loading.loader import CloudLoader
@@ -35,13 +33,10 @@ from cloudload.loading.workers.documents import open_cache, open_documents
 from cloudload.loading.workers.row_reader import RowReader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.rows.packing.fill import Framing, fill_rows, list_spans
-from cloudload.run.lengths.row_finder import RowFinder
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.run.state import State, build_state
+from cloudload.rows import Framing, fill_rows, list_spans
+from cloudload.run import RowFinder, RunLengths, State, build_state
 from cloudload.segments import BATCH_ARRAYS, Array
-from cloudload.system.arrays import Ints
-from cloudload.system.threads import Spares
+from cloudload.system import Ints, Spares
 
 Item = dict[str, torch.Tensor]
 """`input_ids` and `labels`, int64 [seq_len], and the tensors of `fields`."""
@@ -92,7 +87,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         _check(options)
         loader = CloudLoader(
             data,
-            **{"lengths": REQUIRE, **options},
+            **{"lengths": choices.REQUIRE, **options},
             batch_size=1,
             num_workers=0,
             dp_rank=0,
@@ -107,7 +102,7 @@ class Rows(torch.utils.data.Dataset[Item]):
             run = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
             own = None if loader.is_endless else _find_end(loader, plan, run)
         if num_rows is not None:
-            num_rows = as_integer("num_rows", num_rows, 1)
+            num_rows = checks.as_integer("num_rows", num_rows, 1)
             if own is not None and num_rows > own:
                 raise ValueError(
                     f"num_rows is {num_rows:,}, but the run has {own:,} rows. Use at most {own:,}, "
@@ -236,14 +231,14 @@ def _check(options: Mapping[str, Any]) -> None:
 def _read_index(row: Any) -> int:
     """Return the index of a row. Raises `TypeError` if it is not an integer, as lists do."""
     try:
-        return as_integer("row", row)
+        return checks.as_integer("row", row)
     except ValueError as error:
         raise TypeError(f"{error}") from None
 
 
 def _missing_lengths(plan: WorkerPlan) -> Exception:
     asked = plan.delivery.lengths
-    if asked == OFF:
+    if asked == choices.OFF:
         return ValueError("lengths is 'off', but Rows needs token lengths. Use lengths='require'")
     return DatasetError(
         f"lengths is {asked!r}, but Rows needs token lengths, and some of the data has none. Count "

@@ -14,3 +14,22 @@
 Only `epoch_orders` touches the disk or starts a process. Orders, layouts and mixtures do not depend
 on the world size.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudload._door import open_door
+
+if TYPE_CHECKING:
+    from cloudload.order import bijection, mixture_counts, uneven_deal
+    from cloudload.order.epoch_order import positions_of
+    from cloudload.order.lanes import Lanes, rank_rows, worker_of_rows
+    from cloudload.order.layout import Layout, resolve_layout
+    from cloudload.order.mixture import Mixture, Weights, build_mixture, merge_entries
+    from cloudload.order.order_cache import KNOWN_VERSIONS, EpochOrders, identify_order
+    from cloudload.order.seekable import SeekableOrder
+    from cloudload.order.spec import OrderConfig, Sampling
+    from cloudload.order.streaming_shuffles import default_block_size
+
+__getattr__, __dir__ = open_door(__name__)

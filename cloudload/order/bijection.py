@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.system.arrays import Ids, Words
+from cloudload.system import Ids, Words
 
 ROUNDS = 8
 # small grids mix slowly, so they get more rounds

@@ -26,7 +26,7 @@ import numpy as np
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.order.streaming_shuffles import shuffle_nodes
-from cloudload.system.arrays import Ids
+from cloudload.system import Ids
 
 
 def seekable_order(

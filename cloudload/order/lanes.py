@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 
 @dataclass(frozen=True)

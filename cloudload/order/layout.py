@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cloudload.config.rows import RowsConfig
-from cloudload.system.arrays import divisors
+from cloudload.config import RowsConfig
+from cloudload.system import divisors
 
 # default numbers of lanes, which many world sizes divide. 3840 = 2^8·3·5 is divisible by every
 # power of two up to 256, and by 3, 5 and 15 times these

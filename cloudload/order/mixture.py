@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.errors import StreamChangedError
-from cloudload.system.arrays import Flags, Ints, Words
+from cloudload.system import Flags, Ints, Words
 
 Weights = tuple[float, ...]
 

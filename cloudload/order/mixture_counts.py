@@ -18,7 +18,7 @@ from fractions import Fraction
 import numpy as np
 
 from cloudload.order.mixture import TURN, Mixture, Weights, find_step, list_arcs
-from cloudload.system.arrays import NEVER, Ints
+from cloudload.system import NEVER, Ints
 
 # ranges of up to this many rows are enumerated
 _LISTED = 1 << 22

@@ -32,12 +32,15 @@ from cloudload.errors import CacheError
 from cloudload.order.epoch_order import fill_order, id_dtype, seekable_order
 from cloudload.order.seekable import SeekableOrder
 from cloudload.order.spec import OrderConfig, Sampling, num_positions
-from cloudload.system.activity import doing
-from cloudload.system.arrays import Ids, Ints
-from cloudload.system.background_process import run_detached
-from cloudload.system.file_locks import locked
-from cloudload.system.temp_files import lock_path, make_folder, partial_file
-from cloudload.system.verified_files import has_unmodified, mark_verified
+from cloudload.system import (
+    Ids,
+    Ints,
+    activity,
+    file_locks,
+    run_detached,
+    temp_files,
+    verified_files,
+)
 
 logger = logging.getLogger("cloudload.order")
 # below this, mapping a file takes longer than reading it
@@ -117,11 +120,11 @@ class EpochOrders:
         if self.is_ready(epoch):
             return False
         try:
-            make_folder(self._folder)
+            temp_files.make_folder(self._folder)
             return run_detached(
                 "cloudload.order.order_cache:build_requested_order",
                 self._request(epoch),
-                lock_path(self._path(epoch)),
+                temp_files.lock_path(self._path(epoch)),
             )
         except OSError as error:
             logger.info(
@@ -142,7 +145,7 @@ class EpochOrders:
         if self._find(path) is not None:
             return
         narrow = id_dtype(self._shard_sizes)
-        with partial_file(path) as part:
+        with temp_files.partial_file(path) as part:
             with part.open("wb+") as file:
                 header = {
                     "descr": narrow.str,
@@ -159,7 +162,7 @@ class EpochOrders:
                 fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
                 order.flush()
                 os.fsync(file.fileno())
-            mark_verified(part)
+            verified_files.mark_verified(part)
             part.replace(path)
         if epoch % self._kept_epochs == 0:
             self._remove_before(epoch - self._kept_epochs)
@@ -173,12 +176,14 @@ class EpochOrders:
         if found is not None:
             return found
         try:
-            make_folder(self._folder)
+            temp_files.make_folder(self._folder)
             # files are removed only under their lock, so this one exists until it is mapped
             what = f"the order of epoch {epoch}"
             with (
-                locked(lock_path(path), what=f"build {what}", is_reentrant=True),
-                doing(f"building {what} ({self._num_positions:,} documents)"),
+                file_locks.locked(
+                    temp_files.lock_path(path), what=f"build {what}", is_reentrant=True
+                ),
+                activity.doing(f"building {what} ({self._num_positions:,} documents)"),
             ):
                 self.build(epoch)
                 return self._load(path)
@@ -228,7 +233,7 @@ class EpochOrders:
         """Remove the files of orders before `epoch`, except those that are locked."""
         for old in self._folder.glob("epoch-*.npy"):
             if int(old.stem.removeprefix("epoch-")) < epoch:
-                with locked(lock_path(old), wait=False) as is_free:
+                with file_locks.locked(temp_files.lock_path(old), wait=False) as is_free:
                     if is_free:
                         old.unlink(missing_ok=True)
 
@@ -262,7 +267,7 @@ def build_requested_order(request: bytes) -> None:
 def is_whole(path: Path) -> bool:
     """Whether an order's file exists and is unmodified since it was built."""
     with contextlib.suppress(OSError):
-        return has_unmodified(path)
+        return verified_files.has_unmodified(path)
     return False
 
 

@@ -37,7 +37,7 @@ from cloudload.order.bijection import (
     permute_groups,
     scramble,
 )
-from cloudload.system.arrays import Ids, Words
+from cloudload.system import Ids, Words
 
 Weights = Sequence[tuple[int, int]]
 """For each stream, its number of shards, and the number of samples that an epoch reads from it."""

@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cloudload.config.choices import SEEKABLE
-from cloudload.system.arrays import Ids
+from cloudload.config import choices
+from cloudload.system import Ids
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OrderConfig:
     @property
     def is_seekable(self) -> bool:
         """Whether the order computes samples by position instead of storing them."""
-        return self.shuffle_algo == SEEKABLE
+        return self.shuffle_algo == choices.SEEKABLE
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.system.arrays import Ids
+from cloudload.system import Ids
 
 _SORTED_AT_ONCE = 1 << 16
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.order.lanes import Lanes
-from cloudload.system.arrays import Floats, Ints
+from cloudload.system import Floats, Ints
 
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 

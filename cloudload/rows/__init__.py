@@ -6,3 +6,45 @@
 
 Nothing here depends on ranks, workers, or the order of documents.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudload._door import open_door
+
+if TYPE_CHECKING:
+    from cloudload.rows.packing import best_fit_lane, lane_packer, tables
+    from cloudload.rows.packing.best_fit_lanes import BestFitLanes
+    from cloudload.rows.packing.concat_lanes import ConcatLanes
+    from cloudload.rows.packing.fill import Framing, fill_rows, list_spans, row_lengths
+    from cloudload.rows.packing.packers import Packing
+    from cloudload.rows.packing.residue import (
+        EMPTY_GROUP,
+        decode_residue,
+        encode_residue,
+        list_residue_spans,
+        residue_spans,
+        split_residues,
+        unpack_residue,
+    )
+    from cloudload.rows.packing.tail import (
+        Stages,
+        Tail,
+        counts_of_sizes,
+        next_stages,
+        pack_tail,
+        take_rows,
+    )
+    from cloudload.rows.tokenization.backend import Choice, choose_backend, log_choice
+    from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer, decode_ids
+    from cloudload.rows.tokenization.framing import MOST_IDS, TokenName
+    from cloudload.rows.tokenization.loading import load_hf, preload, start_loading
+    from cloudload.rows.tokenization.tokenizer import (
+        WITHOUT_TOKENIZER,
+        TokenizerSpec,
+        frame_without_tokenizer,
+        load_tokenizer,
+    )
+
+__getattr__, __dir__ = open_door(__name__)

@@ -23,6 +23,52 @@
     same_data        recognize rewritten data
     streaming_state  a StreamingDataset's state
     lengths          positions from token lengths
+    state_fields     the fields that describe a run
 
 A recipe does not depend on the world size.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudload._door import open_door
+
+if TYPE_CHECKING:
+    from cloudload.run import state_fields
+    from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS
+    from cloudload.run.components import Component
+    from cloudload.run.lengths import group_file, length_files, lengths_index, row_pieces
+    from cloudload.run.lengths.best_fit_walker import BestFitWalker
+    from cloudload.run.lengths.ending import Ending, MixtureEnding, MixtureTails
+    from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
+    from cloudload.run.lengths.row_finder import BestFitRows, RowFinder
+    from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
+    from cloudload.run.lengths.run_lengths import RunLengths
+    from cloudload.run.lengths.sizes import ABSENT, LaneSizes, units_of
+    from cloudload.run.local_states import mask_lanes
+    from cloudload.run.position import MOST_ROWS, LaneArrays, LaneLog, Position, join_ranges
+    from cloudload.run.recipe import (
+        Recipe,
+        frame_of,
+        mixture_of,
+        open_recipe,
+        open_recipe_without_data,
+        open_tokenizer,
+    )
+    from cloudload.run.resume import (
+        describe_left_out,
+        keep_beginning,
+        resume_mixture,
+        resume_packing,
+        resume_position,
+    )
+    from cloudload.run.run_tail import pack_run_tail
+    from cloudload.run.sources import read_sources
+    from cloudload.run.state import Saved, State, build_state, read_state
+    from cloudload.run.state_codec import show
+    from cloudload.run.streaming.arguments import adopt_streaming
+    from cloudload.run.streaming.training_yaml import config_from_yaml, explain_yaml_error
+    from cloudload.run.streaming_state import start_from_streaming
+
+__getattr__, __dir__ = open_door(__name__)

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config.choices import SKIP
+from cloudload.config import choices
 from cloudload.errors import StreamChangedError
-from cloudload.order.order_cache import KNOWN_VERSIONS
-from cloudload.run.recipe import MAX_EPOCHS_FIELD, ORDER_FIELD, SAMPLES_FIELD, Recipe
+from cloudload.order import KNOWN_VERSIONS
+from cloudload.run.recipe import Recipe
 from cloudload.run.same_data import explain_data, has_same_samples
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
 from cloudload.run.state_codec import show
+from cloudload.run.state_fields import MAX_EPOCHS_FIELD, ORDER_FIELD, SAMPLES_FIELD
 from cloudload.stats import FAILED
-from cloudload.system.machine import package_version
+from cloudload.system import machine
 
 logger = logging.getLogger("cloudload.resume")
 
@@ -69,8 +70,8 @@ def check_on_change(on_change: Mapping[str, str]) -> None:
     """Raise `ValueError` for an invalid `on_change`."""
     for name, value in on_change.items():
         if value != _ACCEPT and (name, value) != ("data", SAME):
-            choices = "Use 'accept' or 'same'" if name == "data" else "Use 'accept'"
-            raise ValueError(f"on_change[{name!r}] is {value!r}. {choices}")
+            options = "Use 'accept' or 'same'" if name == "data" else "Use 'accept'"
+            raise ValueError(f"on_change[{name!r}] is {value!r}. {options}")
         if name not in ACCEPTABLE_FIELDS:
             raise ValueError(
                 f"on_change: a change of {name!r} cannot be accepted, or does not need to be. You "
@@ -97,7 +98,7 @@ def find_changes(saved: Saved, recipe: Recipe) -> Changes:
         del changes["data"]
     if "tokenizer" in changes or not recipe.has_text:  # IDs must differ, or no text is encoded
         changes.pop("token_ids", None)
-    if found["on_error"] == SKIP or not saved.position.counts[:, FAILED].any():
+    if found["on_error"] == choices.SKIP or not saved.position.counts[:, FAILED].any():
         # "raise" ends the run at a bad document, so "skip" would have produced the same rows so far
         changes.pop("on_error", None)
     return changes
@@ -117,7 +118,10 @@ def _locate(saved: Saved, recipe: Recipe) -> Changes:
         "data": (before.urls, now.urls),
         "shards": (before.urls, now.urls),
         "tokenizer": (before.tokenizer_name, now.tokenizer_name),
-        "token_ids": (saved.tokenizer_backend, f"tokenizers {package_version('tokenizers')}"),
+        "token_ids": (
+            saved.tokenizer_backend,
+            f"tokenizers {machine.package_version('tokenizers')}",
+        ),
         ORDER_FIELD: (_NUMPY_OF[bool(saved.fields[ORDER_FIELD])], f"NumPy {np.__version__}"),
     }
 

@@ -15,14 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from cloudload.config.rows import RowsConfig
-from cloudload.data.cache.folder import ORDERS_FOLDER
-from cloudload.data.mds.dataset import Corpus, join_columns
-from cloudload.order.lanes import Lanes
-from cloudload.order.layout import Layout
-from cloudload.order.order_cache import EpochOrders, identify_order
-from cloudload.order.spec import OrderConfig, Sampling
-from cloudload.system.arrays import Ints
+from cloudload.config import RowsConfig
+from cloudload.data import Corpus, cache_folder, join_columns
+from cloudload.order import EpochOrders, Lanes, Layout, OrderConfig, Sampling, identify_order
+from cloudload.system import Ints
 
 _MOST_BARREN = 100_000
 
@@ -82,7 +78,9 @@ class Component(ComponentSpec):
 
         Sample IDs are indices within the component.
         """
-        return EpochOrders(cache_root / ORDERS_FOLDER, self.shard_sizes, self.order, self.sampling)
+        return EpochOrders(
+            cache_root / cache_folder.ORDERS_FOLDER, self.shard_sizes, self.order, self.sampling
+        )
 
 
 def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec]:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.rows.packing.tables import CURSOR_SIZE
-from cloudload.system.arrays import Ints
+from cloudload.rows import tables
+from cloudload.system import Ints
 
 CHUNK_END = "."
 RESIDUES_PER_CHUNK = 16
@@ -111,9 +111,9 @@ class _Cursors:
             texts, size_texts = before.texts.copy(), before.size_texts.copy()
         for chunk in changed:
             own = _chunk_of(rows, chunk)
-            texts[chunk] = _base64(own[:, :CURSOR_SIZE].astype(widths[0]).data)
+            texts[chunk] = _base64(own[:, : tables.CURSOR_SIZE].astype(widths[0]).data)
             if widths[1]:
-                sizes = np.maximum(own[:, CURSOR_SIZE], 0)
+                sizes = np.maximum(own[:, tables.CURSOR_SIZE], 0)
                 size_texts[chunk] = _base64(sizes.astype(widths[1]).data)
         return _Cursors(rows, most, widths, texts, size_texts)
 

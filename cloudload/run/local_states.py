@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.errors import StreamChangedError
-from cloudload.rows.packing.tables import CURSOR_ORDINAL
+from cloudload.rows import tables
 from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.position import UNKNOWN, LaneArrays, Position
 from cloudload.run.state import (
@@ -28,7 +28,7 @@ from cloudload.run.state import (
     read_position,
 )
 from cloudload.run.state_codec import show
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
@@ -55,7 +55,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
     parts = [read_position(state).lanes.arrays for state in states]
     merged = _unknown_like(parts[0])
     for state, part in zip(states, parts, strict=True):
-        known = part.cursors[..., CURSOR_ORDINAL] != UNKNOWN
+        known = part.cursors[..., tables.CURSOR_ORDINAL] != UNKNOWN
         if (merged.cursors[known] != UNKNOWN).any():
             raise StreamChangedError(
                 f"part: the local state {show(state['part'])} has lanes that another local state "

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cloudload.data.storage.redaction import redact
+from cloudload.data import redact
 
 STATE_KEYS = frozenset({"version", "cursors", "table_rows"})
 """Keys by which a state is recognized."""

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cloudload.order.lanes import Lanes
-from cloudload.rows.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS
-from cloudload.rows.packing.tail import Stages
+from cloudload.order import Lanes
+from cloudload.rows import Stages, tables
 from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 Residues = np.ndarray[Any, np.dtype[np.object_]]
 MOST_ROWS = 1 << 48
@@ -56,7 +55,7 @@ class LaneArrays:
         `shape` is (components, lanes).
         """
         return LaneArrays(
-            np.full((*shape, NUM_CURSOR_COLUMNS), cursor, np.int64),
+            np.full((*shape, tables.NUM_CURSOR_COLUMNS), cursor, np.int64),
             np.full(shape, b"", object) if has_residues else None,
             np.zeros((num_streams, len(COUNTS)), np.int64),
         )
@@ -190,7 +189,7 @@ class Position:
             has_residues=recipe.packing.has_residue,
         )
         for component, cursors in zip(recipe.components, arrays.cursors, strict=True):
-            cursors[:, CURSOR_ORDINAL] = component.lanes.ordinals_after(*origin)
+            cursors[:, tables.CURSOR_ORDINAL] = component.lanes.ordinals_after(*origin)
         return Position(0, 0, LaneLog(arrays), origin=origin)
 
     @property

@@ -18,18 +18,13 @@ from urllib.parse import quote
 
 import numpy as np
 
-from cloudload.config.choices import ALL, AUTO, RAISE, SAME
-from cloudload.config.rows import RowsConfig, TokensColumn
-from cloudload.config.stream import Stream
-from cloudload.data.mds.dataset import Corpus, open_corpus
-from cloudload.data.mds.document_columns import check_text_column, check_token_column
-from cloudload.data.storage.base import Retry
-from cloudload.order.layout import Layout, resolve_layout
-from cloudload.order.mixture import Mixture, build_mixture
-from cloudload.rows.packing.packers import Packing
-from cloudload.rows.tokenization.framing import TokenName
-from cloudload.rows.tokenization.tokenizer import (
+from cloudload.config import RowsConfig, Stream, TokensColumn, choices
+from cloudload.data import Corpus, Retry, document_columns, open_corpus
+from cloudload.order import Layout, Mixture, build_mixture, resolve_layout
+from cloudload.rows import (
+    Packing,
     TokenizerSpec,
+    TokenName,
     frame_without_tokenizer,
     load_tokenizer,
 )
@@ -40,38 +35,18 @@ from cloudload.run.components import (
     specify_components,
 )
 from cloudload.run.sources import describe_sources
-from cloudload.system.arrays import Ints
-
-HELD_CONFIG_FIELDS = (
-    *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
-    *("min_tokens", "on_error"),
+from cloudload.run.state_fields import (
+    FAIR,
+    FAIR_FIELD,
+    HELD_CONFIG_FIELDS,
+    MAX_EPOCHS_FIELD,
+    OPTIONAL_FIELDS,
+    ORDER_FIELD,
+    SAMPLES_FIELD,
+    STREAM_SHARDS_FIELD,
+    TOKENS_FIELD,
 )
-"""Fields of `RowsConfig` that a state stores as they are; `on_error` only if it is not "raise"."""
-TOKENS_FIELD = "tokens_key"
-"""The state field that describes columns of token IDs. A state has it only if a stream has one."""
-SAMPLES_FIELD = "samples"
-"""The state field with fingerprints that cover the samples, but not the headers of their shards. A
-state has it only if an index has `mds.hashes.SAMPLES_HASH`."""
-MAX_EPOCHS_FIELD = "max_epochs"
-"""The state field with the `max_epochs` of each stream. A state has it only if one is set."""
-STREAM_SHARDS_FIELD = "stream_shards"
-"""The field of a state with the number of shards of each stream. A state has it only if several
-streams are read as one corpus, because its fingerprints do not show where each stream ends."""
-ORDER_FIELD = "order_ids"
-"""The state field with the hash of a fixed order. A state has it only if NumPy shuffles in another
-way than all versions so far; see `order.order_ids`."""
-FAIR_FIELD, FAIR = "fair_start", "sqrt"
-"""The state field with the rule by which the first rows of `best_fit` are a fair sample of the
-documents, and its only value; see `Packing.fair_from`. Older states, and other packings, have no
-such field."""
-OPTIONAL_FIELDS = frozenset(
-    {
-        *("token_ids", "on_error", "stopping", ORDER_FIELD, FAIR_FIELD),
-        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, MAX_EPOCHS_FIELD),
-    }
-)
-"""Fields that a state omits if they are empty or have their default value. They are newer than the
-first states, or apply to only some data."""
+from cloudload.system import Ints
 
 
 @dataclass(frozen=True)
@@ -128,7 +103,9 @@ class Recipe:
         """Whether each document of the only component is certain to become exactly one row."""
         config = self.config
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
-        keeps_all = config.transform is None and config.min_tokens <= 1 and config.on_error == RAISE
+        keeps_all = (
+            config.transform is None and config.min_tokens <= 1 and config.on_error == choices.RAISE
+        )
         has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
         is_one = len(self.components) == 1 and not self.has_stream_ends
         return is_cut and keeps_all and has_tokens and is_one
@@ -187,7 +164,8 @@ class Recipe:
         return {
             name: value
             for name, value in self.fields.items()
-            if name not in OPTIONAL_FIELDS or value.strip(",") not in ("", RAISE, ALL)
+            if name not in OPTIONAL_FIELDS
+            or value.strip(",") not in ("", choices.RAISE, choices.ALL)
         }
 
     def _describe_shards(self) -> str:
@@ -292,25 +270,25 @@ def open_tokenizer(
 def frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:
     """The bos and eos of a stream. For a stream of token IDs, "auto" adds no tokens, because the
     data already contains them."""
-    has_own_column = stream.tokens_key not in (SAME, None)
+    has_own_column = stream.tokens_key not in (choices.SAME, None)
     is_text = config.token_column(stream) is None
     bos, eos = (
-        (AUTO if has_own_column else of_loader) if token == SAME else token
+        (choices.AUTO if has_own_column else of_loader) if token == choices.SAME else token
         for token, of_loader in ((stream.bos, config.bos), (stream.eos, config.eos))
     )
     return (bos, eos) if is_text else (_without_auto(bos), _without_auto(eos))
 
 
 def _without_auto(token: TokenName) -> TokenName:
-    return None if token == AUTO else token
+    return None if token == choices.AUTO else token
 
 
 def _check_columns(config: RowsConfig, corpus: Corpus) -> None:
     for dataset, column in zip(corpus.datasets, config.token_columns, strict=True):
         if column is not None:
-            check_token_column([dataset], column.key, column.dtype)
+            document_columns.check_token_column([dataset], column.key, column.dtype)
         elif config.transform is None:
-            check_text_column([dataset], config.text_key)
+            document_columns.check_text_column([dataset], config.text_key)
 
 
 def _describe_column(column: TokensColumn | None) -> str:

@@ -31,12 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.data.mds.dataset import Corpus
+from cloudload.data import Corpus
 from cloudload.errors import StreamChangedError
-from cloudload.order.lanes import Lanes
-from cloudload.order.mixture import Mixture
-from cloudload.rows.packing.residue import residue_spans, unpack_residue
-from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.order import Lanes, Mixture
+from cloudload.rows import residue_spans, tables, unpack_residue
 from cloudload.run.changes import (
     CONTENT_FIELDS,
     SAME,
@@ -49,10 +47,11 @@ from cloudload.run.changes import (
 )
 from cloudload.run.components import Component
 from cloudload.run.position import LaneArrays, LaneLog, Position
-from cloudload.run.recipe import SAMPLES_FIELD, Recipe
+from cloudload.run.recipe import Recipe
 from cloudload.run.same_data import CHOOSE_FIELD, DATA_FIELD
 from cloudload.run.state import Saved
-from cloudload.system.arrays import Ints
+from cloudload.run.state_fields import SAMPLES_FIELD
+from cloudload.system import Ints
 
 logger = logging.getLogger("cloudload.resume")
 
@@ -151,8 +150,8 @@ def _skip_open_documents(position: Position, changes: Changes) -> Position:
         ", ".join(changes),
     )
     arrays = position.lanes.arrays.copy()
-    arrays.cursors[..., CURSOR_ORDINAL] += arrays.cursors[..., CURSOR_OFFSET] > 0
-    arrays.cursors[..., CURSOR_OFFSET:] = 0
+    arrays.cursors[..., tables.CURSOR_ORDINAL] += arrays.cursors[..., tables.CURSOR_OFFSET] > 0
+    arrays.cursors[..., tables.CURSOR_OFFSET :] = 0
     if arrays.residues is not None:
         arrays.residues[:] = b""
     return replace(position, lanes=LaneLog(arrays))
@@ -174,7 +173,7 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
         return position
     residues = position.residues.copy()
     for place in np.ndindex(residues.shape):
-        ordinal = int(position.cursors[place][CURSOR_ORDINAL])
+        ordinal = int(position.cursors[place][tables.CURSOR_ORDINAL])
         residues[place] = unpack_residue(residues[place], ordinal)
     return position.with_lanes(residues=residues)
 
@@ -187,7 +186,7 @@ def check_cursors(position: Position, components: Sequence[Component]) -> None:
         _check_tail(position, components[0].lanes.epochs)
     if position.residues is not None:
         for place, lane in np.ndindex(position.residues.shape):
-            ordinal = int(position.cursors[place, lane, CURSOR_ORDINAL])
+            ordinal = int(position.cursors[place, lane, tables.CURSOR_ORDINAL])
             try:
                 residue_spans(position.residue(place, lane), ordinal)
             except ValueError as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.rows.packing.tables import CURSOR_SIZE
-from cloudload.rows.packing.tail import Stages, Tail, pack_tail
+from cloudload.rows import Stages, Tail, pack_tail, tables
 from cloudload.run.position import LaneArrays
 from cloudload.run.recipe import Recipe
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 
 def pack_run_tail(
@@ -46,7 +45,7 @@ def pack_component_tail(
             recipe.packing,
             start_row=start,
             stages=stages,
-            cursors=ended.cursors[component, :, :CURSOR_SIZE],
+            cursors=ended.cursors[component, :, : tables.CURSOR_SIZE],
             residues=[b""] * recipe.num_lanes if residues is None else residues[component].tolist(),
             sizes=sizes,
         )

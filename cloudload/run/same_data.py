@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from cloudload.run.recipe import SAMPLES_FIELD
+from cloudload.run.state_fields import SAMPLES_FIELD
 
 DATA_FIELD, SHARDS_FIELD, CHOOSE_FIELD = "data", "shards", "choose"
 

@@ -11,12 +11,10 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cloudload.config.choices import AUTO, SAME
-from cloudload.config.rows import RowsConfig
-from cloudload.config.stream import Stream
-from cloudload.data.storage.redaction import redact
+from cloudload.config import RowsConfig, Stream, choices
+from cloudload.data import redact
 from cloudload.errors import StreamChangedError
-from cloudload.rows.tokenization.framing import TokenName
+from cloudload.rows import TokenName
 
 _OPTIONS = ("bos", "eos", "tokens_key", "tokens_dtype")
 
@@ -47,9 +45,9 @@ class Sources:
     @property
     def has_automatic_framing(self) -> bool:
         """Whether the bos and the eos of every stream were "auto"."""
-        asked = {self.bos if each.bos == SAME else each.bos for each in self.streams}
-        asked |= {self.eos if each.eos == SAME else each.eos for each in self.streams}
-        return asked == {AUTO}
+        asked = {self.bos if each.bos == choices.SAME else each.bos for each in self.streams}
+        asked |= {self.eos if each.eos == choices.SAME else each.eos for each in self.streams}
+        return asked == {choices.AUTO}
 
 
 def describe_sources(config: RowsConfig, tokenizer: Any) -> str:

@@ -69,26 +69,13 @@ from typing import Any
 import numpy as np
 
 from cloudload._version import __version__
-from cloudload.config.choices import ALL, ON_ERROR, RAISE, SKIP, STOPPINGS
-from cloudload.config.rows import MAX_LANES
+from cloudload.config import MAX_LANES, choices
 from cloudload.errors import StreamChangedError
-from cloudload.order.layout import Layout
-from cloudload.order.mixture import Mixture
+from cloudload.order import Layout, Mixture
 from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, MOST_ROWS, LaneArrays, LaneLog, Origin, Position
-from cloudload.run.recipe import (
-    FAIR,
-    FAIR_FIELD,
-    HELD_CONFIG_FIELDS,
-    MAX_EPOCHS_FIELD,
-    OPTIONAL_FIELDS,
-    ORDER_FIELD,
-    SAMPLES_FIELD,
-    STREAM_SHARDS_FIELD,
-    TOKENS_FIELD,
-    Recipe,
-)
+from cloudload.run.recipe import Recipe
 from cloudload.run.state_codec import (
     damaged,
     decode_residues,
@@ -101,6 +88,17 @@ from cloudload.run.state_codec import (
     read_pairs,
     read_tails,
     show,
+)
+from cloudload.run.state_fields import (
+    FAIR,
+    FAIR_FIELD,
+    HELD_CONFIG_FIELDS,
+    MAX_EPOCHS_FIELD,
+    OPTIONAL_FIELDS,
+    ORDER_FIELD,
+    SAMPLES_FIELD,
+    STREAM_SHARDS_FIELD,
+    TOKENS_FIELD,
 )
 
 VERSION = 3
@@ -201,7 +199,7 @@ class Saved:
     """Locations of data and tokenizer, as JSON; see `run.sources`."""
     tokenizer_backend: str
     """The versions of the libraries that encoded the text."""
-    stopping: str = ALL
+    stopping: str = choices.ALL
     """The `stopping` of a mixture whose streams end."""
     stream_shards: tuple[int, ...] = ()
     """The number of shards of each stream; empty if the state does not record it."""
@@ -236,10 +234,10 @@ def read_state(state: Mapping[str, Any]) -> Saved:
         )
     names = (*_HELD_FIELDS, "token_ids", SAMPLES_FIELD)
     fields = {name: state[name] for name in names if name in state}
-    fields["on_error"] = state.get("on_error", RAISE)
+    fields["on_error"] = state.get("on_error", choices.RAISE)
     fields[ORDER_FIELD] = state.get(ORDER_FIELD, "")
-    if fields["on_error"] not in ON_ERROR:
-        raise damaged("on_error", f"{show(fields['on_error'])} is not {SKIP!r}")
+    if fields["on_error"] not in choices.ON_ERROR:
+        raise damaged("on_error", f"{show(fields['on_error'])} is not {choices.SKIP!r}")
     for name in (TOKENS_FIELD, MAX_EPOCHS_FIELD):
         fields[name] = state.get(name, "," * str(state["bos_eos"]).count(","))
     return Saved(
@@ -268,9 +266,9 @@ def _read_fair(state: Mapping[str, Any]) -> bool:
 
 
 def _read_stopping(state: Mapping[str, Any]) -> str:
-    stopping = state.get("stopping", ALL)
-    if stopping not in STOPPINGS:
-        raise damaged("stopping", f"{show(stopping)} is not one of {list(STOPPINGS)}")
+    stopping = state.get("stopping", choices.ALL)
+    if stopping not in choices.STOPPINGS:
+        raise damaged("stopping", f"{show(stopping)} is not one of {list(choices.STOPPINGS)}")
     return str(stopping)
 
 

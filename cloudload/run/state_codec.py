@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 
 from cloudload.errors import StreamChangedError
-from cloudload.rows.packing.residue import split_residues
-from cloudload.rows.packing.tables import CURSOR_ORDINAL
+from cloudload.rows import split_residues, tables
 from cloudload.run.lane_texts import CHUNK_END, RESIDUES_PER_CHUNK, SIZE_WIDTHS
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, FAILED
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 _MOST_COUNTED = 1 << 62
 # ordinals must fit where they are packed: int32 in the residues of best_fit; with concat, int64
@@ -189,7 +188,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
         if state["residues"] != "":
             raise damaged("residues", f"packing {show(state['packing'])} has no residues")
         return None
-    shape, ordinals = cursors.shape[:2], cursors[..., CURSOR_ORDINAL].ravel()
+    shape, ordinals = cursors.shape[:2], cursors[..., tables.CURSOR_ORDINAL].ravel()
     text = state["residues"]
     chunks = text.split(CHUNK_END) if isinstance(text, str) else [text]
     step = RESIDUES_PER_CHUNK if len(chunks) > 1 else len(ordinals)

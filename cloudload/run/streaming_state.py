@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudload.errors import StreamChangedError
-from cloudload.order.streaming_shuffles import default_block_size
+from cloudload.order import default_block_size
 from cloudload.run.not_a_state import find_nested, is_state
 from cloudload.run.position import Origin, Position
 from cloudload.run.recipe import Recipe

@@ -16,30 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config.checks import as_choice, as_integer
-from cloudload.config.choices import AUTO, TOKEN_DTYPES
-from cloudload.data.mds.index import INDEX_NAME, Column
-from cloudload.data.mds.own_objects import JOURNAL, is_of_dataset
-from cloudload.data.mds.survey import refuse_to_hide
-from cloudload.data.mds.writer import (
-    DEFAULT_SHARD_BYTES,
-    ShardFormat,
-    encode_index,
-    encode_sample,
-    pack_shard,
+from cloudload.config import checks, choices
+from cloudload.data import (
+    locations,
+    objects,
+    own_objects,
+    redact,
+    refuse_to_hide,
+    shard_entries,
+    urls,
+    writer,
 )
-from cloudload.data.storage.locations import same_or_inside
-from cloudload.data.storage.objects import delete_object, list_objects, write_object
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import check_location, join_url, name_below, plain_location
 from cloudload.errors import ConvertError, StoreError
-from cloudload.loading.batch import Batch
-from cloudload.loading.loader import CloudLoader
-from cloudload.rows.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
-from cloudload.rows.tokenization.framing import MOST_IDS
-from cloudload.system.arrays import Ids
-from cloudload.system.option_help import suggests_names
-from cloudload.system.reports import to_json
+from cloudload.loading import Batch, CloudLoader
+from cloudload.rows import MOST_IDS, tables
+from cloudload.system import Ids, option_help, reports
 
 logger = logging.getLogger("cloudload.export")
 
@@ -71,20 +62,20 @@ class ExportReport:
 
     def to_json(self) -> str:
         """Return the report as JSON text."""
-        return to_json(self)
+        return reports.to_json(self)
 
 
-@suggests_names
+@option_help.suggests_names
 def export_rows(
     loader: CloudLoader,
     out: str | os.PathLike[str],
     *,
     num_batches: int | None = None,
-    dtype: str = AUTO,
+    dtype: str = choices.AUTO,
     encoding: str = "ndarray",
     compression: str | None = "zstd",
     hashes: Sequence[str] = ("xxh64",),
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    shard_bytes: int = writer.DEFAULT_SHARD_BYTES,
     overwrite: bool = False,
 ) -> ExportReport:
     """Write the next rows of a loader as pre-tokenized MDS, which StreamingDataset can also read.
@@ -117,7 +108,7 @@ def export_rows(
         CloudloadError: the rows cannot be read.
     """
     if num_batches is not None:
-        num_batches = as_integer("num_batches", num_batches, 1)
+        num_batches = checks.as_integer("num_batches", num_batches, 1)
     elif loader.is_endless:
         raise ValueError(
             "the run has no end, because the loader was created without epochs. Pass num_batches "
@@ -130,11 +121,13 @@ def export_rows(
         )
     recipe = loader.recipe
     dtype = _choose_dtype(dtype, encoding, recipe.tokenizer.vocab_size)
-    column = Column.of(TOKENS_COLUMN, encoding if encoding == "bytes" else f"ndarray:{dtype}")
-    form = ShardFormat((column,), compression, tuple(hashes), shard_bytes)
+    column = shard_entries.Column.of(
+        TOKENS_COLUMN, encoding if encoding == "bytes" else f"ndarray:{dtype}"
+    )
+    form = writer.ShardFormat((column,), compression, tuple(hashes), shard_bytes)
     data = [dataset.url for dataset in recipe.corpus.datasets]
     location, old = _open_location(os.fspath(out), data, overwrite=overwrite)
-    writer = _ShardWriter(location, form, old)
+    shard_writer = _ShardWriter(location, form, old)
     tokens = padded = batches = 0
     for batch in loader if num_batches is None else loader.take(num_batches):
         batches += 1
@@ -142,18 +135,18 @@ def export_rows(
             tokens += len(row)
             padded += len(row) < loader.seq_len
             ids = row.astype(dtype)
-            writer.add({TOKENS_COLUMN: ids.tobytes() if encoding == "bytes" else ids})
-    writer.finish()
+            shard_writer.add({TOKENS_COLUMN: ids.tobytes() if encoding == "bytes" else ids})
+    shard_writer.finish()
     return ExportReport(
         out=redact(location),
         batches=batches,
-        rows=sum(entry["samples"] for entry in writer.entries),
+        rows=sum(entry["samples"] for entry in shard_writer.entries),
         tokens=tokens,
         padded=padded,
-        shards=len(writer.entries),
-        raw_bytes=sum(entry["raw_data"]["bytes"] for entry in writer.entries),
+        shards=len(shard_writer.entries),
+        raw_bytes=sum(entry["raw_data"]["bytes"] for entry in shard_writer.entries),
         stored_bytes=sum(
-            (entry["zip_data"] or entry["raw_data"])["bytes"] for entry in writer.entries
+            (entry["zip_data"] or entry["raw_data"])["bytes"] for entry in shard_writer.entries
         ),
         encoding=column.encoding,
         dtype=dtype,
@@ -162,9 +155,9 @@ def export_rows(
 
 def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
     """Resolve the dtype `auto`. Raises `ValueError` for a dtype that cannot hold every ID."""
-    as_choice("encoding", encoding, EXPORT_ENCODINGS)
-    as_choice("dtype", dtype, (AUTO, *TOKEN_DTYPES))
-    if dtype == AUTO:
+    checks.as_choice("encoding", encoding, EXPORT_ENCODINGS)
+    checks.as_choice("dtype", dtype, (choices.AUTO, *choices.TOKEN_DTYPES))
+    if dtype == choices.AUTO:
         if encoding == "bytes":
             return "int64"
         return "uint16" if vocab_size <= 1 << 16 else "int32"
@@ -189,37 +182,41 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
     index without its shards. `data` lists the locations of the data that the run reads, which must
     not be removed. Raises `ConvertError` if a new index would hide other datasets.
     """
-    check_location(out)
-    location = plain_location(out)
+    urls.check_location(out)
+    location = urls.plain_location(out)
     for url in data:
-        if same_or_inside(location, url) or same_or_inside(url, location):
+        if locations.same_or_inside(location, url) or locations.same_or_inside(url, location):
             raise ValueError(
                 f"the output {redact(out)} is, contains, or is inside data that the run reads, "
                 f"{redact(url)}. Choose another output"
             )
     try:
-        found = list_objects(location)
+        found = objects.list_objects(location)
     except StoreError as error:
         if not error.is_missing:
             raise
         found = []
-    names = [name_below(item.url, location) for item in found]
-    own = [name for name in names if is_of_dataset(name) or JOURNAL.fullmatch(name)]
-    if INDEX_NAME not in names:
+    names = [urls.name_below(item.url, location) for item in found]
+    own = [
+        name
+        for name in names
+        if own_objects.is_of_dataset(name) or own_objects.JOURNAL.fullmatch(name)
+    ]
+    if shard_entries.INDEX_NAME not in names:
         refuse_to_hide(location, names)
     if own and not overwrite:
         raise ConvertError(
             f"{redact(location)} already contains a dataset, or an interrupted export or "
             "conversion. Choose another output, or replace the contents (--overwrite)"
         )
-    return location, sorted(own, key=lambda name: (name != INDEX_NAME, name))
+    return location, sorted(own, key=lambda name: (name != shard_entries.INDEX_NAME, name))
 
 
 def _list_rows(batch: Batch) -> Iterator[Ids]:
     """Yield each row's tokens without padding: int64 [tokens]. Skips rows that are all padding."""
     rows, spans = batch["input_ids"].numpy(), batch.spans
-    sizes = spans[:, SPAN_STOP] - spans[:, SPAN_START]
-    lengths = np.bincount(spans[:, SPAN_ROW], sizes, len(rows)).astype(np.int64)
+    sizes = spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START]
+    lengths = np.bincount(spans[:, tables.SPAN_ROW], sizes, len(rows)).astype(np.int64)
     for row, length in zip(rows, lengths.tolist(), strict=True):
         if length:
             yield row[:length]
@@ -231,7 +228,7 @@ class _ShardWriter:
     It removes the objects named in `old` right before it stores the first shard.
     """
 
-    def __init__(self, location: str, form: ShardFormat, old: list[str]) -> None:
+    def __init__(self, location: str, form: writer.ShardFormat, old: list[str]) -> None:
         self._location, self._form, self._old = location, form, old
         self.entries: list[dict[str, Any]] = []
         """The index entries of the stored shards, in order."""
@@ -240,7 +237,7 @@ class _ShardWriter:
 
     def add(self, values: dict[str, Any]) -> None:
         """Add a sample. Raises `StoreError` if a full shard cannot be stored."""
-        sample = encode_sample(self._form.columns, values)
+        sample = writer.encode_sample(self._form.columns, values)
         cost = 4 + len(sample)
         if self._samples and self._bytes + cost > self._form.shard_bytes:
             self._store()
@@ -255,14 +252,17 @@ class _ShardWriter:
             raise ConvertError(
                 "there are no rows to export, because the loader is at the end of its run"
             )
-        write_object(join_url(self._location, INDEX_NAME), encode_index(self.entries))
+        objects.write_object(
+            urls.join_url(self._location, shard_entries.INDEX_NAME),
+            writer.encode_index(self.entries),
+        )
 
     def _store(self) -> None:
         sizes = np.fromiter(map(len, self._samples), np.int64, len(self._samples))
-        shard = pack_shard(self._form, len(self.entries), sizes, self._samples)
+        shard = writer.pack_shard(self._form, len(self.entries), sizes, self._samples)
         while self._old:
-            delete_object(join_url(self._location, self._old.pop(0)))
-        write_object(join_url(self._location, shard.name), shard.data)
+            objects.delete_object(urls.join_url(self._location, self._old.pop(0)))
+        objects.write_object(urls.join_url(self._location, shard.name), shard.data)
         self.entries.append(shard.entry)
         logger.info("%s: %s rows", shard.name, f"{len(sizes):,}")
         self._samples, self._bytes = [], self._form.empty_bytes()

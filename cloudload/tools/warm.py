@@ -15,19 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.config.checks import as_integer
-from cloudload.data.cache.counters import TrafficCounter
-from cloudload.data.cache.fetch import Fetcher
-from cloudload.data.mds.dataset import Corpus, is_in_place
-from cloudload.loading.delivery.world import World, check_world
-from cloudload.loading.loader import CloudLoader
-from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts
-from cloudload.rows.packing.residue import residue_spans
-from cloudload.rows.packing.tables import CURSOR_ORDINAL
-from cloudload.system.arrays import Flags, Ints
-from cloudload.system.progress_bar import open_progress_bar
-from cloudload.system.threads import DaemonThreadPool, run_in_order
+from cloudload.config import checks
+from cloudload.data import Corpus, Fetcher, TrafficCounter, is_in_place
+from cloudload.loading import CloudLoader, WorkerPlan, World, check_world
+from cloudload.order import uneven_deal
+from cloudload.rows import residue_spans, tables
+from cloudload.system import DaemonThreadPool, Flags, Ints, open_progress_bar, run_in_order
 
 _ORDINALS_AT_ONCE, _CLOSE_S = 256, 2.0
 
@@ -82,12 +75,15 @@ def warm_cache(
         StoreError, DatasetError, CacheError: as the loader does.
     """
     nodes, ranks_per_node = (
-        as_integer("nodes", nodes, 1),
-        as_integer("ranks_per_node", ranks_per_node, 1),
+        checks.as_integer("nodes", nodes, 1),
+        checks.as_integer("ranks_per_node", ranks_per_node, 1),
     )
-    node, threads = as_integer("node", node, 0, nodes - 1), as_integer("threads", threads, 1)
-    shards = None if shards is None else as_integer("shards", shards, 0)
-    max_bytes = None if max_bytes is None else as_integer("max_bytes", max_bytes, 0)
+    node, threads = (
+        checks.as_integer("node", node, 0, nodes - 1),
+        checks.as_integer("threads", threads, 1),
+    )
+    shards = None if shards is None else checks.as_integer("shards", shards, 0)
+    max_bytes = None if max_bytes is None else checks.as_integer("max_bytes", max_bytes, 0)
     plan = loader.worker_plan()
     world = World(node * ranks_per_node, nodes * ranks_per_node, ranks_per_node)
     check_world(plan.num_lanes, world.size, has_lengths=plan.lengths is not None)
@@ -109,7 +105,9 @@ def warm_cache(
 def _find_lanes(plan: WorkerPlan, world: World, node: int) -> Ints:
     """Return the lanes that the ranks of a node own: int64 [lanes]."""
     hosts, lanes = np.array(world.hosts), [each.lanes for each in plan.recipe.components]
-    lane_hosts = find_lane_hosts(plan.num_lanes, hosts, deal_lanes(lanes, hosts))
+    lane_hosts = uneven_deal.find_lane_hosts(
+        plan.num_lanes, hosts, uneven_deal.deal_lanes(lanes, hosts)
+    )
     return np.flatnonzero(lane_hosts == node)
 
 
@@ -165,7 +163,7 @@ def _list_residues(plan: WorkerPlan, own: Ints, place: int) -> tuple[Ints, Ints]
         for lane in own.tolist()
         for ordinal, _, _ in residue_spans(
             plan.position.residue(place, lane),
-            int(plan.position.cursors[place, lane, CURSOR_ORDINAL]),
+            int(plan.position.cursors[place, lane, tables.CURSOR_ORDINAL]),
         )
     ]
     lanes, ordinals = np.array(pairs, np.int64).reshape(-1, 2).T
@@ -181,7 +179,7 @@ def _find_step(plan: WorkerPlan, own: Ints, place: int, start: int) -> tuple[Int
     of_epoch = -(-component.lanes.stride // component.lanes.num_lanes)
     steps = np.arange(start, min(start + _ORDINALS_AT_ONCE, of_epoch + 1))
     distances, lanes = (each.ravel() for each in np.meshgrid(steps, own, indexing="ij"))
-    ordinals = plan.position.cursors[place, lanes, CURSOR_ORDINAL] + distances
+    ordinals = plan.position.cursors[place, lanes, tables.CURSOR_ORDINAL] + distances
     epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
     is_there = positions < component.lanes.num_positions
     if component.lanes.epochs is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.data.mds.codecs import compress
-from cloudload.data.mds.index import INDEX_NAME
+from cloudload.data.mds.shard_entries import INDEX_NAME
 from stress.fault_table.reads import OTHERS, Case, Outcome, State, Workspace, change, zipped_name
 from testkit.corpora import write_mds
 from testkit.damaged_datasets import Damage, edit_entry, patch

@@ -31,7 +31,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cloudload.data.cache.folder import sweep
+from cloudload.data.cache.cache_folder import sweep
 from stress.fault_table.markdown import shorten, table
 from testkit.corpora import random_documents, write_mds
 from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy

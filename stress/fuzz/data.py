@@ -14,14 +14,14 @@ from typing import Any
 import brotli
 import snappy
 
-from cloudload.data.cache.folder import dataset_folder
+from cloudload.data.cache.cache_folder import dataset_folder
 from cloudload.data.mds.codecs import compress, compression_extension, decompress
 from cloudload.data.mds.dataset import Corpus, Dataset
 from cloudload.data.mds.document_columns import check_text_column
 from cloudload.data.mds.hashes import fastest_hash
-from cloudload.data.mds.index import Column, FileInfo, ShardInfo
 from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo
 from cloudload.data.mds.writer import ShardFormat, encode_sample
 from cloudload.errors import DatasetError
 from stress.fuzz.engine import Choices, Target, expect

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload.data.cache.folder import sweep
+from cloudload.data.cache.cache_folder import sweep
 from cloudload.order import order_cache
 from cloudload.order.order_cache import EpochOrders
 from cloudload.order.spec import OrderConfig, Sampling

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.data.cache.folder import dataset_folder, shard_path
+from cloudload.data.cache.cache_folder import dataset_folder, shard_path
 from cloudload.system.file_locks import acquire
 from cloudload.system.temp_files import lock_path, make_folder
 from testkit.corpora import random_documents, write_mds

@@ -12,7 +12,7 @@ import pytest
 from cloudload import CloudLoader, Stream, convert_to_mds
 from cloudload.data.mds.hashes import SAMPLES_HASH
 from cloudload.errors import StreamChangedError
-from cloudload.run.recipe import SAMPLES_FIELD
+from cloudload.run.state_fields import SAMPLES_FIELD
 from cloudload.testing import Leg, run_leg
 from cloudload.testing import MakeLoader as MakeRank
 from cloudload.tools.check import check_dataset

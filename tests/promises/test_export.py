@@ -12,7 +12,7 @@ import pytest
 from cloudload import ExportReport, check_dataset, convert_to_mds, export_rows
 from cloudload.cli import main
 from cloudload.data.mds import writer
-from cloudload.data.mds.index import INDEX_NAME, Column
+from cloudload.data.mds.shard_entries import INDEX_NAME, Column
 from cloudload.errors import CloudloadError, ConvertError
 from cloudload.testing import Leg, Row, run_leg
 from cloudload.tools.inspect.info import read_info

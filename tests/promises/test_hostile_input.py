@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from cloudload import Stream
 from cloudload.cli import main
 from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.index import INDEX_NAME, Column
+from cloudload.data.mds.shard_entries import INDEX_NAME, Column
 from cloudload.data.mds.writer import ShardFormat, encode_sample
 from cloudload.errors import CacheError, CloudloadError, DatasetError, TokenizerError
 from testkit.awkward import tokenize
@@ -254,7 +254,7 @@ def test_an_index_that_is_too_large_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cloudload.data.mds.open_index.MOST_INDEX_BYTES", 1_000)
-    monkeypatch.setattr("cloudload.data.mds.index.MOST_INDEX_BYTES", 1_000)
+    monkeypatch.setattr("cloudload.data.mds.shard_entries.MOST_INDEX_BYTES", 1_000)
     data = write_mds(tmp_path / "mds", random_documents(0, 50), shard_bytes=500)
     with pytest.raises(DatasetError, match="it has more than 1,000 bytes"):
         make_loader(data, tmp_path / "cache")

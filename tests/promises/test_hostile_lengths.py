@@ -19,8 +19,13 @@ from cloudload.data.storage.base import Retry
 from cloudload.errors import DatasetError
 from cloudload.loading.workers import worker
 from cloudload.loading.workers.worker import choose_samples
-from cloudload.run.lengths.files import CountedDataset, find_index, open_dataset_lengths, place_of
 from cloudload.run.lengths.group_file import decode_group
+from cloudload.run.lengths.length_files import (
+    CountedDataset,
+    find_index,
+    open_dataset_lengths,
+    place_of,
+)
 from cloudload.run.lengths.lengths_index import make_key
 from cloudload.testing import Leg, run_leg
 from cloudload.tools.count import count_tokens

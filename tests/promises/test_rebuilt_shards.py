@@ -116,9 +116,9 @@ KILLED = """
 import os, signal, sys
 from cloudload.convert import convert_to_mds
 from testkit.conversions import SETTINGS
-import cloudload.tools.convert.rebuild as rebuild
+from cloudload.data.storage import objects
 
-store, left = rebuild.write_object, [2]
+store, left = objects.write_object, [2]
 
 def kill(url, data):
     if not left[0]:
@@ -126,7 +126,7 @@ def kill(url, data):
     left[0] -= 1
     store(url, data)
 
-rebuild.write_object = kill
+objects.write_object = kill
 convert_to_mds(sys.argv[1], sys.argv[2], segment_bytes=8000, **SETTINGS)
 """
 
@@ -236,7 +236,7 @@ def test_a_repair_stops_if_the_dataset_is_replaced_meanwhile(
         write_object(url, data)
         (out / "index.json").unlink()
 
-    monkeypatch.setattr("cloudload.tools.convert.rebuild.write_object", replace_index)
+    monkeypatch.setattr("cloudload.data.storage.objects.write_object", replace_index)
     with pytest.raises(ConvertError, match=r"index of .* changed while shards were rebuilt"):
         convert_to_mds(source(), out, **SETTINGS)
     assert [path.name[6:11] for path in list_shards(out)[:2]] == ["00000", "00003"]

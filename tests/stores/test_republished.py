@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.data.cache.folder import STARTED
+from cloudload.data.cache.cache_folder import STARTED
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.storage.locations import Location

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudloadError, Retry
-from cloudload.data.cache.folder import shard_files
+from cloudload.data.cache.cache_folder import shard_files
 from cloudload.data.mds import fingerprints
 from cloudload.data.mds import open_index as opening
 from cloudload.data.mds.dataset import open_corpus
@@ -400,7 +400,7 @@ def test_tables_are_not_shared_on_a_network_file_system(
     caplog: pytest.LogCaptureFixture,
     parsed: list[int],
 ) -> None:
-    monkeypatch.setattr(opening, "network_type", lambda _: "nfs4")
+    monkeypatch.setattr("cloudload.system.machine.network_type", lambda _: "nfs4")
     for number in (1, 2):
         opened = open_at(data, tmp_path)
         assert opened.shards.samples.sum() == 80
@@ -422,7 +422,9 @@ def test_a_table_that_another_process_wrote_without_the_lock_is_mapped_and_kept(
             others[:] = [table.stat().st_ino for table in tables(tmp_path)]
         return parse_index(content, dataset)
 
-    monkeypatch.setattr(opening, "locked", lambda *_, **__: contextlib.nullcontext(True))
+    monkeypatch.setattr(
+        "cloudload.system.file_locks.locked", lambda *_, **__: contextlib.nullcontext(True)
+    )
     monkeypatch.setattr("cloudload.data.mds.open_index.parse_index", parse)
     origin = open_at(data, tmp_path).shards.origin
     assert origin is not None
@@ -462,7 +464,9 @@ def test_fingerprints_of_several_shared_indexes_are_computed_once(
     assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
     kept.unlink()
     with monkeypatch.context() as patch:  # another process holds the lock for too long
-        patch.setattr(fingerprints, "locked", lambda *_, **__: contextlib.nullcontext(False))
+        patch.setattr(
+            "cloudload.system.file_locks.locked", lambda *_, **__: contextlib.nullcontext(False)
+        )
         assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
     assert not kept.exists()
     assert swapped.fingerprint(whole) == open_corpus(locations[::-1], _RETRY).fingerprint(whole)

@@ -7,7 +7,7 @@
 
     shard_cache      map and prefetch shards    counters       hits, misses, bytes
     fetch            download once per node     usage          bytes in use at each row
-    folder           names and cleanup          memory_shards  shards read once, no file
+    cache_folder     names and cleanup          memory_shards  shards read once, no file
     kept_tokenizers  a tokenizer's results      republished    data replaced during a run
 
 The cache has no daemon and no index, because the files and their locks are its only state. The

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.stats import STAGES, Traffic
-from cloudload.system.arrays import Ints
-from cloudload.system.shared_memory import SharedMemoryRing
+from cloudload.system import Ints, SharedMemoryRing
 
 
 class FirstFetch(NamedTuple):

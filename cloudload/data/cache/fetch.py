@@ -49,8 +49,14 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
+from cloudload.data.cache.cache_folder import (
+    ACCOUNT,
+    dataset_folder,
+    shard_files,
+    shard_path,
+    space_lock,
+)
 from cloudload.data.cache.counters import TrafficCounter
-from cloudload.data.cache.folder import ACCOUNT, dataset_folder, shard_files, shard_path, space_lock
 from cloudload.data.cache.republished import check_fetched
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.download import (
@@ -61,21 +67,12 @@ from cloudload.data.mds.download import (
     download_shard,
 )
 from cloudload.data.mds.hashes import fastest_hash
-from cloudload.data.mds.index import ShardInfo
+from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import CacheError, DatasetError
-from cloudload.system.activity import refresh
-from cloudload.system.file_locks import locked, remove_if_orphaned
-from cloudload.system.temp_files import (
-    PART_SUFFIX,
-    is_temporary,
-    lock_path,
-    make_folder,
-    partial_file,
-)
-from cloudload.system.verified_files import is_marked, is_unmodified, mark_verified
+from cloudload.system import activity, file_locks, temp_files, verified_files
 
 logger = logging.getLogger("cloudload.cache")
 
@@ -97,7 +94,7 @@ class _Watch:
 
     def describe(self, wait: str) -> None:
         self.waits[self.url] = wait
-        refresh()
+        activity.refresh()
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ class Fetcher:
             return path
         self.traffic.count_miss(number)
         try:
-            make_folder(folder)
+            temp_files.make_folder(folder)
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise CacheError(
@@ -139,7 +136,7 @@ class Fetcher:
                 )
             url = join_url(dataset.url, info.stored.name)
             what = partial(self._describe_lock, url)
-            with locked(lock_path(path), wait=wait, what=what) as is_held:
+            with file_locks.locked(temp_files.lock_path(path), wait=wait, what=what) as is_held:
                 if not is_held:
                     return None
                 if not self._is_valid(path, info):
@@ -169,7 +166,7 @@ class Fetcher:
 
         Checks the shard again first, because another process may have replaced it.
         """
-        with contextlib.suppress(FileNotFoundError), locked(lock_path(path)):
+        with contextlib.suppress(FileNotFoundError), file_locks.locked(temp_files.lock_path(path)):
             if fault := check_header(path, info):
                 logger.warning("%s %s. Fetching it again", path, fault)
                 remove(self.root, [path])
@@ -186,22 +183,22 @@ class Fetcher:
             return False
         has_hash = fastest_hash(info.raw.hashes) is not None
         checks_again = self.verify == ALWAYS and has_hash
-        if self.verify == OFF or (is_unmodified(found) and not checks_again):
+        if self.verify == OFF or (verified_files.is_unmodified(found) and not checks_again):
             return True
         if not has_hash:
             # a modified file cannot be verified without a hash, and neither can another user's
-            return is_marked(found)
+            return verified_files.is_marked(found)
         with contextlib.suppress(FileNotFoundError):
             fault_found = check_hash(path, info) or check_header(path, info)
             if fault_found is None:
-                mark_verified(path)
+                verified_files.mark_verified(path)
                 return True
             logger.warning("%s %s. Fetching it again", path, fault_found)
         return False
 
     def _fetch_locked(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
         path, url = shard_path(folder, info), join_url(dataset.url, info.stored.name)
-        remove(self.root, [path, *path.parent.glob(f"{path.name}.*{PART_SUFFIX}")])
+        remove(self.root, [path, *path.parent.glob(f"{path.name}.*{temp_files.PART_SUFFIX}")])
         try:
             self._download(folder, dataset, info)
         finally:
@@ -223,7 +220,7 @@ class Fetcher:
                     # without fsync, a crash could leave unwritten bytes in a file that looks valid
                     os.fsync(file.fileno())
                     if self.verify != OFF:
-                        mark_verified(part)
+                        verified_files.mark_verified(part)
                     publish(self.root, part, path)
                     seconds = time.monotonic() - began
                     self.traffic.count_fetch(redact(url), info.stored.bytes, seconds)
@@ -306,7 +303,7 @@ def reserve(
     stay within `limit_bytes` (None for no limit). Raises `CacheError` if evicting all of them is
     not enough, and `OSError` if the disk is full or the file cannot be created.
     """
-    with partial_file(path) as part, contextlib.ExitStack() as stack:
+    with temp_files.partial_file(path) as part, contextlib.ExitStack() as stack:
         with _changing(root) as account:
             if limit_bytes is not None:
                 _make_room(root, account, size, limit_bytes)
@@ -327,14 +324,14 @@ def reserve(
 
 def publish(root: Path, part: Path, path: Path) -> None:
     """Rename a partial file to the shard at `path`. A listing never counts both files."""
-    with locked(space_lock(root)):
+    with file_locks.locked(space_lock(root)):
         part.replace(path)
 
 
 def remove(root: Path, paths: list[Path]) -> None:
     """Remove invalid files from the cache, if they exist."""
     if found := [path for path in paths if os.path.lexists(path)]:
-        with locked(space_lock(root)):
+        with file_locks.locked(space_lock(root)):
             _take(root)  # drop the account, which may not include files that others have added
             for path in found:
                 path.unlink(missing_ok=True)
@@ -346,7 +343,7 @@ def remove(root: Path, paths: list[Path]) -> None:
 @contextlib.contextmanager
 def _changing(root: Path) -> Iterator[_Account]:
     """Lock and yield a cache's account, and write it at the end. An error leaves it unknown."""
-    with locked(space_lock(root)):
+    with file_locks.locked(space_lock(root)):
         account = _take(root)
         yield account
         if account.used is not None:
@@ -423,12 +420,14 @@ def _list_all(root: Path) -> int:
     def find_shards() -> Iterator[_Candidate]:
         nonlocal used
         for path in shard_files(root):
-            if is_temporary(path.name) and (path.suffix != PART_SUFFIX or remove_if_orphaned(path)):
+            if temp_files.is_temporary(path.name) and (
+                path.suffix != temp_files.PART_SUFFIX or file_locks.remove_if_orphaned(path)
+            ):
                 continue
             if found := _stat(path):
                 used += found.st_size
                 # NFS renames a file that is removed while mapped, so evicting it frees no space
-                if not is_temporary(path.name) and not path.name.startswith(".nfs"):
+                if not temp_files.is_temporary(path.name) and not path.name.startswith(".nfs"):
                     yield _Candidate(found.st_atime_ns, found.st_size, path)
 
     _candidates[root] = deque(heapq.nsmallest(_MOST_CANDIDATES, find_shards()))

@@ -14,10 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cloudload.system.file_locks import locked, remove_orphans
-from cloudload.system.machine import package_version
-from cloudload.system.temp_files import lock_path, partial_file
-from cloudload.system.verified_files import is_unmodified, mark_verified
+from cloudload.system import file_locks, machine, temp_files, verified_files
 
 FOLDER = "tokenizers"
 _OWN_NAMES = re.compile(r"(learning-)?[0-9a-f]{32}-")
@@ -38,13 +35,13 @@ def digest_of(inputs: Iterable[str]) -> str:
 
 def with_version(package: str) -> str:
     """The name of an installed package and its version, for `kept_path`."""
-    return f"{package}-{package_version(package)}"
+    return f"{package}-{machine.package_version(package)}"
 
 
 def read_kept(path: Path) -> str | None:
     """Read a file that `keep` wrote; None if it is missing, truncated or damaged."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        if not is_unmodified(path.lstat()):
+        if not verified_files.is_unmodified(path.lstat()):
             return None
         digest, _, content = path.read_bytes().partition(b"\n")
         if digest == _hash(content):
@@ -58,29 +55,29 @@ def learning(path: Path) -> Iterator[None]:
 
     If the folder is not writable, each process computes the contents separately.
     """
-    lock = lock_path(path.with_name(f"learning-{path.name}"))
+    lock = temp_files.lock_path(path.with_name(f"learning-{path.name}"))
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(lock, what="check and parse the tokenizer"))
+            stack.enter_context(file_locks.locked(lock, what="check and parse the tokenizer"))
         yield
 
 
 def keep(path: Path, content: str) -> None:
     """Write `content` to the file `path` atomically. Does nothing if its folder is read-only."""
-    remove_orphans(path.parent, _OWN_NAMES)
+    file_locks.remove_orphans(path.parent, _OWN_NAMES)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock_path(path)), partial_file(path) as part:
+        with file_locks.locked(temp_files.lock_path(path)), temp_files.partial_file(path) as part:
             data = content.encode()
             part.write_bytes(b"%s\n%s" % (_hash(data), data))
-            mark_verified(part)
+            verified_files.mark_verified(part)
             part.replace(path)
 
 
 def sweep_tokenizers(cache_root: Path) -> None:
     """Remove the partial files and locks that killed processes left among the kept files."""
-    remove_orphans(cache_root / FOLDER, _OWN_NAMES)
+    file_locks.remove_orphans(cache_root / FOLDER, _OWN_NAMES)
 
 
 def _hash(content: bytes) -> bytes:

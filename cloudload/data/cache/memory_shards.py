@@ -18,14 +18,14 @@ from cloudload.data.cache.republished import check_written
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.data.mds.download import check_data, decompress_checked, describe_second_fault
-from cloudload.data.mds.index import ShardInfo
 from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.objects import read_object_version
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import DatasetError
-from cloudload.system.threads import DaemonThreadPool, await_unless_failed
+from cloudload.system import DaemonThreadPool, await_unless_failed
 
 logger = logging.getLogger("cloudload.cache")
 

@@ -19,15 +19,14 @@ import contextlib
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cloudload.data.cache.folder import STARTED
+from cloudload.data.cache.cache_folder import STARTED
 from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.index import ShardInfo
+from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.data.storage.versions import Version
 from cloudload.errors import DatasetError
-from cloudload.system.file_locks import locked
-from cloudload.system.temp_files import lock_path, partial_file
+from cloudload.system import file_locks, temp_files
 
 _IF_WRONG = "If the store's timestamps are wrong, set verify='off' to turn off this check"
 
@@ -70,7 +69,7 @@ def _read_start(folder: Path, read_s: float) -> float:
     path = folder / STARTED
     with contextlib.suppress(FileNotFoundError, ValueError):
         return float(path.read_text())
-    with locked(lock_path(path)), partial_file(path) as part:
+    with file_locks.locked(temp_files.lock_path(path)), temp_files.partial_file(path) as part:
         if not path.exists():
             part.write_text(repr(read_s))
             part.replace(path)

@@ -22,16 +22,13 @@ from cloudload.data.cache.fetch import ALWAYS, OFF, Fetcher
 from cloudload.data.cache.republished import check_in_place
 from cloudload.data.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.data.mds.download import check_hash
-from cloudload.data.mds.index import ShardInfo
 from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url, local_path
 from cloudload.errors import CacheError, DatasetError
-from cloudload.system.activity import Wait, doing
-from cloudload.system.arrays import Ints
-from cloudload.system.threads import DaemonThreadPool, await_unless_failed
-from cloudload.system.verified_files import mark_used
+from cloudload.system import DaemonThreadPool, Ints, activity, await_unless_failed, verified_files
 
 logger = logging.getLogger("cloudload.cache")
 
@@ -69,7 +66,7 @@ class ShardCache:
         self._fetcher = Fetcher(root, retry, limit_bytes, verify, self.traffic)
         self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
         self._last_check = time.monotonic()
-        self._wait = Wait(_report_wait, "reading")
+        self._wait = activity.Wait(_report_wait, "reading")
         self._fetches: dict[int, Future[Path | None]] = {}
         self._threads = DaemonThreadPool(threads, "cloudload-fetch")
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -126,7 +123,7 @@ class ShardCache:
             fetch = self._fetches.pop(number, None)
             with (
                 self._wait,
-                doing(lambda: self._fetcher.describe(dataset, info)),
+                activity.doing(lambda: self._fetcher.describe(dataset, info)),
             ):
                 path = await_unless_failed(fetch) or self._fetcher.fetch(number, dataset, info)
             assert path is not None
@@ -162,7 +159,7 @@ class ShardCache:
         dataset, info = self._corpus.find_shard(number)
         shard.url = redact(join_url(dataset.url, info.stored.name))
         if not is_in_place(dataset, info):
-            mark_used(shard.path)
+            verified_files.mark_used(shard.path)
         self._open[number] = (shard, time.monotonic())
         self._open.move_to_end(number)
         while len(self._open) > self._most_open:

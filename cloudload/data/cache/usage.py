@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 
 def join_overlaps(shards: Ints, firsts: Ints, lasts: Ints) -> tuple[Ints, Ints, Ints]:

@@ -6,7 +6,7 @@
 
     open_index        open the index of a dataset       download       fetch and check a shard
     index_parser      parse an index to a table         codecs         compression of shards
-    index             check entries of the index        hashes         hashes in an index
+    shard_entries     check entries of the index        hashes         hashes in an index
     shard_table       the shards as columns             fingerprints   compare datasets on resume
     dataset           a dataset, and a corpus           writer         samples to a shard's bytes
     shard             read samples                      not_a_dataset  explain a wrong location

@@ -10,7 +10,7 @@ import gzip
 import zlib
 from collections.abc import Callable
 
-from cloudload.data.mds.index import COMPRESSIONS
+from cloudload.data.mds.shard_entries import COMPRESSIONS
 from cloudload.errors import DatasetError
 
 

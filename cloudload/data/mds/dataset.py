@@ -21,8 +21,8 @@ import numpy as np
 from cloudload.data.mds.codecs import check_codec
 from cloudload.data.mds.fingerprints import DATA, SAMPLES, find_beginning, fingerprint
 from cloudload.data.mds.hashes import fastest_hash
-from cloudload.data.mds.index import ShardInfo
 from cloudload.data.mds.open_index import open_index
+from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.mds.shard_table import ShardTable
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.locations import Location
@@ -30,7 +30,7 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import is_local
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import DatasetError
-from cloudload.system.arrays import Flags, Ints
+from cloudload.system import Flags, Ints
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.index import Column
 from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.shard_entries import Column
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import DatasetError
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 TOKEN_DTYPES = get_args(TokenDtype)

@@ -19,8 +19,8 @@ from typing import BinaryIO, NamedTuple
 
 from cloudload.data.mds.codecs import decompress, decompress_into
 from cloudload.data.mds.hashes import fastest_hash, new_hash
-from cloudload.data.mds.index import FileInfo, ShardInfo
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
+from cloudload.data.mds.shard_entries import FileInfo, ShardInfo
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.objects import download_object_version
 from cloudload.data.storage.redaction import redact

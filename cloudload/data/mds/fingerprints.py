@@ -14,11 +14,9 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from cloudload.data.mds.index import Column
+from cloudload.data.mds.shard_entries import Column
 from cloudload.data.mds.shard_table import ShardTable, SharedTable
-from cloudload.system.array_files import map_arrays, write_arrays
-from cloudload.system.file_locks import locked
-from cloudload.system.temp_files import lock_path
+from cloudload.system import array_files, file_locks, temp_files
 
 INDEX, DATA, SAMPLES = "index", "data", "samples"
 KINDS = (DATA, SAMPLES)
@@ -65,20 +63,22 @@ def _hash_once(tables: Sequence[ShardTable], origins: Sequence[SharedTable]) -> 
     parts = "\n".join(f"{each.key} {each.start} {each.stop}" for each in origins)
     key = hashlib.sha256(parts.encode()).hexdigest()
     path = origins[0].path.with_name(f"{key[:32]}{SUFFIX}")
-    if (kept := map_arrays(path, key)) is not None:
+    if (kept := array_files.map_arrays(path, key)) is not None:
         return kept.facts
     with contextlib.ExitStack() as stack:
         can_write = False
         with contextlib.suppress(OSError):
             what = "compute the fingerprints of the data"
-            lock = locked(lock_path(path), what=what, most_wait_s=_MOST_WAIT_S)
+            lock = file_locks.locked(
+                temp_files.lock_path(path), what=what, most_wait_s=_MOST_WAIT_S
+            )
             can_write = stack.enter_context(lock)
-            if (kept := map_arrays(path, key)) is not None:
+            if (kept := array_files.map_arrays(path, key)) is not None:
                 return kept.facts
         found = _hash(tables)
         if can_write:
             with contextlib.suppress(OSError):
-                write_arrays(path, key, found, [])
+                array_files.write_arrays(path, key, found, [])
         return found
 
 

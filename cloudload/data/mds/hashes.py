@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 SAMPLES_HASH = "samples-xxh128"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cloudload.data.mds.index import (
+from cloudload.data.mds.shard_entries import (
     FAULTS,
     INDEX_NAME,
     check_extent,

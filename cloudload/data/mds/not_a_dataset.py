@@ -36,7 +36,7 @@ from cloudload.data.file_kinds import (
     refuse_table,
     split_name,
 )
-from cloudload.data.mds.index import INDEX_NAME
+from cloudload.data.mds.shard_entries import INDEX_NAME
 from cloudload.data.mds.survey import JOURNAL_FOLDER, Survey, survey_folder
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.globs import Glob, find_glob

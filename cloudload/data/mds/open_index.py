@@ -29,13 +29,13 @@ from typing import NamedTuple
 
 from cloudload._version import __version__
 from cloudload.data.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
-from cloudload.data.mds.index import INDEX_NAME, MOST_INDEX_BYTES
 from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.not_a_dataset import (
     advise_on_hub_name,
     explain_hub_name,
     explain_not_a_dataset,
 )
+from cloudload.data.mds.shard_entries import INDEX_NAME, MOST_INDEX_BYTES
 from cloudload.data.mds.shard_table import ShardTable, map_table
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.locations import Location
@@ -45,11 +45,7 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.data.storage.versions import Version
 from cloudload.errors import DatasetError, StoreError
-from cloudload.system.array_files import make_own_folder
-from cloudload.system.file_locks import locked, remove_orphans
-from cloudload.system.machine import network_type
-from cloudload.system.temp_files import lock_path, make_folder
-from cloudload.system.verified_files import mark_used
+from cloudload.system import array_files, file_locks, machine, temp_files, verified_files
 
 logger = logging.getLogger("cloudload.cache")
 
@@ -163,21 +159,23 @@ def _open_shared(
     Also returns the version of the table, which is newer than `version` if the index was published
     again in the meantime.
     """
-    if (kind := network_type(folder)) is not None:
+    if (kind := machine.network_type(folder)) is not None:
         _warn(location, f"{folder} is on a network file system: {kind}")
         return _read_alone(location, retry)
     place = _place_of(folder, location.url, version)
     if (found := map_table(*place)) is not None:
-        mark_used(place.path)
+        verified_files.mark_used(place.path)
         return found, version
     wait_s = _MOST_WAIT_S + (version.size or 0) / _LEAST_BYTES_PER_S
     what = f"read and parse the index of {redact(location.url)}"
     with contextlib.ExitStack() as stack:
         can_write = False
         try:
-            make_own_folder(folder)
-            make_folder(folder)
-            lock = locked(lock_path(place.path), what=what, most_wait_s=wait_s)
+            array_files.make_own_folder(folder)
+            temp_files.make_folder(folder)
+            lock = file_locks.locked(
+                temp_files.lock_path(place.path), what=what, most_wait_s=wait_s
+            )
             can_write = stack.enter_context(lock)
             if (found := map_table(*place)) is not None:
                 return found, version
@@ -205,7 +203,7 @@ def _share(parsed: ShardTable, location: Location, place: _Place) -> ShardTable:
     """Write a table to its file, and map it. If that fails, warn, and return `parsed`."""
     folder = place.path.parent
     try:
-        remove_orphans(folder, _OWN_NAMES)
+        file_locks.remove_orphans(folder, _OWN_NAMES)
         fingerprint([parsed], DATA)  # compute it first, so that it is written, too
         if (mapped := map_table(*place)) is None:  # unless a newer version is already mapped
             parsed.write(*place)
@@ -221,7 +219,7 @@ def _share(parsed: ShardTable, location: Location, place: _Place) -> ShardTable:
 
 def sweep_indexes(root: Path) -> None:
     """Remove index tables not used recently, and temporary files that killed processes left."""
-    remove_orphans(root / INDEXES_FOLDER, _OWN_NAMES)
+    file_locks.remove_orphans(root / INDEXES_FOLDER, _OWN_NAMES)
     _remove_old(root / INDEXES_FOLDER)
 
 

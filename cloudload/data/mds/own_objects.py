@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from cloudload.data.mds.index import INDEX_NAME
+from cloudload.data.mds.shard_entries import INDEX_NAME
 from cloudload.data.mds.survey import JOURNAL_FOLDER
 
 REPORT_NAME = "convert-report.json"

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from cloudload.data.mds.hashes import hash_samples
-from cloudload.data.mds.index import FIXED_FORMATS, ShardInfo
+from cloudload.data.mds.shard_entries import FIXED_FORMATS, ShardInfo
 from cloudload.errors import DatasetError
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 _MOST_HEADER_BYTES = 1 << 20
 

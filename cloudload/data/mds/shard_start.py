@@ -18,14 +18,14 @@ import numpy as np
 
 from cloudload.data.mds.codecs import decompress
 from cloudload.data.mds.dataset import Dataset, is_in_place
-from cloudload.data.mds.index import ShardInfo
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
+from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.storage.base import CHUNK_BYTES, Retry
 from cloudload.data.storage.objects import read_object
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url, local_path
 from cloudload.errors import DatasetError
-from cloudload.system.temp_files import explained_full_disk
+from cloudload.system import temp_files
 
 _USUAL_HEADER_BYTES = 2_048
 _GROWTH = 4
@@ -50,7 +50,10 @@ def open_shard_start(
             )
         yield Shard(path, info)
         return
-    with explained_full_disk(), tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
+    with (
+        temp_files.explained_full_disk(),
+        tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file,
+    ):
         file.write(_read_samples(url, info, min(num_samples, info.samples), retry))
         file.truncate(info.raw.bytes)
         file.flush()

@@ -21,11 +21,9 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from cloudload.data.mds.index import Column, FileInfo, ShardInfo
+from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo
 from cloudload.errors import CacheError
-from cloudload.system.array_files import map_arrays, write_arrays
-from cloudload.system.arrays import Flags, Ids, Ints
-from cloudload.system.verified_files import mark_used
+from cloudload.system import Flags, Ids, Ints, array_files, verified_files
 
 _FORMAT = 1
 """The version of the file's format. Increase it when the arrays or facts of the file change."""
@@ -176,7 +174,7 @@ class ShardTable(Sequence[ShardInfo]):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.origin is not None and self.origin.is_there():
             origin = self.origin  # a worker maps the file, so do not send its content
-            mark_used(origin.path)  # so that it is not removed before that
+            verified_files.mark_used(origin.path)  # so that it is not removed before that
             return _map_part, (origin.path, origin.key, origin.start, origin.stop)
         first, end = int(self._starts[0]), int(self._starts[-1])
         numbers, starts = np.array(self._numbers), self._starts - first
@@ -207,12 +205,12 @@ class ShardTable(Sequence[ShardInfo]):
         forms = json.loads(json.dumps(self._forms, default=_encode_column))
         facts = {"format": _FORMAT, "forms": forms, "fingerprints": self.fingerprints}
         numbers, starts = self._numbers.astype("<i8"), (self._starts - first).astype("<i8")
-        write_arrays(path, key, facts, [numbers, starts, self._texts[first:end]])
+        array_files.write_arrays(path, key, facts, [numbers, starts, self._texts[first:end]])
 
 
 def map_table(path: Path, key: str) -> ShardTable | None:
     """Map a table that `write` wrote with this `key`. Returns None if there is no valid file."""
-    found = map_arrays(path, key)
+    found = array_files.map_arrays(path, key)
     if found is None or found.facts["format"] != _FORMAT:
         return None
     forms = tuple(map(_decode_form, found.facts["forms"]))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cloudload.data.file_kinds import find_table, hidden_part
-from cloudload.data.mds.index import INDEX_NAME
+from cloudload.data.mds.shard_entries import INDEX_NAME
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.objects import MOST_PEEKED, peek_folder
 from cloudload.data.storage.redaction import redact

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from cloudload.data.mds.codecs import compress, compression_extension
 from cloudload.data.mds.hashes import SAMPLES_HASH, hash_bytes, hash_samples, new_hash
-from cloudload.data.mds.index import FIXED_FORMATS, Column
-from cloudload.system.arrays import Ints
+from cloudload.data.mds.shard_entries import FIXED_FORMATS, Column
+from cloudload.system import Ints
 
 DEFAULT_SHARD_BYTES = 1 << 26
 MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)

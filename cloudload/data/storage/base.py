@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import FailureKind
-from cloudload.system.option_help import explained, suggests_fields
+from cloudload.system import option_help
 
 CHUNK_BYTES = 1 << 16  # small, so that even a slow connection delivers a chunk within `timeout_s`
 
 
-@suggests_fields
-@explained
+@option_help.suggests_fields
+@option_help.explained
 @dataclass(frozen=True)
 class Retry:
     """How long to retry a request to a store, in seconds.

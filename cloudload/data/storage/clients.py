@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import FailureKind, StoreError
-from cloudload.system.threads import settle_future
+from cloudload.system import settle_future
 
 T = TypeVar("T")
 

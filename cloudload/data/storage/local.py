@@ -18,7 +18,7 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import local_path, path_url
 from cloudload.data.storage.versions import version_of_file
 from cloudload.errors import FailureKind, StoreError
-from cloudload.system.temp_files import create, register, unregister
+from cloudload.system import temp_files
 
 
 class LocalStore(Backend):
@@ -88,14 +88,14 @@ def _copied(path: Path, target: Path) -> Iterator[tuple[Path, Path]]:
     target.parent.mkdir(parents=True, exist_ok=True)
     # the name is unique among all threads and machines that share the folder
     temporary = target.with_name(f".{target.name}.{secrets.randbits(62)}.tmp")
-    create(lambda: register(temporary))
+    temp_files.create(lambda: temp_files.register(temporary))
     try:
         shutil.copyfile(path, temporary)
         _sync(temporary)
         yield temporary, target
     finally:
         temporary.unlink(missing_ok=True)
-        unregister(temporary)
+        temp_files.unregister(temporary)
 
 
 def _sync(path: Path) -> None:

@@ -43,7 +43,7 @@ from cloudload.data.storage.streaming import STREAMING_ONLY, StreamingStore
 from cloudload.data.storage.urls import scheme_of
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import StoreError
-from cloudload.system.temp_files import scratch_file
+from cloudload.system import temp_files
 
 Found = TypeVar("Found")
 
@@ -179,7 +179,7 @@ def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
 
 def write_pieces(url: str, pieces: Iterable[bytes], retry: Retry | None = None) -> None:
     """Store consecutive pieces as one object, with the guarantees of `upload_file`."""
-    with scratch_file() as file:
+    with temp_files.scratch_file() as file:
         file.writelines(pieces)
         file.flush()
         upload_file(Path(file.name), url, retry)
@@ -207,7 +207,7 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
 def _create(url: str, data: bytes, retry: Retry) -> None:
     """Store `data` as an object unless it exists."""
     backend = backend_of(url)
-    with scratch_file() as file:
+    with temp_files.scratch_file() as file:
         file.write(data)
         file.flush()
         path = Path(file.name)

@@ -11,7 +11,7 @@ from cloudload.data.storage.base import Backend, ObjectStream, Retry
 from cloudload.data.storage.clients import failure_kind_of_any
 from cloudload.data.storage.urls import scheme_of
 from cloudload.errors import FailureKind, StoreError
-from cloudload.system.temp_files import explained_full_disk
+from cloudload.system import temp_files
 
 STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
 """The schemes that need this backend. fsspec lacks them, supports them under other names, or cannot
@@ -33,7 +33,7 @@ class StreamingStore(Backend):
                 "mosaicml-streaming"
             ) from None
         with (
-            explained_full_disk(),
+            temp_files.explained_full_disk(),
             tempfile.TemporaryDirectory(prefix="cloudload-download-") as folder,
         ):
             path = Path(folder, "object")

@@ -26,9 +26,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.errors import RanksDisagreeError
-from cloudload.system.activity import doing
-from cloudload.system.arrays import Ints
-from cloudload.system.threads import DaemonThreadPool
+from cloudload.system import DaemonThreadPool, Ints, activity
 
 _MOST_MEMBERS = 16
 _CONNECT_S = 60.0
@@ -52,7 +50,7 @@ def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
     if store.add("arrived", 1) == size:
         store.set("all", "")
     deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
-    with doing(lambda: f"waiting for {_name_missing(store, size)} to start iterating"):
+    with activity.doing(lambda: f"waiting for {_name_missing(store, size)} to start iterating"):
         while not store.check(["all"]):
             left_s = deadline - time.monotonic()
             if left_s <= 0:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-from cloudload.data.cache.counters import WorkerCounts
+from cloudload.data import WorkerCounts
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.workers.block import Block

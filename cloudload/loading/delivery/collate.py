@@ -11,18 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cloudload.config.delivery import DeliveryConfig
+from cloudload.config import DeliveryConfig
 from cloudload.loading.batch import Batch, SpanParts
 from cloudload.loading.workers.block import Block
-from cloudload.rows.packing.tables import (
-    SPAN_ROW,
-    SPAN_SAMPLE,
-    SPAN_START,
-    SPAN_STOP,
-    SPAN_STREAM,
-)
+from cloudload.rows import tables
 from cloudload.segments import FIELDS, IGNORED_LABEL, Array, SpanColumns, mask_document_edges
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 
 def join_blocks(
@@ -96,10 +90,13 @@ def compute_fields(labels: Ints, spans: Ints, delivery: DeliveryConfig) -> dict[
     With the option `mask_edges`, also masks the labels at the edges of documents, in place.
     `spans` (int64 [spans, 6]) are the spans of the rows of `labels` (int64 [rows, seq_len]).
     """
-    rows, lengths = spans[:, SPAN_ROW], spans[:, SPAN_STOP] - spans[:, SPAN_START]
+    rows, lengths = (
+        spans[:, tables.SPAN_ROW],
+        spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START],
+    )
     if delivery.mask_edges:
         mask_document_edges(labels, rows, lengths)
-    columns = SpanColumns(rows, lengths, spans[:, SPAN_STREAM], spans[:, SPAN_SAMPLE])
+    columns = SpanColumns(rows, lengths, spans[:, tables.SPAN_STREAM], spans[:, tables.SPAN_SAMPLE])
     arrays: dict[str, Array] = {}
     for field in delivery.fields:
         arrays |= FIELDS[field](columns, (labels.shape[0], labels.shape[1]))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from cloudload.config.choices import AUTO
-from cloudload.data.storage.redaction import redact
+from cloudload.config import choices
+from cloudload.data import redact
 from cloudload.loading.delivery.working_set import (
     count_downloads,
     measure_working_set,
@@ -18,11 +18,10 @@ from cloudload.loading.delivery.working_set import (
 )
 from cloudload.loading.delivery.world import World
 from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
-from cloudload.order.mixture import Weights
-from cloudload.run.recipe import FAIR_FIELD
+from cloudload.order import Weights
+from cloudload.run import state_fields
 from cloudload.stats import MEASURED_S, DeliveryStats
-from cloudload.system.arrays import NEVER
-from cloudload.system.reports import list_values, render_table
+from cloudload.system import NEVER, reports
 
 GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
 DERIVED, MEASURED = "from batch_size and ranks", "measured"
@@ -66,12 +65,12 @@ class Description:
         return {setting.name: setting.value for setting in self.settings}
 
     def __str__(self) -> str:
-        return list_values(self.title, self._rows())
+        return reports.list_values(self.title, self._rows())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return render_table(self.title, ("setting", "value", "origin"), self._rows())
+        return reports.render_table(self.title, ("setting", "value", "origin"), self._rows())
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [(each.name, str(each), each.origin) for each in self.settings]
@@ -119,8 +118,8 @@ def _rows(plan: WorkerPlan) -> Iterator[Setting]:
     for name in names + ["open_rows"] * (config.packing == "best_fit"):
         yield _option(config, name)
     if config.packing == "best_fit":
-        rule = plan.recipe.fields[FAIR_FIELD] or None
-        yield Setting(FAIR_FIELD, rule, DEFAULT if rule else STATE)
+        rule = plan.recipe.fields[state_fields.FAIR_FIELD] or None
+        yield Setting(state_fields.FAIR_FIELD, rule, DEFAULT if rule else STATE)
     if isinstance(plan.phase, Mixed):
         yield Setting("rows", plan.end, DATA, "in the run")
 
@@ -140,7 +139,7 @@ def _tokenizer(plan: WorkerPlan) -> Iterator[Setting]:
     else:
         yield Setting("tokenizer", None, DEFAULT, "(all data is pre-tokenized)")
     yield Setting("bos_eos", spec.framing, DATA)
-    origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
+    origin = DEFAULT if plan.delivery.tokenizer_backend == choices.AUTO else GIVEN
     versions = f"{backend.versions}, " * plan.recipe.has_text
     yield Setting("tokenizer_backend", backend.name, origin, f"({versions}because {backend.why})")
 
@@ -150,9 +149,11 @@ def _lengths(plan: WorkerPlan) -> Iterator[Setting]:
     if plan.lengths is not None:
         place, *others = plan.lengths.places
         note = f"from {place}{f' and {len(others):,} more' if others else ''}"
-        yield Setting("lengths", plan.lengths.digest, DATA if asked == AUTO else GIVEN, note)
+        yield Setting(
+            "lengths", plan.lengths.digest, DATA if asked == choices.AUTO else GIVEN, note
+        )
     else:
-        yield Setting("lengths", None, DEFAULT if asked == AUTO else GIVEN)
+        yield Setting("lengths", None, DEFAULT if asked == choices.AUTO else GIVEN)
 
 
 def _ranks(plan: WorkerPlan, world: World, delivered: DeliveryStats) -> Iterator[Setting]:

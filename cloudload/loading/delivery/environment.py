@@ -13,8 +13,8 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from cloudload.config.delivery import DeliveryConfig
-from cloudload.data.cache.counters import WorkerCounts
+from cloudload.config import DeliveryConfig
+from cloudload.data import WorkerCounts
 from cloudload.loading.delivery.exchange import DistributedExchange, Exchange
 from cloudload.loading.delivery.world import World, find_world, is_first_process
 from cloudload.loading.workers.processes import Blocks, inline_blocks, process_blocks

@@ -33,8 +33,7 @@ from cloudload.errors import RanksDisagreeError
 from cloudload.loading.delivery.all_gather import Gather, wait_for_all
 from cloudload.loading.delivery.rank_checks import advise_on_difference, differ_in_found_lengths
 from cloudload.loading.delivery.world import World
-from cloudload.system.activity import doing
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints, activity
 
 _FIRST_CAPACITY, _RECENT = 1 << 8, 16
 _opened: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
@@ -154,7 +153,7 @@ class DistributedExchange(Exchange):
         """The processes that exchange messages with each other, including this one."""
 
     def _open(self, rank: int, size: int, name: str) -> _Messages:
-        with doing("connecting to the other ranks"):
+        with activity.doing("connecting to the other ranks"):
             store = self._dist.PrefixStore(name, self._store)
             return _Messages(Gather(store, rank, size, self._timeout_s))
 
@@ -168,7 +167,7 @@ class DistributedExchange(Exchange):
 
     def _wait_for(self, gathered: Callable[[], list[Ints]]) -> Callable[[], list[Ints]]:
         def finish() -> list[Ints]:
-            with doing(_LATE_RANK.format(self._timeout_s)), self._explained():
+            with activity.doing(_LATE_RANK.format(self._timeout_s)), self._explained():
                 return gathered()
 
         return finish
@@ -219,7 +218,7 @@ class DistributedExchange(Exchange):
         """Exchange JSON objects with all processes."""
         text = json.dumps(own).encode()
         text += b" " * (-len(text) % np.dtype(np.int64).itemsize)
-        with doing("waiting for the other ranks to start iterating"), self._explained():
+        with activity.doing("waiting for the other ranks to start iterating"), self._explained():
             messages = self._all.start(np.frombuffer(text, np.int64))()
         return [json.loads(message.tobytes()) for message in messages]
 

@@ -68,10 +68,10 @@ from cloudload.loading.workers.worker_plan import (
     Phase,
     WorkerPlan,
 )
-from cloudload.rows.packing.tail import next_stages
-from cloudload.run.position import LaneLog, Position, join_ranges
+from cloudload.rows import next_stages
+from cloudload.run import LaneLog, Position, join_ranges
 from cloudload.stats import TOKENS
-from cloudload.system.arrays import NEVER, Ints
+from cloudload.system import NEVER, Ints
 
 
 class _Fetched(NamedTuple):

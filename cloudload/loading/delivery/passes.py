@@ -12,16 +12,14 @@ import sys
 from collections.abc import Iterator
 from typing import Protocol
 
-from cloudload.config.delivery import DeliveryConfig
+from cloudload.config import DeliveryConfig
 from cloudload.loading.batch import Batch
 from cloudload.loading.delivery.iteration import Iteration
 from cloudload.loading.delivery.run_log import Progress, RunLog
 from cloudload.loading.delivery.world import World
-from cloudload.run.position import Position
-from cloudload.run.recipe import Recipe
+from cloudload.run import Position, Recipe
 from cloudload.stats import READ
-from cloudload.system.activity import Wait
-from cloudload.system.arrays import NEVER
+from cloudload.system import NEVER, activity
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
@@ -81,7 +79,7 @@ class Source(Protocol):
         """Return `log` to an earlier progress. If it had recorded batches, end the iteration."""
         ...
 
-    def make_wait(self) -> Wait:
+    def make_wait(self) -> activity.Wait:
         """Return a `Wait` that reports a batch that does not arrive."""
         ...
 

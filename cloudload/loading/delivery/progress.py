@@ -27,13 +27,10 @@ import numpy as np
 from cloudload.errors import DatasetError, RanksDisagreeError
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.workers.block import Block
-from cloudload.order.lanes import rank_rows
-from cloudload.rows.packing.residue import split_residues
-from cloudload.rows.packing.tables import NUM_CURSOR_COLUMNS
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.run.position import LaneArrays, LaneLog, Position
-from cloudload.run.recipe import Recipe
-from cloudload.system.arrays import NEVER, Ints
+from cloudload.order import rank_rows
+from cloudload.rows import split_residues, tables
+from cloudload.run import LaneArrays, LaneLog, Position, Recipe, RunLengths
+from cloudload.system import NEVER, Ints
 
 _HEADER = 3
 
@@ -78,7 +75,7 @@ def report_batch(
         return Report(stop, rank_index, first_dry, counts, block.cursors[rows], residues)
     ranges = [block.rows_of(number) for block in blocks]
     num_rows = sum(rows.stop - rows.start for rows in ranges)
-    cursors = np.empty((num_rows, NUM_CURSOR_COLUMNS), np.int64)
+    cursors = np.empty((num_rows, tables.NUM_CURSOR_COLUMNS), np.int64)
     residues = [b""] * num_rows if any(block.residues for block in blocks) else []
     for block, rows, own in zip(blocks, ranges, batch_rows, strict=True):
         cursors[own] = block.cursors[rows]
@@ -160,7 +157,7 @@ class Window(NamedTuple):
         first_rows = self.start + (heads[:, 1] - self.start) % self.world_size
         # ranks may have different numbers of rows if a window does not start with a global batch
         num_rows = -(-(self.stop - first_rows) // self.world_size)
-        stops = (cursors_at + NUM_CURSOR_COLUMNS * num_rows).tolist()
+        stops = (cursors_at + tables.NUM_CURSOR_COLUMNS * num_rows).tolist()
         before = np.cumsum(num_rows) - num_rows
         places = np.arange(num_rows.sum()) - np.repeat(before, num_rows)
         parts = [message[cursors_at:stop] for message, stop in zip(messages, stops, strict=True)]
@@ -169,7 +166,7 @@ class Window(NamedTuple):
             first_dry=int(heads[:, 2].min()),
             counts=heads[:, _HEADER:].sum(axis=0).reshape(counts_shape),
             rows=np.repeat(first_rows, num_rows) + self.world_size * places,
-            cursors=np.concatenate(parts).reshape(-1, NUM_CURSOR_COLUMNS),
+            cursors=np.concatenate(parts).reshape(-1, tables.NUM_CURSOR_COLUMNS),
             residues=[
                 residue
                 for message, stop, number in zip(messages, stops, num_rows.tolist(), strict=True)

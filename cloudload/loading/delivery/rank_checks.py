@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config.choices import AUTO, EPOCH, OFF
-from cloudload.config.delivery import DeliveryConfig
+from cloudload.config import DeliveryConfig, choices
 from cloudload.errors import RanksDisagreeError
 from cloudload.loading.delivery.world import World
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.rows.packing.tables import CURSOR_ORDINAL
-from cloudload.run.position import Position
-from cloudload.run.recipe import ORDER_FIELD, Recipe
-from cloudload.system.arrays import NEVER
+from cloudload.rows import tables
+from cloudload.run import Position, Recipe, state_fields
+from cloudload.system import NEVER
 
 _RANKS_PER_NODE = (
     "ranks per node, from LOCAL_WORLD_SIZE (set it to 1 if nodes have different numbers of ranks)"
@@ -57,7 +55,9 @@ def _hash_orders(plan: WorkerPlan) -> str:
     digest = hashlib.sha256()
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
         lanes = component.lanes
-        epochs, _ = lanes.epoch_positions(np.arange(plan.num_lanes), cursors[:, CURSOR_ORDINAL])
+        epochs, _ = lanes.epoch_positions(
+            np.arange(plan.num_lanes), cursors[:, tables.CURSOR_ORDINAL]
+        )
         order = component.orders(plan.cache_root)(
             min(int(epochs.max()), (lanes.epochs or NEVER) - 1)
         )
@@ -67,7 +67,7 @@ def _hash_orders(plan: WorkerPlan) -> str:
 
 
 def _describe_missing(delivery: DeliveryConfig) -> str:
-    return _NOT_FOUND if delivery.lengths == AUTO else OFF
+    return _NOT_FOUND if delivery.lengths == choices.AUTO else choices.OFF
 
 
 def differ_in_found_lengths(differing: Mapping[str, Sequence[Any]]) -> bool:
@@ -76,7 +76,7 @@ def differ_in_found_lengths(differing: Mapping[str, Sequence[Any]]) -> bool:
     `differing` maps the name of each differing value to the values of all ranks.
     """
     found = differing.get(_LENGTHS, ())
-    return len(differing) == 1 and _NOT_FOUND in found and OFF not in found
+    return len(differing) == 1 and _NOT_FOUND in found and choices.OFF not in found
 
 
 def advise_on_difference(names: Sequence[str]) -> str:
@@ -86,7 +86,7 @@ def advise_on_difference(names: Sequence[str]) -> str:
             "If data was appended or rewritten while the job was starting, restart the job. "
             "Otherwise, use the same config and load the same state on every rank"
         )
-    if {ORDER_FIELD, _ORDER} & set(names):
+    if {state_fields.ORDER_FIELD, _ORDER} & set(names):
         return (
             "Use the same version of NumPy on every rank, because another one may shuffle "
             f"differently (this rank has NumPy {np.__version__}). If the versions are the same, "
@@ -102,7 +102,7 @@ def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> Non
     that step from token lengths.
     """
     epochs = recipe.config.epochs
-    if epochs is None and delivery.stop_every != EPOCH:
+    if epochs is None and delivery.stop_every != choices.EPOCH:
         return
     end = f"epochs={epochs}" if epochs else "stop_every='epoch'"
     raise RanksDisagreeError(

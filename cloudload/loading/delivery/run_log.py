@@ -23,13 +23,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.config.checks import as_integer
-from cloudload.config.choices import FASTOKENS
+from cloudload.config import checks, choices
 from cloudload.loading.delivery.world import count_cores
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.rows.tokenization.backend import Choice
-from cloudload.run.position import Position
-from cloudload.run.recipe import Recipe
+from cloudload.rows import Choice
+from cloudload.run import Position, Recipe
 from cloudload.stats import (
     COUNTS,
     READ,
@@ -40,7 +38,7 @@ from cloudload.stats import (
     Stats,
     StreamStats,
 )
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 logger = logging.getLogger("cloudload.run")
 
@@ -165,7 +163,9 @@ def _advise_transform(plan: WorkerPlan) -> str:
 
 
 def _advise_tokenize(plan: WorkerPlan) -> str:
-    faster = "" if plan.backend.name == FASTOKENS else "use tokenizer_backend='fastokens', or "
+    faster = (
+        "" if plan.backend.name == choices.FASTOKENS else "use tokenizer_backend='fastokens', or "
+    )
     return (
         f"Tokenization is slower than training, so {faster}{_more_workers(plan)}, or train on "
         "token IDs (cloudload export)"
@@ -283,7 +283,7 @@ class RunLog:
         Raises `ValueError` if `lag` is not from 0 to 3, or exceeds the number of batches since
         `move_to`.
         """
-        lag = as_integer("lag", lag, 0, KEPT_POSITIONS - 1)
+        lag = checks.as_integer("lag", lag, 0, KEPT_POSITIONS - 1)
         positions = self.progress.positions
         if lag >= len(positions):
             handed_out = len(positions) - 1

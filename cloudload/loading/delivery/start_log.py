@@ -28,18 +28,14 @@ from contextlib import suppress
 
 import numpy as np
 
-from cloudload.data.mds.dataset import are_in_place, warn_of_missing_hashes
-from cloudload.data.storage.redaction import redact
+from cloudload.data import are_in_place, redact, warn_of_missing_hashes
 from cloudload.loading.delivery.description import counted, join_numbers
 from cloudload.loading.workers.block import Block
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.order.lanes import Lanes
-from cloudload.rows.tokenization.backend import Choice, log_choice
-from cloudload.run.components import Component
-from cloudload.run.position import Position
-from cloudload.run.recipe import Recipe
-from cloudload.system.arrays import Ints
-from cloudload.system.progress_bar import is_terminal
+from cloudload.order import Lanes
+from cloudload.rows import Choice, log_choice
+from cloudload.run import Component, Position, Recipe
+from cloudload.system import Ints, is_terminal
 
 logger = logging.getLogger("cloudload.start")
 _SHOWN_URLS = 3

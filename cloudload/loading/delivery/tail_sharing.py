@@ -36,21 +36,10 @@ from cloudload.loading.delivery.block_stream import BlockStream
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.workers.block import Block
 from cloudload.loading.workers.worker_plan import Foreseen, SharedDocuments, Sharing, WorkerPlan
-from cloudload.rows.packing.tables import (
-    CURSOR_ORDINAL,
-    REMNANT_LANE,
-    REMNANT_ORDINAL,
-    REMNANT_SIZE,
-    REMNANT_STOP,
-    SIZE_ABSENT,
-    TAIL_REMNANT,
-)
-from cloudload.rows.packing.tail import Stages, Tail, counts_of_sizes
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.run.position import Position
-from cloudload.run.run_tail import pack_run_tail
+from cloudload.rows import Stages, Tail, counts_of_sizes, tables
+from cloudload.run import Position, RunLengths, pack_run_tail
 from cloudload.stats import TOKENS
-from cloudload.system.arrays import Flags, Ints, Tokens
+from cloudload.system import Flags, Ints, Tokens
 
 _HEADER = 2
 
@@ -139,8 +128,8 @@ def count_remnants(plan: WorkerPlan, remnants: Ints) -> Ints:
     recipe = plan.recipe
     [component] = recipe.components
     orders, counts = component.orders(plan.cache_root), np.zeros_like(plan.position.counts)
-    remnants = remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT]
-    counted = counts_of_sizes(remnants[:, REMNANT_SIZE]).tolist()
+    remnants = remnants[remnants[:, tables.REMNANT_SIZE] != tables.SIZE_ABSENT]
+    counted = counts_of_sizes(remnants[:, tables.REMNANT_SIZE]).tolist()
     for (lane, ordinal, *_), count in zip(remnants.tolist(), counted, strict=True):
         epoch, position = component.lanes.epoch_position(lane, ordinal)
         counts[recipe.corpus.streams_of(orders(epoch)[position]), count] += 1
@@ -161,7 +150,7 @@ def _sizes_by_lane(plan: WorkerPlan, messages: Sequence[Ints]) -> list[Ints]:
 def _num_left(plan: WorkerPlan, lane: int) -> int:
     """Return the number of ordinals, including holes, left in a lane at the plan's position."""
     end = plan.recipe.components[0].lanes.end(lane) or 0
-    return end - int(plan.position.cursors[0, lane, CURSOR_ORDINAL])
+    return end - int(plan.position.cursors[0, lane, tables.CURSOR_ORDINAL])
 
 
 _MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
@@ -198,10 +187,14 @@ class RemnantUses:
     def __init__(self, plan: WorkerPlan, tail: Tail) -> None:
         rows = tail.first_row + np.repeat(np.arange(tail.num_rows), np.diff(tail.piece_starts))
         is_left = (rows >= plan.position.rows) & (rows < _find_end(plan, tail))
-        remnants = tail.remnants[tail.pieces[is_left, TAIL_REMNANT]]
-        keys = remnants[:, REMNANT_LANE] << _ORDINAL_BITS | remnants[:, REMNANT_ORDINAL]
+        remnants = tail.remnants[tail.pieces[is_left, tables.TAIL_REMNANT]]
+        keys = (
+            remnants[:, tables.REMNANT_LANE] << _ORDINAL_BITS | remnants[:, tables.REMNANT_ORDINAL]
+        )
         _, firsts, places = np.unique(keys, return_index=True, return_inverse=True)
-        self.documents: Ints = remnants[firsts][:, [REMNANT_LANE, REMNANT_ORDINAL, REMNANT_STOP]]
+        self.documents: Ints = remnants[firsts][
+            :, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL, tables.REMNANT_STOP]
+        ]
         """int64 [documents, 3]: the lane, ordinal and size of each document."""
         self._in_order = np.argsort(firsts)
         """The documents in the order of the rows: int64 [documents]."""

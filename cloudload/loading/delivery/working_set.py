@@ -20,20 +20,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cloudload.data.cache.folder import cached_bytes
-from cloudload.data.cache.usage import add_downloads, join_overlaps, sum_in_use
-from cloudload.data.mds.dataset import Corpus
+from cloudload.data import Corpus, add_downloads, cache_folder, join_overlaps, sum_in_use
 from cloudload.errors import CacheError
 from cloudload.loading.delivery.world import World
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.order.seekable import SeekableOrder
-from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
-from cloudload.run.components import Component
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.run.lengths.sizes import ABSENT, LaneSizes, units_of
-from cloudload.run.position import Position
-from cloudload.run.recipe import Recipe
-from cloudload.system.arrays import NEVER, Ints
+from cloudload.order import SeekableOrder
+from cloudload.rows import tables
+from cloudload.run import ABSENT, Component, LaneSizes, Position, Recipe, RunLengths, units_of
+from cloudload.system import NEVER, Ints
 
 _POSITIONS_AT_ONCE = 1 << 20
 _MOST_MEASURED, _MOST_EPOCHS = 1 << 24, 4
@@ -57,7 +51,9 @@ def check_cache_limit(
         downloads_at_once=count_downloads(plan, world),
     )
     if limit_bytes < needed:
-        advice = _lower_minimum(limit_bytes, int(cached_bytes(plan.recipe.corpus).max()))
+        advice = _lower_minimum(
+            limit_bytes, int(cache_folder.cached_bytes(plan.recipe.corpus).max())
+        )
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node "
             f"uses at once. Raise it to {needed:,} or more, or {advice}"
@@ -96,7 +92,7 @@ def measure_working_set(
     not counted, because they read a shard again later. Shards that are mapped in place count as 0
     bytes.
     """
-    sizes = cached_bytes(corpus)
+    sizes = cache_folder.cached_bytes(corpus)
     needed = sum(
         _peak_bytes(corpus, component, order, sizes, own_lanes)
         for component, order in zip(components, orders, strict=True)
@@ -116,7 +112,7 @@ def open_current_orders(plan: WorkerPlan, world: World) -> list[Ints | SeekableO
         orders, lanes = component.orders(plan.cache_root), component.lanes
         last = (lanes.epochs or NEVER) - 1
         own = np.array(world.lanes(plan.num_lanes) if plan.is_even else range(plan.num_lanes))
-        epochs, _ = lanes.epoch_positions(own, cursors[own, CURSOR_ORDINAL])
+        epochs, _ = lanes.epoch_positions(own, cursors[own, tables.CURSOR_ORDINAL])
         opened = [orders(min(last, epoch)) for epoch in np.unique(epochs)[-2:].tolist()]
         current.append(opened[-1])
     return current
@@ -140,7 +136,7 @@ def explain_later_working_set(plan: WorkerPlan, lengths: RunLengths, world: Worl
     if last_epoch is None:
         return None
     found = measure_run(lengths, plan.position, lanes, last_epoch)
-    sizes = cached_bytes(plan.recipe.corpus)
+    sizes = cache_folder.cached_bytes(plan.recipe.corpus)
     needed = add_downloads(found.bytes, sizes, count_downloads(plan, world))
     if limit >= needed:
         return None
@@ -163,7 +159,7 @@ def _find_last_epoch(plan: WorkerPlan) -> int | None:
     last = NEVER
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
         lanes = component.lanes
-        heads = cursors[:, CURSOR_ORDINAL]
+        heads = cursors[:, tables.CURSOR_ORDINAL]
         epochs, _ = lanes.epoch_positions(np.arange(plan.num_lanes), heads)
         current, documents = int(epochs.min()), max(1, lanes.num_positions)
         share = len(plan.machine_lanes()) / plan.num_lanes
@@ -246,7 +242,7 @@ def measure_run(
     `best_fit` are assumed full. Raises `CacheError` if an order cannot be built.
     """
     recipe, needed, row = lengths.recipe, 0, None
-    sizes = cached_bytes(recipe.corpus)
+    sizes = cache_folder.cached_bytes(recipe.corpus)
     for own, cursors in zip(lengths.sizes, position.cursors, strict=True):
         if own.component.sampling is None:
             uses = _ShardUses(sizes)
@@ -269,7 +265,10 @@ def _find_uses(
     of_row = packing.seq_len if packing.name != "one_per_row" else 1
     unit_tokens = packing.seq_len if of_row == 1 else 1  # an offset is a whole number of units
     # a document whose first tokens are in earlier rows begins before unit 0
-    heads, before = cursors[:, CURSOR_ORDINAL].copy(), -(cursors[:, CURSOR_OFFSET] // unit_tokens)
+    heads, before = (
+        cursors[:, tables.CURSOR_ORDINAL].copy(),
+        -(cursors[:, tables.CURSOR_OFFSET] // unit_tokens),
+    )
     step = max(2, _DOCUMENTS_AT_ONCE // max(1, len(lanes)))
     component = sizes.component
     # documents after the last epoch must count as holes, so measure a run that ends with it

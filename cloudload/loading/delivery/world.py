@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.system.arrays import divisors
+from cloudload.system import divisors
 
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Environment variables in which launchers other than torchrun put the number of processes."""

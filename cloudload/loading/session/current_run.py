@@ -16,20 +16,24 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
-from cloudload.config.checks import as_integer
-from cloudload.config.delivery import DeliveryConfig
-from cloudload.data.cache.folder import open_cache_folder
+from cloudload.config import DeliveryConfig, checks
+from cloudload.data import cache_folder
 from cloudload.loading.delivery.environment import Environment
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import KEPT_POSITIONS, RunLog
 from cloudload.loading.delivery.world import World, check_world
 from cloudload.loading.session.opening import OpenedRun
-from cloudload.rows.packing.tail import next_stages
-from cloudload.run.lengths.files import CorpusLengths, CountedDataset
-from cloudload.run.lengths.open import find_lengths_of_beginning, open_lengths
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.run.position import MOST_ROWS, Position, join_ranges
-from cloudload.run.recipe import Recipe
+from cloudload.rows import next_stages
+from cloudload.run import (
+    MOST_ROWS,
+    Position,
+    Recipe,
+    RunLengths,
+    find_lengths_of_beginning,
+    join_ranges,
+    length_files,
+    open_lengths,
+)
 
 
 class CurrentRun:
@@ -47,7 +51,7 @@ class CurrentRun:
         self.is_resumed = self.has_jumped = False
         """Whether the run continues a state, and whether its position was computed from lengths."""
         self._opened, self._found = opened, opened.lengths
-        self._lengths: CorpusLengths | None = None
+        self._lengths: length_files.CorpusLengths | None = None
         self._run_lengths: RunLengths | None = None
 
     @property
@@ -81,7 +85,7 @@ class CurrentRun:
         run.is_resumed, run.has_jumped = True, False
         return run
 
-    def _find_lengths(self, recipe: Recipe) -> Sequence[CountedDataset] | None:
+    def _find_lengths(self, recipe: Recipe) -> Sequence[length_files.CountedDataset] | None:
         opened = self._opened
         if recipe.corpus is self.opened_recipe.corpus:
             return opened.lengths
@@ -109,11 +113,11 @@ class CurrentRun:
     # ------------------------------------------------------------ lengths
 
     @property
-    def lengths(self) -> CorpusLengths | None:
+    def lengths(self) -> length_files.CorpusLengths | None:
         """The lengths of the samples, or None. Reads them into the cache folder if needed."""
         lengths = self._lengths
         if lengths is None and self._found is not None:
-            open_cache_folder(self.cache_root)
+            cache_folder.open_cache_folder(self.cache_root)
             lengths = self._lengths = open_lengths(
                 self._found, self.recipe.corpus, self.cache_root, self._opened.retry
             )
@@ -172,7 +176,7 @@ class CurrentRun:
         batch.
         """
         position = self.log.position
-        rows = as_integer("rows", rows, 0, MOST_ROWS)
+        rows = checks.as_integer("rows", rows, 0, MOST_ROWS)
         if rows < position.rows:
             raise ValueError(
                 f"rows is {rows:,}, but the loader is already at row {position.rows:,}. Load an "
@@ -251,10 +255,10 @@ class Membership:
         """Return the membership in another world. Raises `ValueError` for an invalid number."""
         if batch_size is None:
             batch_size = self.delivery.batch_size
-        rank, size = as_integer("rank", rank), as_integer("size", size)
+        rank, size = checks.as_integer("rank", rank), checks.as_integer("size", size)
         delivery = replace(self.delivery, dp_rank=rank, dp_world_size=size, batch_size=batch_size)
         if ranks_per_node is not None:
-            ranks_per_node = as_integer("ranks_per_node", ranks_per_node, 1)
+            ranks_per_node = checks.as_integer("ranks_per_node", ranks_per_node, 1)
         World(rank, size, 1)
         return Membership(self.environment, delivery, ranks_per_node)
 

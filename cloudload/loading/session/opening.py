@@ -14,23 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudload.config.choices import FASTOKENS
-from cloudload.config.delivery import DeliveryConfig
-from cloudload.config.options import read_options
-from cloudload.config.rows import RowsConfig
-from cloudload.data.cache.folder import check_cache_folder, default_cache
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.urls import expand_home
+from cloudload.config import DeliveryConfig, RowsConfig, choices, read_options
+from cloudload.data import Retry, cache_folder, urls
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.world import place_in_mesh
-from cloudload.rows.tokenization.backend import Choice, choose_backend
-from cloudload.rows.tokenization.loading import start_loading
-from cloudload.run.lengths.files import CountedDataset
-from cloudload.run.lengths.open import find_lengths
-from cloudload.run.recipe import Recipe, open_recipe, open_tokenizer
-from cloudload.run.streaming.arguments import adopt_streaming
-from cloudload.system.activity import Wait, doing
-from cloudload.system.garbage import paused_collection
+from cloudload.rows import Choice, choose_backend, start_loading
+from cloudload.run import (
+    Recipe,
+    adopt_streaming,
+    find_lengths,
+    length_files,
+    open_recipe,
+    open_tokenizer,
+)
+from cloudload.system import activity, paused_collection
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class OpenedRun:
     cache_root: Path
     asked_lengths: str
     """The option `lengths`."""
-    lengths: Sequence[CountedDataset] | None
+    lengths: Sequence[length_files.CountedDataset] | None
     """The token lengths found for the data, or None if there are none."""
     retry: Retry
 
@@ -82,7 +79,7 @@ def open_current_run(
     Raises `CloudloadError` if one of them, or a store, cannot be used, and `ValueError` if the
     options do not suit the data.
     """
-    with Wait(None, "opening the data", start_log.notice):
+    with activity.Wait(None, "opening the data", start_log.notice):
         return _open_run(asked, delivery, tokenizer, start_log)
 
 
@@ -90,19 +87,19 @@ def _open_run(
     asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
 ) -> OpenedRun:
     local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
-    cache_root = expand_home(local) if local else default_cache()
-    check_cache_folder(cache_root, [stream.url for stream in asked.streams])
+    cache_root = urls.expand_home(local) if local else cache_folder.default_cache()
+    cache_folder.check_cache_folder(cache_root, [stream.url for stream in asked.streams])
     with paused_collection():
-        with doing("loading the tokenizer"):
+        with activity.doing("loading the tokenizer"):
             spec = open_tokenizer(asked, tokenizer, cache_root)
         text = spec.json if asked.has_text else ""
-        with doing("checking the tokenizer backend"):
+        with activity.doing("checking the tokenizer backend"):
             backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
-        if backend.name == FASTOKENS and delivery.shares_tokenizer:
+        if backend.name == choices.FASTOKENS and delivery.shares_tokenizer:
             start_loading(text)  # in a thread, while the index is read and the model created
-        with doing("reading the index"):
+        with activity.doing("reading the index"):
             recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
     start_log.log_opened(recipe, backend)
-    with doing("looking for token lengths"):
+    with activity.doing("looking for token lengths"):
         found = find_lengths(recipe, lengths, retry)
     return OpenedRun(recipe, backend, cache_root, lengths, found, retry)

@@ -12,8 +12,8 @@ import functools
 import logging
 from dataclasses import replace
 
-from cloudload.config.choices import HF
-from cloudload.data.cache.folder import open_cache_folder
+from cloudload.config import choices
+from cloudload.data import cache_folder
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.progress import KnownLanes
 from cloudload.loading.delivery.rank_checks import check_can_end
@@ -28,8 +28,8 @@ from cloudload.loading.workers.worker_plan import (
     Steady,
     WorkerPlan,
 )
-from cloudload.rows.tokenization.backend import Choice
-from cloudload.run.recipe import Recipe
+from cloudload.rows import Choice
+from cloudload.run import Recipe
 
 logger = logging.getLogger("cloudload.loader")
 
@@ -73,7 +73,7 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
 
 def is_worker_fast(recipe: Recipe, backend: Choice) -> bool:
     """Whether a single worker is fast enough for a rank; see `default_num_workers`."""
-    return backend.name != HF and recipe.config.transform is None
+    return backend.name != choices.HF and recipe.config.transform is None
 
 
 def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
@@ -83,7 +83,7 @@ def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
     has_jumped = run.has_jumped
     try:
         plan, world = make_worker_plan(run, member), member.world
-        open_cache_folder(run.cache_root)
+        cache_folder.open_cache_folder(run.cache_root)
         check_cache_limit(plan, world, open_current_orders(plan, world))
     finally:
         run.has_jumped = has_jumped

@@ -18,10 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cloudload.config.checks import as_integer
-from cloudload.config.delivery import DeliveryConfig
-from cloudload.data.cache.folder import open_cache_folder
-from cloudload.data.storage.redaction import redact
+from cloudload.config import DeliveryConfig, checks
+from cloudload.data import cache_folder, redact
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.iteration import Iteration
 from cloudload.loading.delivery.passes import WORKING, count_passes, count_rows_per_pass
@@ -44,8 +42,8 @@ from cloudload.loading.session.preparation import (
 )
 from cloudload.loading.session.saving import check_knows_all_lanes
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.run.position import MOST_ROWS, Position
-from cloudload.system.activity import Wait
+from cloudload.run import MOST_ROWS, Position
+from cloudload.system import activity
 
 logger = logging.getLogger("cloudload.loader")
 
@@ -116,9 +114,9 @@ class Reader:
         if log is self.log:
             self.stop(f"a batch was not delivered ({error})")
 
-    def make_wait(self) -> Wait:
+    def make_wait(self) -> activity.Wait:
         """Return a `Wait` that reports a batch that does not arrive."""
-        return Wait(self._report_wait, WORKING, self._start_log.notice)
+        return activity.Wait(self._report_wait, WORKING, self._start_log.notice)
 
     def _report_wait(self, waited_s: float, what: str) -> None:
         """Log that a batch has not arrived after `waited_s` seconds, because of `what`."""
@@ -139,7 +137,7 @@ class Reader:
 
     def _skip(self, number: int) -> None:
         iteration, run, global_batch = self._iteration(), self.run, self.member.global_batch
-        number = as_integer("number", number, 0, MOST_ROWS // global_batch)
+        number = checks.as_integer("number", number, 0, MOST_ROWS // global_batch)
         if iteration is None or iteration.is_over:
             if run.skip_batches(number, global_batch):
                 return
@@ -185,7 +183,7 @@ class Reader:
         """
         run, before = self.run, self.run.log.position
         global_batch = before.global_batch or self.member.global_batch
-        if (found := run.log.find(as_integer("rows", rows, 0))) is not None:
+        if (found := run.log.find(checks.as_integer("rows", rows, 0))) is not None:
             return found
         found = run.find_position(rows, global_batch)
         batches = before.batches - (before.rows - found.rows) // global_batch
@@ -207,7 +205,7 @@ class Reader:
         plan, world = make_worker_plan(run, member), member.world
         if member.delivery.num_workers and member.is_first:
             self._explain_num_workers(member.delivery.num_workers, plan.num_workers)
-        open_cache_folder(run.cache_root)
+        cache_folder.open_cache_folder(run.cache_root)
         began = time.monotonic()
         orders = open_current_orders(plan, world)
         self._start_log.log_order(plan, time.monotonic() - began)

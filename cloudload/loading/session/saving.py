@@ -11,19 +11,22 @@ from typing import Any
 from cloudload.errors import RanksDisagreeError, StreamChangedError
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.session.current_run import CurrentRun, Membership
-from cloudload.run.local_states import mask_lanes
-from cloudload.run.position import Position
-from cloudload.run.recipe import TOKENS_FIELD, Recipe
-from cloudload.run.resume import (
+from cloudload.run import (
+    Position,
+    Recipe,
+    Saved,
+    State,
+    build_state,
     describe_left_out,
     keep_beginning,
+    mask_lanes,
+    read_sources,
     resume_mixture,
     resume_packing,
     resume_position,
+    show,
+    state_fields,
 )
-from cloudload.run.sources import read_sources
-from cloudload.run.state import Saved, State, build_state
-from cloudload.run.state_codec import show
 
 logger = logging.getLogger("cloudload.loader")
 
@@ -100,10 +103,10 @@ def keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     texts = str(saved.fields["bos_eos"]).split(",")
     if texts == recipe.fields["bos_eos"].split(",")[: len(texts)]:
         return recipe
-    columns = str(saved.fields[TOKENS_FIELD]).split(",")
+    columns = str(saved.fields[state_fields.TOKENS_FIELD]).split(",")
     is_same = (
         saved.fields["tokenizer"] == recipe.fields["tokenizer"]
-        and columns == recipe.fields[TOKENS_FIELD].split(",")[: len(columns)]
+        and columns == recipe.fields[state_fields.TOKENS_FIELD].split(",")[: len(columns)]
     )
     if not is_same or not _is_automatic(saved.sources) or not _is_automatic(recipe.sources):
         return recipe

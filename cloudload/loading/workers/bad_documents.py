@@ -23,9 +23,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cloudload.data.mds.shard import BadDocumentError
+from cloudload.data import BadDocumentError
 from cloudload.errors import CloudloadError
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 logger = logging.getLogger("cloudload.workers")
 

@@ -14,20 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.data.cache.counters import FirstFetch, TrafficCounter
-from cloudload.rows.packing.lane_packer import CutRows
-from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.tables import (
-    BUFFER,
-    NUM_CURSOR_COLUMNS,
-    NUM_DOCUMENT_COLUMNS,
-    PIECE_DOCUMENT,
-    PIECE_ROW,
-    SPAN_COLUMNS,
-    SPAN_ROW,
-    STREAM,
-)
-from cloudload.rows.packing.tail import counts_of_sizes
+from cloudload.data import FirstFetch, TrafficCounter
+from cloudload.rows import Packing, counts_of_sizes, lane_packer, tables
 from cloudload.stats import (
     COUNTS,
     PADDING,
@@ -35,7 +23,7 @@ from cloudload.stats import (
     TRUNCATED,
     Traffic,
 )
-from cloudload.system.arrays import NEVER, Ints, Tokens
+from cloudload.system import NEVER, Ints, Tokens
 
 
 @dataclass(frozen=True)
@@ -95,7 +83,7 @@ class Block:
 
     @cached_property
     def _span_bounds(self) -> list[int]:
-        bounds: list[int] = np.searchsorted(self.spans[:, SPAN_ROW], self.bounds).tolist()
+        bounds: list[int] = np.searchsorted(self.spans[:, tables.SPAN_ROW], self.bounds).tolist()
         return bounds
 
     @cached_property
@@ -127,15 +115,17 @@ class Pieces(NamedTuple):
 
     @staticmethod
     def empty() -> Pieces:
-        return Pieces(np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64))
+        return Pieces(
+            np.empty((0, tables.NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64)
+        )
 
     def __add__(self, other: Pieces) -> Pieces:  # type: ignore[override]
         """Append the pieces of `other`, which must be of later block rows."""
         if not len(other.pieces):
             return self
         table, pieces = other.table.copy(), other.pieces.copy()
-        table[:, BUFFER] += len(self.buffers)
-        pieces[:, PIECE_DOCUMENT] += len(self.table)
+        table[:, tables.BUFFER] += len(self.buffers)
+        pieces[:, tables.PIECE_DOCUMENT] += len(self.table)
         buffers = [*self.buffers, *other.buffers]
         return Pieces(
             np.concatenate([self.table, table]), buffers, np.concatenate([self.pieces, pieces])
@@ -152,13 +142,13 @@ class BlockBuilder:
         self.rows, self._bounds, self._packing = rows, bounds, packing
         self._batches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         """The index of each row's batch: int64 [rows]."""
-        self._cursors = np.zeros((len(rows), NUM_CURSOR_COLUMNS), np.int64)
+        self._cursors = np.zeros((len(rows), tables.NUM_CURSOR_COLUMNS), np.int64)
         self._residues = [b""] * len(rows) if packing.has_residue else []
         self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
         self.lengths = np.zeros(len(rows), np.int64)
-        self.spans = np.empty((0, len(SPAN_COLUMNS)), np.int64)
+        self.spans = np.empty((0, len(tables.SPAN_COLUMNS)), np.int64)
 
-    def take(self, cut: CutRows, block_rows: Ints) -> Ints:
+    def take(self, cut: lane_packer.CutRows, block_rows: Ints) -> Ints:
         """Record the cursors, residues and counts of rows cut from lanes.
 
         The rows become rows `block_rows` (int64 [rows]) of the block. Returns their pieces, int64
@@ -171,10 +161,10 @@ class BlockBuilder:
         rows, streams, counts, sizes = cut.counted.T
         self._count(block_rows[rows], streams, counts, sizes)
         pieces = cut.pieces
-        pieces[:, PIECE_ROW] = block_rows[pieces[:, PIECE_ROW]]
+        pieces[:, tables.PIECE_ROW] = block_rows[pieces[:, tables.PIECE_ROW]]
         if (np.diff(block_rows) > 0).all():
             return pieces
-        return pieces[np.argsort(pieces[:, PIECE_ROW], kind="stable")]
+        return pieces[np.argsort(pieces[:, tables.PIECE_ROW], kind="stable")]
 
     def count_documents(self, block_row: int, documents: Ints) -> None:
         """Count the documents that a row of the tail finishes.
@@ -194,7 +184,7 @@ class BlockBuilder:
         stream whose statistics count its padding.
         """
         rows, documents, starts, stops = cut.pieces.T
-        self._tally(rows, cut.table[documents, STREAM], TOKENS, stops - starts)
+        self._tally(rows, cut.table[documents, tables.STREAM], TOKENS, stops - starts)
         self.lengths = lengths
         short = np.flatnonzero((lengths < self._packing.seq_len) & (self.rows < first_dry))
         self._tally(short, padding_streams[short], PADDING, self._packing.seq_len - lengths[short])

@@ -13,17 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from cloudload.config.choices import SKIP
-from cloudload.config.transform import show_function
-from cloudload.data.mds.document_columns import open_token_column
-from cloudload.data.mds.shard import SKIP_ADVICE, BadDocumentError, Shard
+from cloudload.config import choices, show_function
+from cloudload.data import SKIP_ADVICE, BadDocumentError, Shard, document_columns
 from cloudload.errors import DatasetError
 from cloudload.loading.workers.bad_documents import TextCheck, find_foreign_cause
-from cloudload.run.recipe import Recipe
+from cloudload.run import Recipe
 from cloudload.stats import FETCH, READ_SHARDS, TRANSFORM
-from cloudload.system.activity import doing
-from cloudload.system.arrays import Ints, Tokens
-from cloudload.system.stage_times import stage
+from cloudload.system import Ints, Tokens, activity, stage
 
 TextOrError = str | BadDocumentError | None
 """The text of a sample; None if the transform filters it out; an error if on_error="skip" leaves it
@@ -88,7 +84,7 @@ class DocumentReader:
         self._corpus, self._cache = recipe.corpus, cache
         self._text_key, self._transform = recipe.config.text_key, recipe.config.transform
         self._columns = recipe.config.token_columns
-        self._skips = recipe.config.on_error == SKIP
+        self._skips = recipe.config.on_error == choices.SKIP
         self._vocab_size = recipe.tokenizer.vocab_size
         of_text = [stream for stream, column in enumerate(self._columns) if column is None]
         self._labels, self._text_check = recipe.labels, TextCheck(of_text)
@@ -141,7 +137,7 @@ class DocumentReader:
     def _read_shard(self, shard: Shard, samples: Sequence[int]) -> Sequence[TextOrError]:
         if self._transform is not None:
             what = f"running the transform on {len(samples):,} documents of {shard.url}"
-            with doing(what), stage(TRANSFORM):
+            with activity.doing(what), stage(TRANSFORM):
                 return [self._read_or_skip(shard, sample) for sample in samples]
         try:
             with stage(READ_SHARDS):
@@ -176,7 +172,7 @@ class DocumentReader:
             column = self._columns[owner]
             assert column is not None
             with stage(READ_SHARDS):
-                for raw in open_token_column(shard, *column).read(shard, within):
+                for raw in document_columns.open_token_column(shard, *column).read(shard, within):
                     places_of[raw.dtype].append(places[raw.places])
                     for place, value in zip(places[raw.places].tolist(), raw.values, strict=True):
                         values[place] = value

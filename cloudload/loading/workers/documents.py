@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloudload.config.choices import SKIP
-from cloudload.data.cache.shard_cache import ShardCache
-from cloudload.data.mds.shard import BadDocumentError
+from cloudload.config import choices
+from cloudload.data import BadDocumentError, ShardCache
 from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.loading.workers.bad_documents import SkipLog
 from cloudload.loading.workers.document_reader import (
@@ -28,32 +27,11 @@ from cloudload.loading.workers.document_reader import (
     merge_ids,
 )
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.order.order_cache import EpochOrders
-from cloudload.rows.packing.residue import residue_spans
-from cloudload.rows.packing.tables import (
-    BASE,
-    COUNT,
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    CURSOR_SIZE,
-    EPOCH,
-    FLAT_LANE,
-    NUM_DOCUMENT_COLUMNS,
-    ORDINAL,
-    SAMPLE,
-    SIZE,
-    STREAM,
-    Documents,
-)
-from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer, decode_ids
-from cloudload.run.lengths.files import CorpusLengths
-from cloudload.run.lengths.group_file import FAILED as FAILED_LENGTH
-from cloudload.run.lengths.group_file import FILTERED as FILTERED_LENGTH
-from cloudload.run.recipe import Recipe
+from cloudload.order import EpochOrders
+from cloudload.rows import DocumentTokenizer, decode_ids, residue_spans, tables
+from cloudload.run import Recipe, group_file, length_files
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED, TOKENIZE
-from cloudload.system.activity import doing
-from cloudload.system.arrays import NEVER, Flags, Ints, Tokens
-from cloudload.system.stage_times import stage
+from cloudload.system import NEVER, Flags, Ints, Tokens, activity, stage
 
 
 @dataclass(frozen=True)
@@ -87,16 +65,18 @@ class FoundDocuments:
         the start, whose documents also count as partly read; None if the packing has no residue.
         """
         start = starts[self.flat_lanes]
-        is_begun = (start[:, CURSOR_ORDINAL] == self.ordinals) & (start[:, CURSOR_OFFSET] > 0)
-        sizes = np.where(is_begun, start[:, CURSOR_SIZE], -1)
-        before = np.flatnonzero(self.ordinals < start[:, CURSOR_ORDINAL])
+        is_begun = (start[:, tables.CURSOR_ORDINAL] == self.ordinals) & (
+            start[:, tables.CURSOR_OFFSET] > 0
+        )
+        sizes = np.where(is_begun, start[:, tables.CURSOR_SIZE], -1)
+        before = np.flatnonzero(self.ordinals < start[:, tables.CURSOR_ORDINAL])
         if residues is not None and len(before):
             lanes, ordinals = self.flat_lanes[before], self.ordinals[before].tolist()
             of_lanes = {
                 lane: {
                     document: size
                     for document, _, size in residue_spans(
-                        residues[lane], int(starts[lane, CURSOR_ORDINAL])
+                        residues[lane], int(starts[lane, tables.CURSOR_ORDINAL])
                     )
                 }
                 for lane in np.unique(lanes).tolist()
@@ -124,14 +104,14 @@ class LaneDocuments:
         reader: DocumentReader,
         tokenizer: DocumentTokenizer | None,
         *,
-        lengths: CorpusLengths | None = None,
+        lengths: length_files.CorpusLengths | None = None,
     ) -> None:
         self._corpus, self._components = recipe.corpus, recipe.components
         self._min_tokens, self._num_lanes = recipe.config.min_tokens, recipe.num_lanes
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
         self._lengths = lengths
         self._text, self._labels = recipe.tokenizer.json, recipe.labels
-        self._skips, self._skip_log = recipe.config.on_error == SKIP, SkipLog()
+        self._skips, self._skip_log = recipe.config.on_error == choices.SKIP, SkipLog()
         self._is_tokenized = np.array([bool(each) for each in recipe.config.token_columns])
         frames = recipe.tokenizer.frames
         self._num_bos = np.array([bos is not None for bos, _ in frames], np.int64)
@@ -171,7 +151,7 @@ class LaneDocuments:
             samples[chosen] = order(epoch)[positions[chosen]] + np.int64(component.first_sample)
         return epochs, samples
 
-    def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> Documents:
+    def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> tables.Documents:
         """Read and tokenize documents, in their order. Columns `BUFFER` and `START` are 0.
 
         A document that was accepted before is exempt from filtering: a cursor is inside it, a
@@ -184,7 +164,7 @@ class LaneDocuments:
         """
         has_begun = None if begun_sizes is None else begun_sizes >= 0
         table = self.describe(found)
-        streams = table[:, STREAM]
+        streams = table[:, tables.STREAM]
         left_out = np.zeros(len(found), np.int64)
         is_tokenized, parts = self._is_tokenized[streams], []
         if len(tokenized := np.flatnonzero(is_tokenized)):
@@ -206,21 +186,23 @@ class LaneDocuments:
         if has_begun is not None:
             left_out[has_begun] = 0
         is_left_out = left_out > 0
-        table[:, BASE] = offsets[:-1] - self._num_bos[streams]
-        table[:, SIZE] = np.where(is_left_out, 0, sizes)
-        table[:, COUNT] = np.where(is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY))
-        return Documents(table, ids)
+        table[:, tables.BASE] = offsets[:-1] - self._num_bos[streams]
+        table[:, tables.SIZE] = np.where(is_left_out, 0, sizes)
+        table[:, tables.COUNT] = np.where(
+            is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY)
+        )
+        return tables.Documents(table, ids)
 
     def describe(self, found: FoundDocuments) -> Ints:
         """Return the document table of documents without reading them: int64 [documents, 10].
 
         All columns after `SAMPLE` are 0.
         """
-        table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
-        table[:, FLAT_LANE], table[:, ORDINAL] = found.flat_lanes, found.ordinals
+        table = np.zeros((len(found), tables.NUM_DOCUMENT_COLUMNS), np.int64)
+        table[:, tables.FLAT_LANE], table[:, tables.ORDINAL] = found.flat_lanes, found.ordinals
         streams = self._corpus.streams_of(found.samples)
-        table[:, STREAM], table[:, EPOCH] = streams, found.epochs
-        table[:, SAMPLE] = found.samples - self._corpus.stream_starts[streams]
+        table[:, tables.STREAM], table[:, tables.EPOCH] = streams, found.epochs
+        table[:, tables.SAMPLE] = found.samples - self._corpus.stream_starts[streams]
         return table
 
     def compare(self, samples: Ints, reader: DocumentReader) -> None:
@@ -269,7 +251,7 @@ class LaneDocuments:
             left_out[[text is None for text in texts]] = FILTERED
         return left_out
 
-    def _check_lengths(self, lengths: CorpusLengths, samples: Ints, now: Ints) -> None:
+    def _check_lengths(self, lengths: length_files.CorpusLengths, samples: Ints, now: Ints) -> None:
         """Raise `DatasetError` if a document does not have the length that was counted."""
         counted = lengths.of(samples)
         if (counted == now).all():
@@ -292,7 +274,7 @@ class LaneDocuments:
     def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
         assert self._tokenizer is not None
         try:
-            with doing(f"tokenizing {len(texts):,} documents"), stage(TOKENIZE):
+            with activity.doing(f"tokenizing {len(texts):,} documents"), stage(TOKENIZE):
                 return self._tokenizer.encode_flat(texts)
         except TokenizerError as error:
             for text, sample in zip(texts, samples.tolist(), strict=True):
@@ -334,12 +316,18 @@ def _find_lengths(offsets: Ints, left_out: Ints) -> Ints:
     `left_out` is int64 [documents], and does not include what `min_tokens` filters out.
     """
     lengths: Ints = np.diff(offsets)
-    lengths[left_out == FILTERED], lengths[left_out == FAILED] = FILTERED_LENGTH, FAILED_LENGTH
+    lengths[left_out == FILTERED], lengths[left_out == FAILED] = (
+        group_file.FILTERED,
+        group_file.FAILED,
+    )
     return lengths
 
 
 def _describe_length(length: int) -> str:
-    named = {FILTERED_LENGTH: "is filtered out", FAILED_LENGTH: "is left out as a bad document"}
+    named = {
+        group_file.FILTERED: "is filtered out",
+        group_file.FAILED: "is left out as a bad document",
+    }
     return named.get(length) or f"has {length:,} tokens"
 
 

@@ -17,23 +17,8 @@ from cloudload.errors import DatasetError
 from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.rows.packing.best_fit_lanes import BestFitLanes
-from cloudload.rows.packing.concat_lanes import ConcatLanes
-from cloudload.rows.packing.lane_packer import CutRows, LaneRows, PackerLanes
-from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.tables import (
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    CURSOR_SIZE,
-    FLAT_LANE,
-    NUM_CURSOR_COLUMNS,
-    ORDINAL,
-    PIECE_DOCUMENT,
-    PIECE_ROW,
-    SIZE,
-    Documents,
-)
-from cloudload.system.arrays import NEVER, Flags, Ints, count_within
+from cloudload.rows import BestFitLanes, ConcatLanes, Packing, lane_packer, tables
+from cloudload.system import NEVER, Flags, Ints, count_within
 
 logger = logging.getLogger("cloudload.workers")
 _GUESSED_BYTES_PER_TOKEN = 4
@@ -50,7 +35,7 @@ _ENOUGH_DOCUMENTS = 2_048
 
 def open_lane_rows(
     packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
-) -> LaneRows:
+) -> lane_packer.LaneRows:
     """Open the packers of all flat lanes at their cursors and residues.
 
     `cursors` is int64 [flat_lanes, 2]. `residues` has one entry per flat lane, or is None.
@@ -59,7 +44,7 @@ def open_lane_rows(
         return ConcatLanes(packing.seq_len, num_lanes, cursors)
     if packing.name == "best_fit":
         return BestFitLanes(packing, num_lanes, cursors, residues)
-    return PackerLanes(packing, num_lanes, cursors, residues)
+    return lane_packer.PackerLanes(packing, num_lanes, cursors, residues)
 
 
 class LaneReader:
@@ -72,9 +57,9 @@ class LaneReader:
         self._components, self._num_lanes = plan.recipe.components, plan.num_lanes
         self._documents, self._labels = documents, plan.recipe.labels
         position = plan.position
-        self._start: Ints = position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
+        self._start: Ints = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
         """The starting cursor of each lane: int64 [flat_lanes, 3]."""
-        cursors = self._start[:, :CURSOR_SIZE]
+        cursors = self._start[:, : tables.CURSOR_SIZE]
         residues = None if position.residues is None else position.residues.ravel().tolist()
         self._residues = residues
         packing = plan.recipe.packing
@@ -82,7 +67,7 @@ class LaneReader:
         # with one_per_row, a document fills at least one row; with overflow="cut", exactly one
         self._least_filled = packing.seq_len if packing.name == "one_per_row" else 1
         self._most_filled = packing.seq_len if packing.cuts else math.inf
-        self.next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
+        self.next_ordinals = cursors[:, tables.CURSOR_ORDINAL].copy()
         """The ordinal of each lane's next document: int64 [flat_lanes]."""
         self.ends = find_ends(plan)
         """int64 [flat_lanes]; see `find_ends`."""
@@ -103,7 +88,9 @@ class LaneReader:
         self._enough_documents = math.inf if plan.recipe.has_text else _ENOUGH_DOCUMENTS
         self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
 
-    def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
+    def cut(
+        self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool
+    ) -> lane_packer.CutRows:
         """Cut the next `wanted` rows of each lane, or fewer if the lane ends.
 
         `lanes` and `wanted` are int64 [lanes]. Reads further ahead if the block has more batches
@@ -116,18 +103,22 @@ class LaneReader:
         self._prefetch.build_orders(lanes)
         return self._with_sizes(self._packer.cut(lanes, wanted), lanes)
 
-    def _with_sizes(self, cut: CutRows, lanes: Ints) -> CutRows:
+    def _with_sizes(self, cut: lane_packer.CutRows, lanes: Ints) -> lane_packer.CutRows:
         """Add the column `CURSOR_SIZE` to the cursors of rows that were cut from lanes.
 
         A cursor is inside the document of its row's last piece, or is still the starting cursor.
         """
-        last = np.searchsorted(cut.pieces[:, PIECE_ROW], np.arange(len(cut.cursors)), side="right")
-        documents = cut.table[cut.pieces[last - 1, PIECE_DOCUMENT]]
+        last = np.searchsorted(
+            cut.pieces[:, tables.PIECE_ROW], np.arange(len(cut.cursors)), side="right"
+        )
+        documents = cut.table[cut.pieces[last - 1, tables.PIECE_DOCUMENT]]
         start = self._start[np.repeat(lanes, cut.num_rows)]
-        is_own = documents[:, ORDINAL] == cut.cursors[:, CURSOR_ORDINAL]
-        is_start = (start[:, :CURSOR_SIZE] == cut.cursors).all(axis=1)
-        sizes = np.where(is_own, documents[:, SIZE], np.where(is_start, start[:, CURSOR_SIZE], 0))
-        sizes[cut.cursors[:, CURSOR_OFFSET] == 0] = 0
+        is_own = documents[:, tables.ORDINAL] == cut.cursors[:, tables.CURSOR_ORDINAL]
+        is_start = (start[:, : tables.CURSOR_SIZE] == cut.cursors).all(axis=1)
+        sizes = np.where(
+            is_own, documents[:, tables.SIZE], np.where(is_start, start[:, tables.CURSOR_SIZE], 0)
+        )
+        sizes[cut.cursors[:, tables.CURSOR_OFFSET] == 0] = 0
         return replace(cut, cursors=np.column_stack([cut.cursors, sizes]))
 
     def begun_sizes(self, found: FoundDocuments) -> Ints:
@@ -174,8 +165,11 @@ class LaneReader:
         if not again:
             self._learn_sizes(documents)
 
-    def _learn_sizes(self, documents: Documents) -> None:
-        sizes, lanes = documents.table[:, SIZE].copy(), documents.table[:, FLAT_LANE].copy()
+    def _learn_sizes(self, documents: tables.Documents) -> None:
+        sizes, lanes = (
+            documents.table[:, tables.SIZE].copy(),
+            documents.table[:, tables.FLAT_LANE].copy(),
+        )
         components = lanes // self._num_lanes
         for component in np.unique(components).tolist():
             own = sizes[components == component]

@@ -13,8 +13,8 @@ import numpy as np
 
 from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.system.arrays import Ints, count_within
+from cloudload.run import RunLengths
+from cloudload.system import Ints, count_within
 
 
 def count_documents_ahead(plan: WorkerPlan, component: int, num_own: int) -> int:

@@ -32,8 +32,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from cloudload.data.cache.counters import WorkerCounts
-from cloudload.data.cache.folder import sweep
+from cloudload.data import WorkerCounts, cache_folder
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.loading.workers.block import Block, add_reports
 from cloudload.loading.workers.transport import PackedBlock, unpack_block
@@ -48,13 +47,16 @@ from cloudload.loading.workers.worker_main import (
     work,
 )
 from cloudload.loading.workers.worker_plan import NextPhase, WorkerPlan
-from cloudload.rows.tokenization.loading import preload
+from cloudload.rows import preload
 from cloudload.stats import PACK
-from cloudload.system.activity import doing
-from cloudload.system.child_processes import GUARD_ADVICE, find_missing_script
-from cloudload.system.parent_watch import SIGTERM_STATUS
-from cloudload.system.stage_times import stopwatch
-from cloudload.system.temp_files import ProcessEndsError
+from cloudload.system import (
+    GUARD_ADVICE,
+    SIGTERM_STATUS,
+    activity,
+    find_missing_script,
+    stopwatch,
+    temp_files,
+)
 
 logger = logging.getLogger("cloudload.workers")
 Blocks = Generator[list[Block], NextPhase | None, None]
@@ -196,7 +198,7 @@ class WorkerProcess:
         that does not report within 60 s is therefore replaced. Raises `WorkerError` after three
         attempts, or if the process dies.
         """
-        with doing(self.describe, grace_s=_START_GRACE_S):
+        with activity.doing(self.describe, grace_s=_START_GRACE_S):
             self._await_start()
 
     def _await_start(self) -> None:
@@ -252,7 +254,7 @@ class WorkerProcess:
 
         Raises the errors of `send_work`. If the worker dies, the next `receive` raises the error.
         """
-        with doing(self.describe):
+        with activity.doing(self.describe):
             self._send_work(change)
 
     def _send_work(self, work: Any) -> None:
@@ -293,7 +295,7 @@ class WorkerProcess:
         return item if isinstance(item, PackedBlock) else None
 
     def _receive(self, advice: str = "Resume from the last state") -> Any:
-        with contextlib.suppress(EOFError, OSError), doing(self.describe):
+        with contextlib.suppress(EOFError, OSError), activity.doing(self.describe):
             # a child of the worker may keep the stream open after the worker's death
             while not self._connection.poll(_LOOK_EVERY_S) and self._process.is_alive():
                 if self._closing.is_set():
@@ -336,7 +338,7 @@ def running_workers(
         )
     workers: list[WorkerProcess] = []
     try:
-        with doing("starting worker processes", grace_s=_START_GRACE_S):
+        with activity.doing("starting worker processes", grace_s=_START_GRACE_S):
             for number in range(plan.num_workers):
                 workers.append(WorkerProcess(plan, number, memory, closing))
         for worker in workers:
@@ -368,8 +370,8 @@ def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:
 
 
 def _sweep(cache_root: Path) -> None:
-    with contextlib.suppress(OSError, ProcessEndsError):
-        sweep(cache_root)
+    with contextlib.suppress(OSError, temp_files.ProcessEndsError):
+        cache_folder.sweep(cache_root)
 
 
 def is_stopped(pid: int) -> bool:

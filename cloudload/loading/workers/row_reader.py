@@ -17,20 +17,9 @@ import numpy as np
 
 from cloudload.loading.workers.block import Pieces
 from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
-from cloudload.rows.packing.lane_packer import copy_tokens
-from cloudload.rows.packing.tables import (
-    BASE,
-    BUFFER,
-    NUM_CURSOR_COLUMNS,
-    NUM_DOCUMENT_COLUMNS,
-    ORDINAL,
-    PIECE_DOCUMENT,
-    PIECE_STOP,
-    SIZE,
-)
-from cloudload.run.lengths import row_pieces
-from cloudload.run.position import Position
-from cloudload.system.arrays import Flags, Ints
+from cloudload.rows import lane_packer, tables
+from cloudload.run import Position, row_pieces
+from cloudload.system import Flags, Ints
 
 _MOST_HELD_BYTES = 1 << 28
 # a best_fit lane may keep this many documents whose last tokens are not in a row yet
@@ -67,7 +56,7 @@ class RowReader:
     ) -> None:
         self._documents, self._own_lanes, self._cuts = documents, own_lanes, cuts
         self._prefetch = prefetch or (lambda found: documents.prefetch(found.samples))
-        self._starts: Ints = position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
+        self._starts: Ints = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
         residues = position.residues
         self._residues = None if residues is None else residues.ravel().tolist()
         self._most_of_lane = 1 if residues is None else _MOST_OF_LANE
@@ -87,7 +76,7 @@ class RowReader:
             return_inverse=True,
         )
         lanes, ordinals = pieces[first][:, [row_pieces.LANE, row_pieces.ORDINAL]].T
-        table = np.zeros((len(keys), NUM_DOCUMENT_COLUMNS), np.int64)
+        table = np.zeros((len(keys), tables.NUM_DOCUMENT_COLUMNS), np.int64)
         buffers: list[memoryview] = []
         missing = np.ones(len(keys), np.bool_)
         for number, (lane, ordinal) in enumerate(
@@ -96,14 +85,14 @@ class RowReader:
             held = self._held.get(lane, {}).get(ordinal)
             if held is not None:
                 table[number], missing[number] = held.document, False
-                table[number, BUFFER] = len(buffers)
+                table[number, tables.BUFFER] = len(buffers)
                 buffers.append(held.tokens)
         if missing.any():
             found = self._documents.find(lanes[missing], ordinals[missing])
             self._prefetch(found)
             read = self._documents.read(found, found.begun_sizes(self._starts, self._residues))
             table[missing] = read.table
-            table[missing, BUFFER] = len(buffers)
+            table[missing, tables.BUFFER] = len(buffers)
             buffers.append(read.ids.data)
         of_rows = np.column_stack(
             [pieces[:, row_pieces.ROW], places, pieces[:, row_pieces.START :]]
@@ -115,20 +104,22 @@ class RowReader:
     def _hold(self, pieces: Ints, lanes: Ints, table: Ints, buffers: list[memoryview]) -> None:
         """Keep each lane's last documents if later rows need them, and release the others."""
         furthest = np.zeros(len(table), np.int64)
-        np.maximum.at(furthest, pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP])
-        is_left = (furthest < table[:, SIZE]).tolist()
+        np.maximum.at(furthest, pieces[:, tables.PIECE_DOCUMENT], pieces[:, tables.PIECE_STOP])
+        is_left = (furthest < table[:, tables.SIZE]).tolist()
         # ordinals ascend within a lane, so later documents replace earlier ones
         for number, lane in enumerate(lanes.tolist()):
             held = self._held.setdefault(lane, {})
-            self._release(held, int(table[number, ORDINAL]))
+            self._release(held, int(table[number, tables.ORDINAL]))
             if is_left[number] and (self._own_lanes is None or self._own_lanes[lane]):
                 document = table[number].copy()
-                low = max(0, int(document[BASE]))
-                tokens = copy_tokens(
-                    buffers[document[BUFFER]], low, int(document[BASE] + document[SIZE])
+                low = max(0, int(document[tables.BASE]))
+                tokens = lane_packer.copy_tokens(
+                    buffers[document[tables.BUFFER]],
+                    low,
+                    int(document[tables.BASE] + document[tables.SIZE]),
                 )
-                document[BASE] -= low
-                held[int(document[ORDINAL])] = _Held(document, tokens)
+                document[tables.BASE] -= low
+                held[int(document[tables.ORDINAL])] = _Held(document, tokens)
                 self._held_bytes += tokens.nbytes
             while len(held) > self._most_of_lane:
                 self._release(held, next(iter(held)))

@@ -25,30 +25,10 @@ import numpy as np
 from cloudload.loading.workers.block import BlockBuilder, Pieces
 from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.loading.workers.worker_plan import SharedDocuments
-from cloudload.rows.packing.lane_packer import own_documents
-from cloudload.rows.packing.tables import (
-    BASE,
-    BUFFER,
-    COUNT,
-    FLAT_LANE,
-    ORDINAL,
-    PIECE_DOCUMENT,
-    PIECE_STOP,
-    REMNANT_LANE,
-    REMNANT_ORDINAL,
-    REMNANT_SIZE,
-    REMNANT_STOP,
-    SIZE,
-    SIZE_ABSENT,
-    SIZE_FAILED,
-    SIZE_FILTERED,
-    TAIL_REMNANT,
-    Documents,
-)
-from cloudload.rows.packing.tail import Tail
-from cloudload.run.recipe import Recipe
+from cloudload.rows import Tail, lane_packer, tables
+from cloudload.run import Recipe
 from cloudload.stats import FAILED, FILTERED
-from cloudload.system.arrays import Ints, count_within
+from cloudload.system import Ints, count_within
 
 _MOST_KEPT_BYTES = 1 << 26
 # memory per document, besides its tokens: a row of the document table, and Python objects
@@ -71,26 +51,26 @@ class KeptDocuments:
         """Return a document, or None if it is not in memory."""
         return self._kept.get(key)
 
-    def keep(self, documents: Documents) -> None:
+    def keep(self, documents: tables.Documents) -> None:
         """Keep documents that were measured, up to a total of 64 MiB."""
         needed = documents.ids.nbytes + _BYTES_OF_DOCUMENT * len(documents.table)
         if needed > self._free_bytes:
             self._free_bytes = 0  # keep only the first documents, because the next rows need them
             return
         self._free_bytes -= needed
-        for row, tokens in own_documents(documents):
-            if row[SIZE]:
-                self._kept[int(row[FLAT_LANE]), int(row[ORDINAL])] = row, tokens
+        for row, tokens in lane_packer.own_documents(documents):
+            if row[tables.SIZE]:
+                self._kept[int(row[tables.FLAT_LANE]), int(row[tables.ORDINAL])] = row, tokens
 
     def receive(self, shared: SharedDocuments, documents: LaneDocuments) -> None:
         """Keep documents that other workers have read."""
         found = documents.find(shared.lanes, shared.ordinals)
         table = documents.describe(found)
-        table[:, SIZE], table[:, BASE] = shared.sizes, 0
+        table[:, tables.SIZE], table[:, tables.BASE] = shared.sizes, 0
         stops = np.cumsum(shared.sizes).tolist()
         tokens = shared.tokens.data
         for row, stop, size in zip(table, stops, shared.sizes.tolist(), strict=True):
-            key = int(row[FLAT_LANE]), int(row[ORDINAL])
+            key = int(row[tables.FLAT_LANE]), int(row[tables.ORDINAL])
             self._kept[key] = row, tokens[stop - size : stop]
 
 
@@ -133,7 +113,7 @@ class TailReader:
         lanes = np.repeat(own, numbers)
         firsts = np.cumsum(numbers) - numbers
         ordinals = np.repeat(heads, numbers) + count_within(numbers)
-        sizes = np.full(len(lanes), SIZE_ABSENT, np.int64)
+        sizes = np.full(len(lanes), tables.SIZE_ABSENT, np.int64)
         canonical = np.lexsort((lanes, ordinals))
         found = documents.find(lanes[canonical], ordinals[canonical])
         for first in range(0, len(found), _DOCUMENTS_AT_ONCE):
@@ -142,9 +122,9 @@ class TailReader:
             index = np.searchsorted(own, chunk.flat_lanes)
             read = documents.read(chunk, begun_sizes(chunk))
             self.kept.keep(read)
-            chunk_sizes = read.table[:, SIZE].copy()
-            chunk_sizes[read.table[:, COUNT] == FILTERED] = SIZE_FILTERED
-            chunk_sizes[read.table[:, COUNT] == FAILED] = SIZE_FAILED
+            chunk_sizes = read.table[:, tables.SIZE].copy()
+            chunk_sizes[read.table[:, tables.COUNT] == FILTERED] = tables.SIZE_FILTERED
+            chunk_sizes[read.table[:, tables.COUNT] == FAILED] = tables.SIZE_FAILED
             sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
         return sizes
 
@@ -157,7 +137,7 @@ class TailReader:
         pieces: list[Ints] = []
         for block_row, tail, row in rows:
             of_row = tail.row_pieces(row)
-            remnants.append(tail.remnants[of_row[:, TAIL_REMNANT]])
+            remnants.append(tail.remnants[of_row[:, tables.TAIL_REMNANT]])
             pieces.append(np.column_stack([np.full(len(of_row), block_row), of_row]))
             block.count_documents(block_row, self._streams_and_sizes(tail.row_remnants(row)))
         if not any(map(len, remnants)):
@@ -175,24 +155,27 @@ class TailReader:
         sizes = {(lane, ordinal): size for lane, ordinal, size in documents.tolist()}
         self._read(sizes)
         table = np.stack([self._held[key][0] for key in sizes])
-        table[:, BUFFER] = np.arange(len(table))
+        table[:, tables.BUFFER] = np.arange(len(table))
         pieces = np.zeros((len(table), 4), np.int64)
-        pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP] = table[:, BUFFER], table[:, SIZE]
+        pieces[:, tables.PIECE_DOCUMENT], pieces[:, tables.PIECE_STOP] = (
+            table[:, tables.BUFFER],
+            table[:, tables.SIZE],
+        )
         return Pieces(table, [self._held[key][1] for key in sizes], pieces)
 
     def _join(self, remnants: Ints, pieces: Ints) -> Pieces:
         keys = list(
             zip(
-                remnants[:, REMNANT_LANE].tolist(),
-                remnants[:, REMNANT_ORDINAL].tolist(),
+                remnants[:, tables.REMNANT_LANE].tolist(),
+                remnants[:, tables.REMNANT_ORDINAL].tolist(),
                 strict=True,
             )
         )
-        self._read(dict(zip(keys, remnants[:, REMNANT_STOP].tolist(), strict=True)))
+        self._read(dict(zip(keys, remnants[:, tables.REMNANT_STOP].tolist(), strict=True)))
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         table = np.stack([self._held[key][0] for key in numbers])
-        table[:, BUFFER] = np.arange(len(table))
-        pieces[:, PIECE_DOCUMENT] = [numbers[key] for key in keys]
+        table[:, tables.BUFFER] = np.arange(len(table))
+        pieces[:, tables.PIECE_DOCUMENT] = [numbers[key] for key in keys]
         return Pieces(table, [self._held[key][1] for key in numbers], pieces)
 
     def _read(self, sizes: Mapping[Key, int]) -> None:
@@ -208,13 +191,15 @@ class TailReader:
             found = self._documents.find(lanes, ordinals)
             self._documents.prefetch(found.samples)
             expected = np.array([sizes[key] for key in missing], np.int64)
-            read = own_documents(self._documents.read(found, expected))
+            read = lane_packer.own_documents(self._documents.read(found, expected))
             held |= dict(zip(missing, read, strict=True))
         self._held = held
 
     def _streams_and_sizes(self, remnants: Ints) -> Ints:
         """The (stream, size) of each document not yet counted: int64 [documents, 2]."""
-        remnants = remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT]
-        found = self._documents.find(remnants[:, REMNANT_LANE], remnants[:, REMNANT_ORDINAL])
+        remnants = remnants[remnants[:, tables.REMNANT_SIZE] != tables.SIZE_ABSENT]
+        found = self._documents.find(
+            remnants[:, tables.REMNANT_LANE], remnants[:, tables.REMNANT_ORDINAL]
+        )
         streams = self._recipe.corpus.streams_of(found.samples)
-        return np.column_stack([streams, remnants[:, REMNANT_SIZE]])
+        return np.column_stack([streams, remnants[:, tables.REMNANT_SIZE]])

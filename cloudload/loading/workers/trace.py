@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.data.cache.shard_cache import ShardCache
-from cloudload.data.mds.shard import ID_KEY, BadDocumentError
+from cloudload.data import ID_KEY, BadDocumentError, ShardCache
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.loading.workers.documents import (
     FoundDocuments,
@@ -22,12 +21,9 @@ from cloudload.loading.workers.documents import (
     open_documents,
 )
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.rows.packing.fill import Framing, fill_rows
-from cloudload.rows.packing.tables import COUNT, SIZE
+from cloudload.rows import Framing, fill_rows, tables
 from cloudload.stats import EMPTY, FILTERED
-from cloudload.system.arrays import Ints, Tokens
-from cloudload.system.reports import render_table, shorten_text
-from cloudload.system.threads import Spares
+from cloudload.system import Ints, Spares, Tokens, reports
 
 
 @dataclass(frozen=True)
@@ -59,9 +55,9 @@ class TracedSpan:
 
     def _repr_html_(self) -> str:
         """The span as a table, for a notebook."""
-        values = {**self.as_dict(), "text": shorten_text(self.text)}
+        values = {**self.as_dict(), "text": reports.shorten_text(self.text)}
         rows = [(name, str(value)) for name, value in values.items()]
-        return render_table("", ("tokens of a document", ""), rows)
+        return reports.render_table("", ("tokens of a document", ""), rows)
 
 
 @dataclass(frozen=True)
@@ -169,7 +165,7 @@ class Tracer:
         nowhere = np.zeros_like(numbers)
         found = FoundDocuments(nowhere, nowhere, nowhere, numbers)
         documents = reader.documents.read(found, nowhere)
-        sizes = documents.table[:, SIZE]
+        sizes = documents.table[:, tables.SIZE]
         pieces = np.column_stack(
             [np.zeros_like(numbers), np.arange(len(numbers)), np.zeros_like(numbers), sizes]
         )
@@ -190,7 +186,7 @@ class Tracer:
                 [text] = reader.samples.read_texts(number)
                 if isinstance(text, BadDocumentError):
                     return f"on_error='skip' leaves out the document: {text.summary}"
-            count = reader.documents.read(found).table[0, COUNT]
+            count = reader.documents.read(found).table[0, tables.COUNT]
             where = reader.samples.where(number[0])
         if count == FILTERED:
             return f"the transform or min_tokens filters out {where}"

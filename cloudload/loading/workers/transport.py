@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cloudload.data.cache.counters import FirstFetch
+from cloudload.data import FirstFetch
 from cloudload.loading.workers.block import Block
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.rows.packing.residue import split_residues
-from cloudload.rows.packing.tables import NUM_CURSOR_COLUMNS, SPAN_COLUMNS
+from cloudload.rows import split_residues, tables
 from cloudload.stats import COUNTS, Traffic
-from cloudload.system.arrays import Tokens
-from cloudload.system.shared_memory import SharedMemoryRing
+from cloudload.system import SharedMemoryRing, Tokens
 
 # bytes that a slot reserves for the spans, cursor and residue of each row
 _EXTRA_BYTES_PER_ROW = 1024
@@ -133,9 +131,9 @@ def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
         bounds=bounds,
         tokens=tokens,
         lengths=lengths,
-        cursors=cursors.reshape(-1, NUM_CURSOR_COLUMNS),
+        cursors=cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS),
         residues=split_residues(rest[8 * stops[-1] :], sizes.tolist()),
-        spans=spans.reshape(-1, len(SPAN_COLUMNS)),
+        spans=spans.reshape(-1, len(tables.SPAN_COLUMNS)),
         counts=counts.reshape(len(bounds) - 1, num_streams, len(COUNTS)),
         traffic=Traffic(*header[_NUM_ARRAYS + 1 :]),
         first_fetch=packed.first_fetch,

@@ -32,10 +32,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cloudload.data.mds.dataset import Corpus
-from cloudload.data.mds.shard import Shard
-from cloudload.data.mds.shard_start import open_shard_start
-from cloudload.data.storage.base import Retry
+from cloudload.data import Corpus, Retry, Shard, open_shard_start
 from cloudload.errors import StoreError, StreamChangedError
 from cloudload.loading.workers.block import Block, BlockBuilder, Pieces
 from cloudload.loading.workers.document_reader import DocumentReader
@@ -50,13 +47,9 @@ from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.row_reader import RowReader
 from cloudload.loading.workers.tail_reader import RowOfTail, TailReader
 from cloudload.loading.workers.worker_plan import Measuring, Mixed, NextPhase, Sharing, WorkerPlan
-from cloudload.rows.packing.fill import Framing, fill_rows, list_spans, row_lengths
-from cloudload.rows.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS, PIECE_ROW
-from cloudload.run.lengths.ending import MixtureTails
-from cloudload.run.lengths.lengths_index import LengthsKey, cut_groups
-from cloudload.run.lengths.row_finder import RowFinder
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.system.arrays import NEVER, Ints, Tokens, count_within
+from cloudload.rows import Framing, fill_rows, list_spans, row_lengths, tables
+from cloudload.run import MixtureTails, RowFinder, RunLengths, lengths_index
+from cloudload.system import NEVER, Ints, Tokens, count_within
 
 NewTokens = Callable[[int, int], Tokens]
 """Allocates an uninitialized array for tokens: int32 [rows, seq_len]."""
@@ -239,7 +232,7 @@ class _Rows:
                 )
             ],
         )
-        in_order = np.argsort(pieces.pieces[:, PIECE_ROW], kind="stable")
+        in_order = np.argsort(pieces.pieces[:, tables.PIECE_ROW], kind="stable")
         return pieces._replace(pieces=pieces.pieces[in_order])
 
     def _cut_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
@@ -247,7 +240,7 @@ class _Rows:
         if self._dealt is None:
             return self._cut_own_lanes(block, places, num_batches)
         pieces = self._dealt.read(block.rows[places], is_awaited=self._is_awaited)
-        pieces.pieces[:, PIECE_ROW] = places[pieces.pieces[:, PIECE_ROW]]
+        pieces.pieces[:, tables.PIECE_ROW] = places[pieces.pieces[:, tables.PIECE_ROW]]
         return pieces
 
     def _cut_own_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
@@ -283,8 +276,8 @@ class DealtRows:
         assert plan.lengths is not None
         lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
         self._finder = RowFinder(lengths, plan.position)
-        cursors = plan.position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
-        self._next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
+        cursors = plan.position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
+        self._next_ordinals = cursors[:, tables.CURSOR_ORDINAL].copy()
         self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, find_ends(plan))
         own = np.zeros(plan.num_lanes, np.bool_)
         own[plan.own_lanes(worker)] = True
@@ -339,7 +332,7 @@ def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
     groups = [
         (stream, group)
         for stream, dataset in enumerate(corpus.datasets)
-        for group in cut_groups(dataset.table, LengthsKey("", "", ""))
+        for group in lengths_index.cut_groups(dataset.table, lengths_index.LengthsKey("", "", ""))
         if group.samples
     ]
     first_shards = np.cumsum([0, *(len(dataset.shards) for dataset in corpus.datasets)])

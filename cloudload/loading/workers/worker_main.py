@@ -21,19 +21,22 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from cloudload.data.cache.counters import WorkerCounts
+from cloudload.data import WorkerCounts
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.loading.workers.transport import Slots, slot_bytes
 from cloudload.loading.workers.worker import Worker
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.stats import IDLE, PACK
-from cloudload.system.activity import published
-from cloudload.system.child_processes import send
-from cloudload.system.garbage import freeze_objects
-from cloudload.system.machine import raise_open_file_limit
-from cloudload.system.parent_watch import exit_with_parent
-from cloudload.system.shared_memory import SharedMemoryRing
-from cloudload.system.stage_times import stage, stopwatch
+from cloudload.system import (
+    SharedMemoryRing,
+    activity,
+    exit_with_parent,
+    freeze_objects,
+    machine,
+    send,
+    stage,
+    stopwatch,
+)
 
 FREE: Final = b"free"
 """The trainer's message that a slot is free again."""
@@ -87,12 +90,14 @@ def work(number: int, memory: Memory, connection: Connection, plan: WorkerPlan |
     # one thread per worker: work is parallel across workers
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    raise_open_file_limit()  # lanes keep many shards mapped at once
+    machine.raise_open_file_limit()  # lanes keep many shards mapped at once
     try:
         connection.send("started")
         plan = receive_work(connection) if plan is None else plan
         with (
-            published(partial(memory.activities.write_text, number), "making its next rows"),
+            activity.published(
+                partial(memory.activities.write_text, number), "making its next rows"
+            ),
             stopwatch(memory.counts.times(number), PACK),
         ):
             _make_phases(number, memory, connection, plan)

@@ -23,22 +23,15 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
-from cloudload.config.delivery import DeliveryConfig
-from cloudload.order.lanes import rank_rows, worker_of_rows
-from cloudload.order.uneven_deal import UnevenDeal, deal_lanes, find_lane_hosts
-from cloudload.rows.packing.tail import Tail, take_rows
-from cloudload.rows.tokenization.backend import Choice
-from cloudload.run.lengths.ending import Ending, MixtureEnding
-from cloudload.run.lengths.files import CorpusLengths
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.run.position import Position
-from cloudload.run.recipe import Recipe
-from cloudload.system.arrays import NEVER, Ints, Tokens
+from cloudload.config import DeliveryConfig, choices
+from cloudload.order import rank_rows, uneven_deal, worker_of_rows
+from cloudload.rows import Choice, Tail, take_rows
+from cloudload.run import Ending, MixtureEnding, Position, Recipe, RunLengths, length_files
+from cloudload.system import NEVER, Ints, Tokens
 
 # maximum rows per block if a row has up to `_TOKENS_OF_ROW` tokens: large enough to amortize fixed
 # costs, small enough to keep latency low
-_ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024, NO_BACKEND: 1024}
+_ROWS_AT_ONCE = {choices.HF: 128, choices.FASTOKENS: 1024, choices.NO_BACKEND: 1024}
 _TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
 
@@ -152,7 +145,7 @@ class WorkerPlan:
     position: Position
     """The position to continue from."""
     phase: Phase
-    lengths: CorpusLengths | None = None
+    lengths: length_files.CorpusLengths | None = None
     """The lengths of the samples. Each document that is read is compared with its length."""
     has_jumped: bool = False
     """Whether the position was computed from lengths, of which this rank first checks a sample."""
@@ -197,10 +190,10 @@ class WorkerPlan:
         return self._dealing is None
 
     @cached_property
-    def _dealing(self) -> UnevenDeal | None:
+    def _dealing(self) -> uneven_deal.UnevenDeal | None:
         """The assignment of rows to ranks in an uneven world; None if the world is even."""
         lanes = [component.lanes for component in self.recipe.components]
-        return deal_lanes(lanes, np.array(self.hosts))
+        return uneven_deal.deal_lanes(lanes, np.array(self.hosts))
 
     @cached_property
     def tail(self) -> Tail | None:
@@ -285,7 +278,7 @@ class WorkerPlan:
 
     def lane_hosts(self) -> Ints:
         """The machine of the rank that owns each lane: int64 [lanes]."""
-        return find_lane_hosts(self.num_lanes, np.array(self.hosts), self._dealing)
+        return uneven_deal.find_lane_hosts(self.num_lanes, np.array(self.hosts), self._dealing)
 
     def rank_rows(self, start: int, stop: int) -> range | Ints:
         """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].

@@ -23,7 +23,7 @@ from cloudload.rows.packing.residue import (
     extend_group,
 )
 from cloudload.rows.packing.tables import FLAT_LANE, ORDINAL, SIZE, START
-from cloudload.system.arrays import Ints, count_within
+from cloudload.system import Ints, count_within
 
 _PIECE_BYTES = 4
 Row = tuple[int, int, bytes, bytes, bytes]

@@ -45,7 +45,7 @@ from cloudload.rows.packing.tables import (
     STREAM,
     Documents,
 )
-from cloudload.system.arrays import Flags, Ints
+from cloudload.system import Flags, Ints
 
 _TOKEN_BYTES = 4
 

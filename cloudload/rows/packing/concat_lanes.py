@@ -32,7 +32,7 @@ from cloudload.rows.packing.tables import (
     STREAM,
     Documents,
 )
-from cloudload.system.arrays import Flags, Ints, count_within
+from cloudload.system import Flags, Ints, count_within
 
 _KEY_BITS = 40
 

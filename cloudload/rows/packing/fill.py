@@ -32,7 +32,7 @@ from cloudload.rows.packing.tables import (
     SPAN_STREAM,
     STREAM,
 )
-from cloudload.system.arrays import Frame, Ints, Tokens
+from cloudload.system import Frame, Ints, Tokens
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 from cloudload.rows.packing.packers import Packer, Packing
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.rows.packing.tables import BASE, BUFFER, NUM_DOCUMENT_COLUMNS, SIZE, Documents
-from cloudload.system.arrays import Flags, Ints
+from cloudload.system import Flags, Ints
 
 
 @dataclass(frozen=True)

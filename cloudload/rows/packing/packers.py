@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cloudload.rows.packing.residue import EMPTY_GROUP, Span, decode_residue, encode_residue
-from cloudload.system.arrays import NEVER
+from cloudload.system import NEVER
 
 Cursor = tuple[int, int]
 """(ordinal, offset) of the next unread token."""

@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from cloudload.system.arrays import Ints, count_within
+from cloudload.system import Ints, count_within
 
 Span = tuple[int, int, int]
 """(ordinal, start, stop): the tokens of a document from `start` to its end, `stop`."""

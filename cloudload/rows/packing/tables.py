@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloudload.system.arrays import Ints, Tokens
+from cloudload.system import Ints, Tokens
 
 NUM_DOCUMENT_COLUMNS = 10
 FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = range(

@@ -36,7 +36,7 @@ from cloudload.rows.packing.tables import (
     TAIL_STOP,
 )
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 Stages = tuple[tuple[int, int], ...]
 """(seq_len, number of rows delivered) of each stage of a tail.

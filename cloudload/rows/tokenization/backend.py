@@ -39,20 +39,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
-from cloudload.data.cache.kept_tokenizers import (
-    digest_of,
-    keep,
-    kept_path,
-    learning,
-    read_kept,
-    with_version,
-)
+from cloudload.config import choices
+from cloudload.data import kept_tokenizers
 from cloudload.errors import TokenizerError
 from cloudload.rows.tokenization.encoders import encode_flat, is_failure
 from cloudload.rows.tokenization.loading import keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.rows.tokenization.probes import assigned_code_points, probes
-from cloudload.system.machine import package_version
+from cloudload.system import machine
 
 logger = logging.getLogger("cloudload.tokenizer")
 MEASURED_VERSIONS = ("0.3.5",)
@@ -88,7 +81,7 @@ class Choice:
         return self.why if self.is_fallback else None
 
     def __str__(self) -> str:
-        versions = "" if self.name == NO_BACKEND else f" ({self.versions})"
+        versions = "" if self.name == choices.NO_BACKEND else f" ({self.versions})"
         return f"{self.name}{versions}, because {self.why}"
 
 
@@ -100,21 +93,23 @@ def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
     `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
     """
     if not text:
-        return Choice(NO_BACKEND, NO_BACKEND, "there is no text to tokenize")
-    tokenizers = f"tokenizers {package_version('tokenizers')}"
-    refusal = None if asked == HF else _find_refusal(text, cache_root)
-    if asked == FASTOKENS and refusal:
+        return Choice(choices.NO_BACKEND, choices.NO_BACKEND, "there is no text to tokenize")
+    tokenizers = f"tokenizers {machine.package_version('tokenizers')}"
+    refusal = None if asked == choices.HF else _find_refusal(text, cache_root)
+    if asked == choices.FASTOKENS and refusal:
         advice = "Use 'auto' or 'hf'" if _is_measured() else f"{_INSTALL}, or use 'auto' or 'hf'"
         raise TokenizerError(f"tokenizer_backend is 'fastokens', but {refusal}. {advice}")
     if refusal:
-        return Choice(HF, tokenizers, refusal, is_fallback=True)
-    if asked == HF:
-        return Choice(HF, tokenizers, f"tokenizer_backend={asked!r}")
-    if asked == FASTOKENS:
+        return Choice(choices.HF, tokenizers, refusal, is_fallback=True)
+    if asked == choices.HF:
+        return Choice(choices.HF, tokenizers, f"tokenizer_backend={asked!r}")
+    if asked == choices.FASTOKENS:
         why = f"tokenizer_backend={asked!r}"
     else:
         why = _KNOWN if is_known(text, list_checked()) else _PASSED
-    return Choice(FASTOKENS, f"fastokens {package_version('fastokens')}, {tokenizers}", why)
+    return Choice(
+        choices.FASTOKENS, f"fastokens {machine.package_version('fastokens')}, {tokenizers}", why
+    )
 
 
 _warnings: set[str] = set()
@@ -142,7 +137,7 @@ _refusals: dict[str, str | None] = {}
 
 def _is_measured() -> bool:
     """Whether the installed version of fastokens was verified."""
-    return package_version("fastokens") in MEASURED_VERSIONS
+    return machine.package_version("fastokens") in MEASURED_VERSIONS
 
 
 def _find_refusal(text: str, cache_root: Path) -> str | None:
@@ -150,7 +145,7 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 
     A process checks each tokenizer once.
     """
-    found = package_version("fastokens")
+    found = machine.package_version("fastokens")
     if found is None:
         return "fastokens is not installed"
     if found not in MEASURED_VERSIONS:
@@ -178,12 +173,14 @@ def _find_import_error() -> str | None:
 
 def _result_path(text: str, cache_root: Path) -> Path:
     """The file that saves the check result for this tokenizer and the installed versions."""
-    return kept_path(cache_root, [text], [*list_checked(), unicodedata.unidata_version])
+    return kept_tokenizers.kept_path(
+        cache_root, [text], [*list_checked(), unicodedata.unidata_version]
+    )
 
 
 def list_checked() -> list[str]:
     """The names and versions of our checks and of the installed packages that they compare."""
-    return [f"checks-{_CHECKS}", *map(with_version, ("fastokens", "tokenizers"))]
+    return [f"checks-{_CHECKS}", *map(kept_tokenizers.with_version, ("fastokens", "tokenizers"))]
 
 
 def _check_once(text: str, cache_root: Path) -> str | None:
@@ -198,10 +195,10 @@ def _check_once(text: str, cache_root: Path) -> str | None:
     if is_known(text, list_checked()):
         return None
     path = _result_path(text, cache_root)
-    if (found_before := read_kept(path)) is not None:
+    if (found_before := kept_tokenizers.read_kept(path)) is not None:
         return found_before or None
-    with learning(path):
-        if (found_before := read_kept(path)) is not None:
+    with kept_tokenizers.learning(path):
+        if (found_before := kept_tokenizers.read_kept(path)) is not None:
             return found_before or None
         try:
             refusal = _check(text)
@@ -211,7 +208,7 @@ def _check_once(text: str, cache_root: Path) -> str | None:
             if not is_failure(failure):
                 raise
             return f"fastokens fails on some texts ({failure})"
-        keep(path, refusal or "")
+        kept_tokenizers.keep(path, refusal or "")
         return refusal
 
 
@@ -317,7 +314,7 @@ def is_known(text: str, checked: Iterable[str]) -> bool:
     `checked` are the names and versions of the checks and of the packages that they compare.
     """
     digests = read_table().get(conditions(checked))
-    return digests is not None and digest_of([text]) in digests
+    return digests is not None and kept_tokenizers.digest_of([text]) in digests
 
 
 def conditions(checked: Iterable[str]) -> str:

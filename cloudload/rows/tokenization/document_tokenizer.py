@@ -12,19 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config.choices import HF
-from cloudload.config.transform import Text
+from cloudload.config import Text, choices
 from cloudload.errors import TokenizerError
 from cloudload.rows.tokenization.encoders import Encoder, HFEncoder, open_encoder
 from cloudload.rows.tokenization.loading import load_hf
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
-from cloudload.system.arrays import Ints, Tokens
+from cloudload.system import Ints, Tokens
 
 
 class DocumentTokenizer:
     """Encodes documents, and decodes token IDs. `options` are passed to `open_encoder`."""
 
-    def __init__(self, spec: TokenizerSpec, backend: str = HF, **options: Any) -> None:
+    def __init__(self, spec: TokenizerSpec, backend: str = choices.HF, **options: Any) -> None:
         self._json, self._open = spec.json, partial(open_encoder, spec.json, backend, **options)
         self._encoder = self._open()
         self.frames = spec.frames

@@ -25,10 +25,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cloudload.config.choices import FASTOKENS
+from cloudload.config import choices
 from cloudload.errors import TokenizerError
 from cloudload.rows.tokenization.loading import has_hf, load_fastokens, load_hf, load_special_hf
-from cloudload.system.arrays import Ints, Tokens
+from cloudload.system import Ints, Tokens
 
 logger = logging.getLogger("cloudload.tokenizer")
 # compare a process's first 64 documents, then 1 in 10,000, because hf is 10 to 130 times slower
@@ -62,7 +62,7 @@ def open_encoder(
     not as text. If `compares` is True, a fastokens encoder compares a sample of its IDs with those
     of hf.
     """
-    if backend == FASTOKENS:
+    if backend == choices.FASTOKENS:
         return FastokensEncoder(text, special_tokens, compares=compares)
     return HFEncoder(text, special_tokens)
 

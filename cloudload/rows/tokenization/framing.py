@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.config.choices import AUTO
+from cloudload.config import choices
 from cloudload.errors import TokenizerError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def choose_bos(backend: Tokenizer, asked: TokenName, named: NamedTokens) -> Fram
 
     Raises `TokenizerError` if the bos is not a token of the tokenizer.
     """
-    if asked != AUTO:
+    if asked != choices.AUTO:
         return _take(backend, asked, "bos", _GIVEN)
     if named.adds_bos is False:
         return FramingToken(None, "no bos (add_bos_token is false)")
@@ -123,7 +123,7 @@ def choose_eos(
     `source` names the tokenizer in an error. Raises `TokenizerError` if the eos is not a token of
     the tokenizer, or if `asked` is "auto" and the tokenizer defines no eos.
     """
-    if asked != AUTO:
+    if asked != choices.AUTO:
         return _take(backend, asked, "eos", _GIVEN)
     if named.eos is not None:
         found = _take(backend, named.eos, "eos_token", named.eos_place)

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from cloudload.config.choices import FASTOKENS
+from cloudload.config import choices
 
 _kept: dict[str, Any] = {}
 
@@ -152,4 +152,4 @@ def preload(text: str, backend: str) -> None:
     If loading fails here, the workers try again, and report the error.
     """
     with contextlib.suppress(Exception):
-        (load_fastokens if backend == FASTOKENS else load_hf)(text)
+        (load_fastokens if backend == choices.FASTOKENS else load_hf)(text)

@@ -25,17 +25,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from cloudload.config.choices import AUTO
-from cloudload.data.cache.kept_tokenizers import (
-    keep,
-    kept_path,
-    learning,
-    read_kept,
-    with_version,
-)
-from cloudload.data.storage.hub import find_obstacle
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import expand_home
+from cloudload.config import choices
+from cloudload.data import hub, kept_tokenizers, redact, urls
 from cloudload.errors import TokenizerError
 from cloudload.rows.tokenization.framing import (
     CONFIG_NAME,
@@ -49,7 +40,7 @@ from cloudload.rows.tokenization.framing import (
 )
 from cloudload.rows.tokenization.loading import keep_hf, parse_hf, shorten_merges
 from cloudload.rows.tokenization.probes import FIXED_TEXTS
-from cloudload.system.arrays import Frame
+from cloudload.system import Frame
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -94,7 +85,7 @@ class TokenizerSpec:
 
 def load_tokenizer(
     source: Any,
-    frames: Sequence[tuple[TokenName, TokenName]] = ((AUTO, AUTO),),
+    frames: Sequence[tuple[TokenName, TokenName]] = ((choices.AUTO, choices.AUTO),),
     cache_root: Path | None = None,
 ) -> TokenizerSpec:
     """Load a tokenizer as plain data.
@@ -117,15 +108,17 @@ def load_tokenizer(
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
     if cache_root is None:
         return _describe(text, named, frames, file, where)
-    names = [f"spec-{_SPECS}", with_version("tokenizers")]
-    path = kept_path(cache_root, [text, repr(named), repr(list(frames)), where], names)
-    if (kept := read_kept(path)) is not None:
+    names = [f"spec-{_SPECS}", kept_tokenizers.with_version("tokenizers")]
+    path = kept_tokenizers.kept_path(
+        cache_root, [text, repr(named), repr(list(frames)), where], names
+    )
+    if (kept := kept_tokenizers.read_kept(path)) is not None:
         return _decode(kept)
-    with learning(path):
-        if (kept := read_kept(path)) is not None:
+    with kept_tokenizers.learning(path):
+        if (kept := kept_tokenizers.read_kept(path)) is not None:
             return _decode(kept)
         spec = _describe(text, named, frames, file, where)
-        keep(path, _encode(spec))
+        kept_tokenizers.keep(path, _encode(spec))
         return spec
 
 
@@ -237,7 +230,7 @@ def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
         return source.to_str(), NamedTokens(), None
     if not isinstance(source, str | os.PathLike):
         return *_from_transformers(source), None
-    path = expand_home(source)
+    path = urls.expand_home(source)
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.exists() and not (path / CONFIG_NAME).exists():
         raise TokenizerError(
@@ -324,7 +317,7 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
     tokenizer, and the folder of its tokenizer.json, or None if it has none. Raises `TokenizerError`
     if the tokenizer cannot be loaded.
     """
-    obstacle = None if Path(name).exists() else find_obstacle()
+    obstacle = None if Path(name).exists() else hub.find_obstacle()
     if obstacle and _is_absent_from_cache(name):
         raise TokenizerError(_explain_offline(redact(name), obstacle))
     from transformers import AutoTokenizer  # this import takes seconds

@@ -13,7 +13,7 @@ required only for what must know rows in advance, such as a mixture whose stream
 
     lengths_index         groups, their index, their key
     group_file            the file of a group
-    files                 read, verify, share
+    length_files          read, verify, share
     open                  the lengths that a run uses
     sizes                 sizes of a lane's documents
     lane_tables           sums over lanes, and searches

@@ -20,8 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudload.system.file_locks import locked
-from cloudload.system.temp_files import lock_path, make_folder
+from cloudload.system import file_locks, temp_files
 
 logger = logging.getLogger("cloudload.lengths")
 DOCUMENTS_OF_MARK = 1_024
@@ -144,9 +143,9 @@ class LaneMarks:
         with self._forgiving():
             assert self._folder is not None
             path = _path(self._folder, lane)
-            make_folder(path.parent)
+            temp_files.make_folder(path.parent)
             # never wait, because a signal handler may have interrupted the holder of the lock
-            with locked(lock_path(path), wait=False) as is_free:
+            with file_locks.locked(temp_files.lock_path(path), wait=False) as is_free:
                 if not is_free:
                     return False
                 before = self._read(lane, self._written.get(lane, _Written()), {})

@@ -21,14 +21,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cloudload.errors import StreamChangedError
-from cloudload.rows.packing.best_fit_lane import list_packed, restore_lane, split_documents
-from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.residue import EMPTY_GROUP, encode_residue
-from cloudload.rows.packing.tables import FLAT_LANE, NUM_DOCUMENT_COLUMNS, ORDINAL, SIZE, START
+from cloudload.rows import EMPTY_GROUP, Packing, best_fit_lane, encode_residue, tables
 from cloudload.run.lengths.best_fit_checkpoints import DOCUMENTS_OF_MARK, LaneMarks, LaneState, Leap
 from cloudload.run.lengths.sizes import LaneSizes
-from cloudload.system.activity import Wait, doing
-from cloudload.system.arrays import NEVER, Flags, Ints
+from cloudload.system import NEVER, Flags, Ints, activity
 
 logger = logging.getLogger("cloudload.lengths")
 _PLAYING = "packing documents by their token lengths to find best_fit rows"
@@ -48,7 +44,7 @@ class _Player:
     """Replays the packing of one lane, row by row, starting at a given row."""
 
     def __init__(self, packing: Packing, state: LaneState, row: int) -> None:
-        self.lane = restore_lane(packing, state[:2], state.residue, _encode_span)
+        self.lane = best_fit_lane.restore_lane(packing, state[:2], state.residue, _encode_span)
         self.state, self.row = state, row
         """The state before the next row, and the index of that row."""
         self.next_ordinal, self.offset = state.ordinal, state.offset
@@ -169,7 +165,7 @@ class Playing:
         `StreamChangedError` for an invalid residue.
         """
         is_dry = np.zeros(len(lanes), np.bool_)
-        with Wait(_report_wait, _PLAYING), doing(_PLAYING):
+        with activity.Wait(_report_wait, _PLAYING), activity.doing(_PLAYING):
             for places in self._share(lanes):
                 for lane, row in zip(lanes[places].tolist(), rows[places].tolist(), strict=True):
                     self._approach(lane, row)
@@ -321,11 +317,16 @@ class Playing:
         self._follow(players, sizes)
         # list them lane by lane; a document without tokens left has no piece
         owners, places = np.nonzero(sizes > offsets)
-        table = np.zeros((len(owners), NUM_DOCUMENT_COLUMNS), np.int64)
-        table[:, FLAT_LANE], table[:, ORDINAL] = owners, ordinals[owners, places]
-        table[:, SIZE], table[:, START] = sizes[owners, places], offsets[owners, places]
+        table = np.zeros((len(owners), tables.NUM_DOCUMENT_COLUMNS), np.int64)
+        table[:, tables.FLAT_LANE], table[:, tables.ORDINAL] = owners, ordinals[owners, places]
+        table[:, tables.SIZE], table[:, tables.START] = (
+            sizes[owners, places],
+            offsets[owners, places],
+        )
         seq_len = self._packing.seq_len
-        spans, of, *columns = list_packed(split_documents(table, seq_len), seq_len)
+        spans, of, *columns = best_fit_lane.list_packed(
+            best_fit_lane.split_documents(table, seq_len), seq_len
+        )
         return zip((players[place] for place in of), spans, *columns, strict=True)
 
     def _follow(self, players: list[_Player], sizes: Ints) -> None:

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cloudload.errors import StreamChangedError
-from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.residue import decode_residue, list_residue_spans
-from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL, CURSOR_SIZE
+from cloudload.rows import Packing, decode_residue, list_residue_spans, tables
 from cloudload.run.lengths.best_fit_checkpoints import FORMAT, LaneMarks, LaneState
 from cloudload.run.lengths.best_fit_simulation import PlayedLanes, Playing, explain_residue
 from cloudload.run.lengths.lane_tables import LaneTables
@@ -22,18 +20,18 @@ from cloudload.run.lengths.lane_walker import Advanced, LaneWalker
 from cloudload.run.lengths.sizes import LaneSizes
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
-from cloudload.system.arrays import NEVER, Flags, Ints
+from cloudload.system import NEVER, Flags, Ints
 
 
 class BestFitWalker(LaneWalker):
     """Computes the states of one component's `best_fit` lanes at later rows, by playing lanes."""
 
-    def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
-        super().__init__(tables, sizes, packing)
+    def __init__(self, lane_tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
+        super().__init__(lane_tables, sizes, packing)
         rule = "" if packing.fair_from is None else f"-from-{packing.fair_from}"
         name = f"best_fit-{packing.seq_len}-{packing.open_rows}{rule}-{FORMAT}"
-        marks = LaneMarks(tables.folder / name if tables.is_kept else None)
-        self._played = PlayedLanes(sizes, packing, marks, tables.ends)
+        marks = LaneMarks(lane_tables.folder / name if lane_tables.is_kept else None)
+        self._played = PlayedLanes(sizes, packing, marks, lane_tables.ends)
 
     def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
         """Like `LaneWalker.advance`, with `residues` (object array of bytes, [lanes]).
@@ -60,7 +58,7 @@ class BestFitWalker(LaneWalker):
             is_dry[moving] = playing.play(moving, rows[moving])
             for lane in moving.tolist():
                 ordinal, offset, left[lane] = playing.state(lane)
-                after[lane, :CURSOR_SIZE] = ordinal, offset
+                after[lane, : tables.CURSOR_SIZE] = ordinal, offset
         self._set_sizes(after, (rows > 0) & (after != cursors).any(axis=1))
         return after, left, is_dry
 
@@ -74,7 +72,7 @@ class BestFitWalker(LaneWalker):
         states = (
             LaneState(ordinal, offset, residues[lane])
             for lane, (ordinal, offset) in zip(
-                lanes.tolist(), cursors[lanes, :CURSOR_SIZE].tolist(), strict=True
+                lanes.tolist(), cursors[lanes, : tables.CURSOR_SIZE].tolist(), strict=True
             )
         )
         with self._played.start(lanes, states) as playing:
@@ -94,10 +92,10 @@ class BestFitWalker(LaneWalker):
     def _check(self, lanes: Ints, cursors: Ints, residues: Residues) -> None:
         """Raise `StreamChangedError` if the length of a document in the state has changed, or if
         a residue is invalid."""
-        self._measure_begun(lanes[cursors[lanes, CURSOR_OFFSET] > 0], cursors)
+        self._measure_begun(lanes[cursors[lanes, tables.CURSOR_OFFSET] > 0], cursors)
         try:
             for lane in lanes.tolist():
-                decode_residue(residues[lane], int(cursors[lane, CURSOR_ORDINAL]))
+                decode_residue(residues[lane], int(cursors[lane, tables.CURSOR_ORDINAL]))
         except ValueError as error:
             raise explain_residue(error) from None
         owners, ordinals, _, stops = _list_open(lanes, residues).T
@@ -116,8 +114,11 @@ class BestFitWalker(LaneWalker):
 
         A partly read document counts, even if `min_tokens` now excludes it.
         """
-        is_begun = cursors[lanes, CURSOR_OFFSET] > 0
-        heads, stops = cursors[lanes, CURSOR_ORDINAL] + is_begun, after[lanes, CURSOR_ORDINAL]
+        is_begun = cursors[lanes, tables.CURSOR_OFFSET] > 0
+        heads, stops = (
+            cursors[lanes, tables.CURSOR_ORDINAL] + is_begun,
+            after[lanes, tables.CURSOR_ORDINAL],
+        )
         counts = self.count_documents(lanes, np.minimum(heads, stops), stops)
         begun = lanes[is_begun & (heads <= stops)]
         if len(begun):
@@ -130,14 +131,14 @@ class BestFitWalker(LaneWalker):
     def _count_taken(self, lanes: Ints, cursors: Ints, residues: Residues) -> Ints:
         """The tokens before the cursors in partly read documents, minus the tokens in residues:
         int64 [streams]."""
-        begun = lanes[cursors[lanes, CURSOR_OFFSET] > 0]
+        begun = lanes[cursors[lanes, tables.CURSOR_OFFSET] > 0]
         owners, ordinals, starts, stops = _list_open(lanes, residues).T
-        tokens = np.concatenate([cursors[begun, CURSOR_OFFSET], starts - stops])
+        tokens = np.concatenate([cursors[begun, tables.CURSOR_OFFSET], starts - stops])
         if len(self._tables.streams) == 1:
             return np.array([tokens.sum()])
         streams = self.streams_of(
             np.concatenate([begun, owners]),
-            np.concatenate([cursors[begun, CURSOR_ORDINAL], ordinals]),
+            np.concatenate([cursors[begun, tables.CURSOR_ORDINAL], ordinals]),
         )
         taken = np.zeros(len(self._tables.streams), np.int64)
         np.add.at(taken, streams - self._tables.streams.start, tokens)

@@ -21,24 +21,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cloudload.order.mixture import Mixture
-from cloudload.order.mixture_counts import MixtureCounter, count_rows
-from cloudload.rows.packing.tables import (
-    REMNANT_LANE,
-    REMNANT_ORDINAL,
-    REMNANT_SIZE,
-    SIZE_ABSENT,
-    TAIL_REMNANT,
-    TAIL_START,
-    TAIL_STOP,
-)
-from cloudload.rows.packing.tail import Stages, Tail, counts_of_sizes, next_stages
+from cloudload.order import Mixture, mixture_counts
+from cloudload.rows import Stages, Tail, counts_of_sizes, next_stages, tables
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.position import LaneArrays, Position, Residues
 from cloudload.run.recipe import Recipe
 from cloudload.run.run_tail import pack_component_tail
 from cloudload.stats import COUNTS, PADDING, TOKENS, TRUNCATED
-from cloudload.system.arrays import NEVER, Flags, Ints
+from cloudload.system import NEVER, Flags, Ints
 
 
 @dataclass(frozen=True)
@@ -90,8 +80,8 @@ class TailCounts:
         index = min(max(0, row - tail.first_row), tail.num_rows)
         counts = np.zeros((len(self._recipe.labels), len(COUNTS)), np.int64)
         pieces = tail.pieces[: tail.piece_starts[index]]
-        tokens = pieces[:, TAIL_STOP] - pieces[:, TAIL_START]
-        np.add.at(counts[:, TOKENS], self._streams[pieces[:, TAIL_REMNANT]], tokens)
+        tokens = pieces[:, tables.TAIL_STOP] - pieces[:, tables.TAIL_START]
+        np.add.at(counts[:, TOKENS], self._streams[pieces[:, tables.TAIL_REMNANT]], tokens)
         self._count_documents(counts, int(tail.passed[index]))
         num_rows = max(0, row - tail.first_row)
         counts[self._padding_stream, PADDING] = num_rows * packing.seq_len - int(tokens.sum())
@@ -108,8 +98,8 @@ class TailCounts:
 
     def _count_documents(self, counts: Ints, number: int) -> None:
         """Add the documents of the first `number` remnants to `counts`."""
-        sizes, packing = self._tail.remnants[:number, REMNANT_SIZE], self._recipe.packing
-        counted = np.flatnonzero(sizes != SIZE_ABSENT)
+        sizes, packing = self._tail.remnants[:number, tables.REMNANT_SIZE], self._recipe.packing
+        counted = np.flatnonzero(sizes != tables.SIZE_ABSENT)
         streams, sizes = self._streams[counted], sizes[counted]
         np.add.at(counts, (streams, counts_of_sizes(sizes)), 1)
         if packing.cuts:
@@ -203,8 +193,8 @@ class MixtureTails:
         before = sum(rows for _, rows in self.ending.stages_of(component))
         return self._walk(component).find(self.ending.lane_ends[component], number - before)
 
-    def _walk(self, component: int) -> MixtureCounter:
-        return MixtureCounter(self.ending.mixture, self._recipe.num_lanes, component)
+    def _walk(self, component: int) -> mixture_counts.MixtureCounter:
+        return mixture_counts.MixtureCounter(self.ending.mixture, self._recipe.num_lanes, component)
 
     def ended(self, component: int) -> LaneArrays:
         """Return a stream's lanes at the row where its tail starts; see `arrays_of_stream`."""
@@ -215,7 +205,9 @@ class MixtureTails:
 
     def _advance_to_end(self, component: int) -> LaneArrays:
         ending, last = self.ending, self.ending.lane_ends[component]
-        rows = count_rows(ending.mixture, self._recipe.num_lanes, ending.start, last)[component]
+        rows = mixture_counts.count_rows(
+            ending.mixture, self._recipe.num_lanes, ending.start, last
+        )[component]
         residues = None if ending.residues is None else ending.residues[component]
         advanced = self._walkers[component].advance(ending.cursors[component], rows, residues)
         assert not advanced.is_dry.any()
@@ -238,8 +230,10 @@ class MixtureTails:
             stages = self.ending.stages_of(component)
             tail = pack_stream_tail(recipe, walker, self.ended(component), stages)
             remnants = tail.remnants.copy()
-            streams = walker.streams_of(*remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T)
-            remnants[:, REMNANT_LANE] += component * recipe.num_lanes
+            streams = walker.streams_of(
+                *remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
+            )
+            remnants[:, tables.REMNANT_LANE] += component * recipe.num_lanes
             tail = replace(tail, remnants=remnants)
             stream = recipe.components[component].streams.start
             self._packed[component] = tail, TailCounts(recipe, tail, streams, stream)
@@ -281,7 +275,9 @@ def advance_mixture(
             stop = max(position.rows, min(row, tails.ending.lane_ends[component]))
             if stop not in rows_before:
                 start = position.rows
-                rows_before[stop] = count_rows(recipe.mixture, recipe.num_lanes, start, stop)
+                rows_before[stop] = mixture_counts.count_rows(
+                    recipe.mixture, recipe.num_lanes, start, stop
+                )
             left = None if residues is None else residues[component]
             advanced = walker.advance(cursors[component], rows_before[stop][component], left)
             if advanced.is_dry.any():

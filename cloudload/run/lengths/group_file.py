@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.system.arrays import Ids, Ints
+from cloudload.system import Ids, Ints
 
 FILTERED = -1
 """The length of a sample that the transform filtered out."""

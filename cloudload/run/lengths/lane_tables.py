@@ -28,14 +28,18 @@ from typing import Any
 import numpy as np
 
 from cloudload.errors import CacheError
-from cloudload.rows.packing.packers import Packing
+from cloudload.rows import Packing
 from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, list_counts, units_of
 from cloudload.stats import COUNTS
-from cloudload.system.arrays import NEVER, Flags, Ints
-from cloudload.system.background_process import run_detached
-from cloudload.system.file_locks import locked
-from cloudload.system.temp_files import lock_path, make_folder, partial_file
-from cloudload.system.verified_files import has_unmodified, mark_verified
+from cloudload.system import (
+    NEVER,
+    Flags,
+    Ints,
+    file_locks,
+    run_detached,
+    temp_files,
+    verified_files,
+)
 
 logger = logging.getLogger("cloudload.lengths")
 _MOST_BLOCK = 256
@@ -153,11 +157,11 @@ class LaneTables:
         if is_cheap or number >= (self.end or NEVER) or self.is_ready(number):
             return False
         try:
-            make_folder(self.folder)
+            temp_files.make_folder(self.folder)
             return run_detached(
                 "cloudload.run.lengths.lane_tables:build_requested_tables",
                 pickle.dumps((self, number)),
-                lock_path(self._path(number)),
+                temp_files.lock_path(self._path(number)),
             )
         except OSError as error:
             logger.info(
@@ -181,9 +185,11 @@ class LaneTables:
     def _open(self, number: int) -> Ints:
         path = self._path(number)
         try:
-            make_folder(self.folder)
+            temp_files.make_folder(self.folder)
             if not _is_whole(path):
-                with locked(lock_path(path), what=f"build {path}", is_reentrant=True):
+                with file_locks.locked(
+                    temp_files.lock_path(path), what=f"build {path}", is_reentrant=True
+                ):
                     self.build(number)
             flat = np.memmap(path, np.int64, "r").view(np.ndarray)
         except OSError as error:
@@ -241,16 +247,16 @@ def build_requested_tables(request: bytes) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    return has_unmodified(path)
+    return verified_files.has_unmodified(path)
 
 
 def _write(path: Path, table: Ints) -> None:
-    with partial_file(path) as part:
+    with temp_files.partial_file(path) as part:
         with part.open("wb") as file:
             file.write(table.data)
             file.flush()
             os.fsync(file.fileno())
-        mark_verified(part)
+        verified_files.mark_verified(part)
         part.replace(path)
 
 

@@ -16,23 +16,19 @@ from functools import partial
 import numpy as np
 
 from cloudload.errors import StreamChangedError
-from cloudload.order.order_cache import EpochOrders
-from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.tables import (
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    CURSOR_SIZE,
-    SIZE_ABSENT,
-    SIZE_FAILED,
-    SIZE_FILTERED,
-)
+from cloudload.order import EpochOrders
+from cloudload.rows import Packing, tables
 from cloudload.run.lengths.lane_tables import UNITS, LaneTables, TableSearch
 from cloudload.run.lengths.sizes import ABSENT, DocumentSizes, LaneSizes, units_of
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
-from cloudload.system.arrays import NEVER, Flags, Ints, count_within
+from cloudload.system import NEVER, Flags, Ints, count_within
 
-_SIZE_OF_KIND = {ABSENT: SIZE_ABSENT, FILTERED: SIZE_FILTERED, FAILED: SIZE_FAILED}
+_SIZE_OF_KIND = {
+    ABSENT: tables.SIZE_ABSENT,
+    FILTERED: tables.SIZE_FILTERED,
+    FAILED: tables.SIZE_FAILED,
+}
 
 
 # above this number of documents, a table is faster than measuring the documents one by one: a table
@@ -70,11 +66,11 @@ class Located:
 class LaneWalker:
     """Computes the cursors and statistics of one component's lanes at later rows."""
 
-    def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
-        self._tables, self._sizes, self._packing = tables, sizes, packing
+    def __init__(self, lane_tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
+        self._tables, self._sizes, self._packing = lane_tables, sizes, packing
         self._unit_tokens = 1 if packing.name == "concat" else packing.seq_len
         self._row_units = packing.row_units
-        self._search = TableSearch(tables, sizes, packing)
+        self._search = TableSearch(lane_tables, sizes, packing)
 
     def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
         """Advance each lane from its cursor (int64 [lanes, 3]) by `rows` (int64 [lanes]).
@@ -85,7 +81,7 @@ class LaneWalker:
         after, counts = cursors.copy(), np.zeros((len(self._tables.streams), len(COUNTS)), np.int64)
         needed = rows * self._row_units
         moving = np.flatnonzero(needed > 0)
-        begun = moving[cursors[moving, CURSOR_OFFSET] > 0]
+        begun = moving[cursors[moving, tables.CURSOR_OFFSET] > 0]
         if len(begun):
             self._finish_begun(begun, after, needed, counts)
         moving = np.flatnonzero(needed > 0)
@@ -103,11 +99,11 @@ class LaneWalker:
     def _set_sizes(self, cursors: Ints, moved: Flags) -> None:
         """Set `CURSOR_SIZE` of the lanes that moved: the size of the document that the cursor is
         inside, or 0."""
-        cursors[moved, CURSOR_SIZE] = 0
-        inside = np.flatnonzero(moved & (cursors[:, CURSOR_OFFSET] > 0))
+        cursors[moved, tables.CURSOR_SIZE] = 0
+        inside = np.flatnonzero(moved & (cursors[:, tables.CURSOR_OFFSET] > 0))
         if len(inside):
-            found = self._sizes.measure(inside, cursors[inside, CURSOR_ORDINAL])
-            cursors[inside, CURSOR_SIZE] = found.whole
+            found = self._sizes.measure(inside, cursors[inside, tables.CURSOR_ORDINAL])
+            cursors[inside, tables.CURSOR_SIZE] = found.whole
 
     def count_units(self, cursors: Ints) -> Ints:
         """The number of units from each cursor to the end of its lane, in a finite run.
@@ -116,12 +112,13 @@ class LaneWalker:
         """
         assert self._tables.end is not None
         lanes = np.arange(len(cursors))
-        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET])
+        begun = np.flatnonzero(cursors[:, tables.CURSOR_OFFSET])
         units = np.zeros(len(cursors), np.int64)
         found = self._measure_begun(begun, cursors)
-        units[begun] = units_of(self._packing, found.whole - cursors[begun, CURSOR_OFFSET])
+        units[begun] = units_of(self._packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
         numbers, within = np.divmod(
-            cursors[:, CURSOR_ORDINAL] + (cursors[:, CURSOR_OFFSET] > 0), self._tables.num_ordinals
+            cursors[:, tables.CURSOR_ORDINAL] + (cursors[:, tables.CURSOR_OFFSET] > 0),
+            self._tables.num_ordinals,
         )
         live = np.flatnonzero(numbers < self._tables.end)
         for number in range(int(numbers.min()), self._tables.end):
@@ -134,11 +131,11 @@ class LaneWalker:
 
         `cursors` is int64 [lanes, 3]; `lanes`, `ordinals` and the result are int64 [documents].
         """
-        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET])
+        begun = np.flatnonzero(cursors[:, tables.CURSOR_OFFSET])
         units = np.zeros(len(cursors), np.int64)
         found = self._measure_begun(begun, cursors)
-        units[begun] = units_of(self._packing, found.whole - cursors[begun, CURSOR_OFFSET])
-        heads = cursors[:, CURSOR_ORDINAL] + (cursors[:, CURSOR_OFFSET] > 0)
+        units[begun] = units_of(self._packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
+        heads = cursors[:, tables.CURSOR_ORDINAL] + (cursors[:, tables.CURSOR_OFFSET] > 0)
         first = int(heads.min()) // self._tables.num_ordinals
         own = np.unique(lanes)
         units[own] -= self._units_since(first, own, heads[own])
@@ -176,7 +173,7 @@ class LaneWalker:
         `cursors` is int64 [lanes, 3]. Returns int64 [documents] for each lane, with `SIZE_ABSENT`,
         `SIZE_FILTERED` and `SIZE_FAILED`. Raises `StreamChangedError` as `advance` does.
         """
-        heads = cursors[:, CURSOR_ORDINAL]
+        heads = cursors[:, tables.CURSOR_ORDINAL]
         numbers = np.maximum(0, self._tables.ends - heads)
         lanes = np.repeat(np.arange(len(cursors)), numbers)
         found = self._sizes.measure(lanes, np.repeat(heads, numbers) + count_within(numbers))
@@ -184,7 +181,7 @@ class LaneWalker:
         for kind, size in _SIZE_OF_KIND.items():
             sizes[found.kinds == kind] = size
         parts = np.split(sizes, np.cumsum(numbers)[:-1])
-        begun = np.flatnonzero((cursors[:, CURSOR_OFFSET] > 0) & (numbers > 0))
+        begun = np.flatnonzero((cursors[:, tables.CURSOR_OFFSET] > 0) & (numbers > 0))
         wholes = self._measure_begun(begun, cursors).whole
         for lane, whole in zip(begun.tolist(), wholes.tolist(), strict=True):
             parts[lane][0] = whole
@@ -228,15 +225,15 @@ class LaneWalker:
         `min_tokens` does not exclude such a document, because it was accepted before. Changes
         `cursors`, `needed` and `counts`.
         """
-        found, offsets = self._measure_begun(lanes, cursors), cursors[lanes, CURSOR_OFFSET]
+        found, offsets = self._measure_begun(lanes, cursors), cursors[lanes, tables.CURSOR_OFFSET]
         # take the rest of the document, or as many of its units as the lane needs
         left = found.whole - offsets
         units = units_of(self._packing, left)
         used = np.minimum(units, needed[lanes])
         tokens = np.minimum(left, used * self._unit_tokens)
         is_past = used == units
-        cursors[lanes, CURSOR_ORDINAL] += is_past
-        cursors[lanes, CURSOR_OFFSET] = np.where(is_past, 0, offsets + tokens)
+        cursors[lanes, tables.CURSOR_ORDINAL] += is_past
+        cursors[lanes, tables.CURSOR_OFFSET] = np.where(is_past, 0, offsets + tokens)
         needed[lanes] -= used
         # several lanes may be in documents of one stream, so add at each index separately
         own = found.streams - self._tables.streams.start
@@ -251,13 +248,13 @@ class LaneWalker:
         Changes `cursors`, `needed`, and `counts`. Returns the lanes that need to advance further,
         and the dry lanes, which are endless lanes without tokens; see `LaneSizes.is_barren`.
         """
-        epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
+        epoch = int(cursors[lanes, tables.CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
         each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
         most_at_once = 2 * self._sizes.component.lanes.num_positions
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
             # measure the next documents of each lane, and find where its target is among them
-            targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]
+            targets, starts = needed[lanes], cursors[lanes, tables.CURSOR_ORDINAL]
             ordinals = starts[:, None] + np.arange(each)
             found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
             places, into, passed = self._search.find_within(found, targets)
@@ -287,7 +284,10 @@ class LaneWalker:
         Changes `cursors` and `counts`.
         """
         offsets = into * self._unit_tokens
-        cursors[lanes, CURSOR_ORDINAL], cursors[lanes, CURSOR_OFFSET] = ordinals, offsets
+        cursors[lanes, tables.CURSOR_ORDINAL], cursors[lanes, tables.CURSOR_OFFSET] = (
+            ordinals,
+            offsets,
+        )
         if (begun := np.flatnonzero(offsets)).size:
             own = self.streams_of(lanes[begun], ordinals[begun]) - self._tables.streams.start
             np.add.at(counts, (own, np.full_like(own, TOKENS)), offsets[begun])
@@ -297,7 +297,9 @@ class LaneWalker:
 
         Returns which lanes are dry: bool [lanes].
         """
-        numbers, within = np.divmod(cursors[lanes, CURSOR_ORDINAL], self._tables.num_ordinals)
+        numbers, within = np.divmod(
+            cursors[lanes, tables.CURSOR_ORDINAL], self._tables.num_ordinals
+        )
         # tables count from their start, so subtract the sums before the cursor, and aim that much
         # further
         sums = -self._search.sums_before(lanes, numbers, within)
@@ -318,12 +320,12 @@ class LaneWalker:
         start does not match the length of its document.
         """
         cursors, units = starts[lanes], units.copy()
-        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET] > 0)
-        offsets = cursors[begun, CURSOR_OFFSET]
+        begun = np.flatnonzero(cursors[:, tables.CURSOR_OFFSET] > 0)
+        offsets = cursors[begun, tables.CURSOR_OFFSET]
         left = units_of(self._packing, self._measure_begun(lanes[begun], starts).whole - offsets)
         is_past = units[begun] >= left
-        cursors[begun, CURSOR_ORDINAL] += is_past
-        cursors[begun, CURSOR_OFFSET] = np.where(
+        cursors[begun, tables.CURSOR_ORDINAL] += is_past
+        cursors[begun, tables.CURSOR_OFFSET] = np.where(
             is_past, 0, offsets + units[begun] * self._unit_tokens
         )
         units[begun] -= left
@@ -337,13 +339,13 @@ class LaneWalker:
 
         Changes `cursors`. Returns which of them are dry: bool [places].
         """
-        ordinals = cursors[places, CURSOR_ORDINAL]
+        ordinals = cursors[places, tables.CURSOR_ORDINAL]
         numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
         sums = self._search.sums_before(lanes, numbers, within)
         targets = units + sums[:, UNITS]
         is_dry = self._search.pass_tables(lanes, numbers, targets, sums)
         live = np.flatnonzero(~is_dry)
         ordinals, into, _ = self._search.find(lanes[live], numbers[live], targets[live])
-        cursors[places[live], CURSOR_ORDINAL] = ordinals
-        cursors[places[live], CURSOR_OFFSET] = into * self._unit_tokens
+        cursors[places[live], tables.CURSOR_ORDINAL] = ordinals
+        cursors[places[live], tables.CURSOR_OFFSET] = into * self._unit_tokens
         return is_dry

@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from cloudload.config.choices import RAISE
-from cloudload.data.mds.index import ShardInfo
-from cloudload.data.mds.shard_table import ShardTable
+from cloudload.config import choices
+from cloudload.data import ShardTable, shard_entries
 from cloudload.run.recipe import Recipe
 
 _GROUP_SAMPLES, _GROUP_BYTES = 1 << 20, 1 << 30
@@ -153,7 +152,7 @@ def cut_groups(shards: ShardTable, key: LengthsKey) -> Iterator[ShardRange]:
             first, samples, raw_bytes, number = place, 0, 0, number + 1
 
 
-def _identify(shards: Iterable[ShardInfo], key: LengthsKey) -> str:
+def _identify(shards: Iterable[shard_entries.ShardInfo], key: LengthsKey) -> str:
     digest = hashlib.sha256(key.digest.encode())
     for shard in shards:
         columns = [(column.name, column.encoding) for column in shard.columns]
@@ -168,6 +167,6 @@ def make_key(recipe: Recipe, stream: int) -> LengthsKey:
     if column is not None:
         return LengthsKey("", "", json.dumps(["tokens", *column]))
     config = recipe.config
-    skips = [config.on_error] if config.on_error != RAISE else []
+    skips = [config.on_error] if config.on_error != choices.RAISE else []
     documents = json.dumps(["text", config.text_key, config.transform_name, *skips])
     return LengthsKey(recipe.tokenizer.fingerprint, recipe.tokenizer.token_ids, documents)

@@ -27,10 +27,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cloudload.config.choices import FIRST
+from cloudload.config import choices
 from cloudload.errors import DatasetError
-from cloudload.order.mixture import Mixture, Weights, merge_entries
-from cloudload.order.mixture_counts import MixtureCounter, count_rows
+from cloudload.order import Mixture, Weights, merge_entries, mixture_counts
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.ending import (
     MixtureEnding,
@@ -41,7 +40,7 @@ from cloudload.run.lengths.ending import (
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.position import LaneArrays, Position
 from cloudload.run.recipe import Recipe
-from cloudload.system.arrays import NEVER, Ints
+from cloudload.system import NEVER, Ints
 
 
 def find_mixture_ending(
@@ -110,11 +109,11 @@ class _Search:
             recipe.num_lanes,
             self._unknown.start,
             self._left,
-            stops_first=recipe.config.stopping == FIRST,
+            stops_first=recipe.config.stopping == choices.FIRST,
         )
 
-    def _walk(self, mixture: Mixture, stream: int) -> MixtureCounter:
-        return MixtureCounter(mixture, self._recipe.num_lanes, stream)
+    def _walk(self, mixture: Mixture, stream: int) -> mixture_counts.MixtureCounter:
+        return mixture_counts.MixtureCounter(mixture, self._recipe.num_lanes, stream)
 
     def _find_lane_end(self, ends: StreamEnds, stream: int) -> int:
         """Find the first row of a stream's tail."""
@@ -204,7 +203,7 @@ class _PlayedSearch(_Search):
     def _pack(self, stream: int, mixture: Mixture) -> None:
         """Pack a stream's tail, and set the number of rows that remain in the stream."""
         start, begin = self._unknown.start, self._begins[stream]
-        rows = count_rows(mixture, self._recipe.num_lanes, start, begin)[stream]
+        rows = mixture_counts.count_rows(mixture, self._recipe.num_lanes, start, begin)[stream]
         self._ended[stream], num_left = self._pack_rest(stream, rows)
         self._left[stream] = int(rows.sum()) + num_left
 
@@ -226,7 +225,9 @@ class _PlayedSearch(_Search):
         return super()._find_lane_end(ends, stream)
 
 
-def find_first_dry(walk: MixtureCounter, start: int, last: int, lane_rows: Ints) -> int:
+def find_first_dry(
+    walk: mixture_counts.MixtureCounter, start: int, last: int, lane_rows: Ints
+) -> int:
     """Find the first row of a stream, from `start` on, that its lane cannot fill; at most `last`.
 
     `lane_rows` (int64 [lanes]) is the number of rows that each lane can fill.
@@ -329,8 +330,10 @@ class _Ends:
             self._ends[stream] = self._row
         return bool(over)
 
-    def _walk(self, live: Weights, stream: int) -> MixtureCounter:
-        return MixtureCounter(Mixture(self._mixture.names, ((0, live),)), self._num_lanes, stream)
+    def _walk(self, live: Weights, stream: int) -> mixture_counts.MixtureCounter:
+        return mixture_counts.MixtureCounter(
+            Mixture(self._mixture.names, ((0, live),)), self._num_lanes, stream
+        )
 
     def _find_first_end(self, live: Weights, stop: int) -> int:
         """The row after the last row of the first stream to end, or `stop` if that is earlier."""

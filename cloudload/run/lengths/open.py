@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cloudload.config.choices import AUTO, OFF, REQUIRE
-from cloudload.data.mds.dataset import Corpus
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
+from cloudload.config import choices
+from cloudload.data import Corpus, Retry, redact
 from cloudload.errors import DatasetError, StoreError
-from cloudload.run.lengths.files import (
+from cloudload.run.lengths.length_files import (
     CorpusLengths,
     CountedDataset,
     find_index,
@@ -57,11 +55,11 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
     """
     if recipe.has_stream_ends:
         asked = _ask_for_needed(asked)
-    if asked == OFF or (found := _search(recipe, asked, retry)) is None:
+    if asked == choices.OFF or (found := _search(recipe, asked, retry)) is None:
         return None
     datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
     missing = [stream for stream, counted in enumerate(found) if counted is None]
-    if missing and asked != AUTO:
+    if missing and asked != choices.AUTO:
         raise _missing(recipe, missing, places)
     if 0 < len(missing) < len(found):
         logger.info(
@@ -88,7 +86,7 @@ def find_lengths_of_beginning(
     For a stream without such lengths, uses the stream's lengths in `whole`, which cover all shards
     and so begin with the same samples. Returns None if a stream has no lengths of either kind.
     """
-    found = None if asked == OFF else _search(recipe, asked, retry)
+    found = None if asked == choices.OFF else _search(recipe, asked, retry)
     if found is None:
         return None if whole is None else list(whole)
     counted = [own or (whole[stream] if whole else None) for stream, own in enumerate(found)]
@@ -96,16 +94,16 @@ def find_lengths_of_beginning(
 
 
 def _ask_for_needed(asked: str) -> str:
-    if asked == OFF:
+    if asked == choices.OFF:
         raise ValueError(
             "lengths is 'off', but a mixture with epochs or max_epochs needs token lengths to know "
             "where its streams end. Set lengths='auto', and run cloudload count for each stream"
         )
-    return REQUIRE if asked == AUTO else asked
+    return choices.REQUIRE if asked == choices.AUTO else asked
 
 
 def _list_places(recipe: Recipe, asked: str) -> list[str]:
-    place = None if asked in (AUTO, REQUIRE) else asked
+    place = None if asked in (choices.AUTO, choices.REQUIRE) else asked
     return [place_of(dataset, place) for dataset in recipe.corpus.datasets]
 
 
@@ -122,7 +120,7 @@ def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | N
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             found = list(threads.map(find_index, places, keys, data, [retry] * len(datasets)))
     except StoreError as error:
-        if asked != AUTO:
+        if asked != choices.AUTO:
             raise
         logger.info("the search for token lengths failed, so the run uses none: %s", error)
         return None

@@ -16,10 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.order.mixture_counts import number_rows
-from cloudload.order.uneven_deal import number_in_group
-from cloudload.rows.packing.tables import REMNANT_LANE, REMNANT_ORDINAL, TAIL_REMNANT
-from cloudload.rows.packing.tail import Tail
+from cloudload.order import mixture_counts, uneven_deal
+from cloudload.rows import Tail, tables
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.row_pieces import (
     LANE,
@@ -32,7 +30,7 @@ from cloudload.run.lengths.row_pieces import (
 )
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position, Residues
-from cloudload.system.arrays import NEVER, Ints
+from cloudload.system import NEVER, Ints
 
 
 class RowFinder:
@@ -90,7 +88,7 @@ class RowFinder:
         `rows`.
         """
         num_lanes = self._recipe.num_lanes
-        components, numbers = number_rows(
+        components, numbers = mixture_counts.number_rows(
             self._recipe.mixture, num_lanes, self._position.table_rows, rows
         )
         parts = []
@@ -112,12 +110,12 @@ def _list_pieces(tail: Tail, rows: Ints, places: Ints) -> Ints:
     """The pieces of rows of a tail. In the result, `places` identify the rows."""
     of_rows = [tail.row_pieces(row) for row in rows.tolist()]
     pieces = np.concatenate(of_rows)
-    remnants = tail.remnants[pieces[:, TAIL_REMNANT]]
+    remnants = tail.remnants[pieces[:, tables.TAIL_REMNANT]]
     return np.column_stack(
         [
             np.repeat(places, [len(each) for each in of_rows]),
-            remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]],
-            pieces[:, TAIL_REMNANT + 1 :],
+            remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]],
+            pieces[:, tables.TAIL_REMNANT + 1 :],
         ]
     )
 
@@ -179,7 +177,9 @@ class BestFitRows:
 
     def _list_pieces(self, runs: RowSpans, first_rows: Ints) -> Ints:
         """List the pieces of runs, by ascending row: int64 [pieces, 5]."""
-        turns = number_in_group(runs.lanes)  # play the runs of a lane one after the other
+        turns = uneven_deal.number_in_group(
+            runs.lanes
+        )  # play the runs of a lane one after the other
         taken: list[list[bytes]] = [[] for _ in first_rows]
         with self._walker.playing(np.unique(runs.lanes), self._cursors, self._residues) as playing:
             for turn in range(int(turns.max(initial=-1)) + 1):

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.errors import DatasetError
-from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.rows import Packing, tables
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.sizes import LaneSizes, units_of
-from cloudload.system.arrays import Flags, Ints, count_within
+from cloudload.system import Flags, Ints, count_within
 
 PIECE_COLUMNS = ("row", "lane", "ordinal", "start", "stop")
 ROW, LANE, ORDINAL, START, STOP = range(len(PIECE_COLUMNS))
@@ -106,12 +105,12 @@ class RowPieces:
         seq_len, ordinals = self._packing.seq_len, cursors[:, :1] + np.arange(documents)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
         # a partly read document was accepted before, even if `min_tokens` now excludes it
-        is_begun = cursors[:, CURSOR_OFFSET] > 0
+        is_begun = cursors[:, tables.CURSOR_OFFSET] > 0
         sizes = found.sizes.copy()
         sizes[is_begun, 0] = found.whole[is_begun, 0]
         # only the first document of a run can have tokens in earlier rows
         offsets = np.zeros_like(sizes)
-        offsets[:, 0] = cursors[:, CURSOR_OFFSET]
+        offsets[:, 0] = cursors[:, tables.CURSOR_OFFSET]
         left = sizes - offsets
         units = units_of(self._packing, left)
         ends = np.cumsum(units, axis=1)
@@ -149,8 +148,8 @@ class RowPieces:
         # with overflow="cut", the rest of a document is dropped, so its lane is always past it
         is_past = (last[:, STOP] == found.whole) | self._packing.cuts
         cursors = np.zeros((len(runs.lanes), self._starts.shape[1]), np.int64)
-        cursors[:, CURSOR_ORDINAL] = last[:, ORDINAL] + is_past
-        cursors[:, CURSOR_OFFSET] = np.where(is_past, 0, last[:, STOP])
+        cursors[:, tables.CURSOR_ORDINAL] = last[:, ORDINAL] + is_past
+        cursors[:, tables.CURSOR_OFFSET] = np.where(is_past, 0, last[:, STOP])
         next_numbers, next_cursors = (each.copy() for each in self._next)
         next_numbers[runs.lanes] = runs.firsts + runs.counts
         next_cursors[runs.lanes] = cursors

@@ -14,22 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.errors import DatasetError
-from cloudload.order.epoch_order import positions_of
-from cloudload.rows.packing.residue import residue_spans
-from cloudload.rows.packing.tables import (
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    REMNANT_LANE,
-    REMNANT_ORDINAL,
-    TAIL_REMNANT,
-)
-from cloudload.rows.packing.tail import Tail
+from cloudload.order import positions_of
+from cloudload.rows import Tail, residue_spans, tables
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.row_finder import BestFitRows
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 _ROWS_AT_ONCE = 1 << 22
 
@@ -70,7 +62,7 @@ def find_spans(
         end_of_lanes = found.table_rows
     lanes = lengths.recipe.components[component].lanes
     ends, _ = lanes.epoch_positions(
-        np.arange(lanes.num_lanes), found.cursors[component][:, CURSOR_ORDINAL]
+        np.arange(lanes.num_lanes), found.cursors[component][:, tables.CURSOR_ORDINAL]
     )
     last = int(ends.max()) if lanes.epochs is None or found.tail is None else lanes.epochs - 1
     readings = list(_list_readings(lengths, position, component, sample, last))
@@ -104,7 +96,7 @@ def _find_in_mixture(
     if found.stages_of(component):
         last = (lanes.epochs or 0) - 1
     else:
-        heads = found.cursors[component][:, CURSOR_ORDINAL]
+        heads = found.cursors[component][:, tables.CURSOR_ORDINAL]
         last = int(lanes.epoch_positions(np.arange(lanes.num_lanes), heads)[0].max())
     readings = list(_list_readings(lengths, position, component, sample, last))
     if not readings:
@@ -134,7 +126,7 @@ def _list_readings(
     # lanes begin at a permutation of 0 to num_lanes - 1, and this is its inverse
     lane_at = np.argsort(lanes.first_positions)
     heads, waiting = (
-        position.cursors[component, :, CURSOR_ORDINAL],
+        position.cursors[component, :, tables.CURSOR_ORDINAL],
         _list_waiting(position, component),
     )
     # a document that waits in a residue may be of an earlier epoch than its lane's cursor
@@ -154,7 +146,7 @@ def _list_readings(
 
 def _list_waiting(position: Position, component: int) -> dict[tuple[int, int], int]:
     """The number of tokens of each document in the residues, by (lane, ordinal)."""
-    heads = position.cursors[component, :, CURSOR_ORDINAL].tolist()
+    heads = position.cursors[component, :, tables.CURSOR_ORDINAL].tolist()
     return {
         (lane, document): stop - start
         for lane, head in enumerate(heads)
@@ -208,9 +200,11 @@ def _measure_left(
     walker: LaneWalker, cursors: Ints, lanes: Ints, ordinals: Ints
 ) -> tuple[Ints, Ints]:
     """The first unread token of each document, and its size: int64 [documents] each."""
-    is_begun = (ordinals == cursors[lanes, CURSOR_ORDINAL]) & (cursors[lanes, CURSOR_OFFSET] > 0)
+    is_begun = (ordinals == cursors[lanes, tables.CURSOR_ORDINAL]) & (
+        cursors[lanes, tables.CURSOR_OFFSET] > 0
+    )
     found = walker.measure(lanes, ordinals)
-    starts = np.where(is_begun, cursors[lanes, CURSOR_OFFSET], 0)
+    starts = np.where(is_begun, cursors[lanes, tables.CURSOR_OFFSET], 0)
     return starts, np.where(is_begun, found.whole, found.sizes)
 
 
@@ -250,13 +244,13 @@ def _find_in_tail(
 def _find_pieces(tail: Tail, readings: list[_Reading]) -> Iterator[FoundSpan]:
     """Yield the spans in rows of a tail."""
     epoch_of = {reading[1:]: reading.epoch for reading in readings}
-    pairs = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]]
+    pairs = tail.remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]]
     lanes = np.array([lane for lane, _ in epoch_of])
     for remnant in np.flatnonzero(np.isin(pairs[:, 0], lanes)).tolist():
         epoch = epoch_of.get((int(pairs[remnant, 0]), int(pairs[remnant, 1])))
         if epoch is None:
             continue
-        for piece in np.flatnonzero(tail.pieces[:, TAIL_REMNANT] == remnant).tolist():
+        for piece in np.flatnonzero(tail.pieces[:, tables.TAIL_REMNANT] == remnant).tolist():
             row = tail.first_row + int(np.searchsorted(tail.piece_starts, piece, "right")) - 1
             _, first, after = tail.pieces[piece].tolist()
             yield FoundSpan(row, piece, epoch, first, after)

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.data.cache.folder import LENGTHS_FOLDER
-from cloudload.order.mixture_counts import count_rows
-from cloudload.rows.packing.tables import CURSOR_ORDINAL, REMNANT_LANE, REMNANT_ORDINAL
-from cloudload.rows.packing.tail import Stages, Tail, next_stages
+from cloudload.data import cache_folder
+from cloudload.order import mixture_counts
+from cloudload.rows import Stages, Tail, next_stages, tables
 from cloudload.run.components import Component, build_components
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.ending import (
@@ -27,16 +26,16 @@ from cloudload.run.lengths.ending import (
     advance_mixture,
     first_dry_row,
 )
-from cloudload.run.lengths.files import CorpusLengths
 from cloudload.run.lengths.lane_tables import LaneTables
 from cloudload.run.lengths.lane_walker import LaneWalker
+from cloudload.run.lengths.length_files import CorpusLengths
 from cloudload.run.lengths.mixture_search import find_mixture_ending
 from cloudload.run.lengths.sizes import LaneSizes
 from cloudload.run.position import LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import Recipe, mixture_of
 from cloudload.run.run_tail import check_has_tokens, pack_run_tail
 from cloudload.stats import PADDING
-from cloudload.system.arrays import NEVER
+from cloudload.system import NEVER
 
 # summing the lengths of this many documents takes about two seconds
 _MOST_FORESEEN = 1 << 24
@@ -76,7 +75,7 @@ class RunLengths:
 
     @cached_property
     def _tables(self) -> list[LaneTables]:
-        root, packing = self._root / LENGTHS_FOLDER, self.recipe.packing
+        root, packing = self._root / cache_folder.LENGTHS_FOLDER, self.recipe.packing
         return [LaneTables(root, sizes, packing, self._lengths.digest) for sizes in self.sizes]
 
     @cached_property
@@ -84,8 +83,8 @@ class RunLengths:
         """The walker of each component, which computes cursors of its lanes at later rows."""
         open_walker = BestFitWalker if self.recipe.packing.has_residue else LaneWalker
         return [
-            open_walker(tables, sizes, self.recipe.packing)
-            for tables, sizes in zip(self._tables, self.sizes, strict=True)
+            open_walker(lane_tables, sizes, self.recipe.packing)
+            for lane_tables, sizes in zip(self._tables, self.sizes, strict=True)
         ]
 
     def build_table(self, component: int, epoch: int) -> None:
@@ -153,7 +152,7 @@ class RunLengths:
     def _advance_lanes(self, position: Position, row: int) -> Position | None:
         """The position at a row that is not in the tail; None if a lane ends before it."""
         recipe = self.recipe
-        rows = count_rows(recipe.mixture, recipe.num_lanes, position.table_rows, row)
+        rows = mixture_counts.count_rows(recipe.mixture, recipe.num_lanes, position.table_rows, row)
         cursors, counts = position.cursors.copy(), position.counts.copy()
         residues = None if position.residues is None else position.residues.copy()
         for place, (walker, component) in enumerate(
@@ -277,7 +276,7 @@ class RunLengths:
         if position.tail is not None or is_needed:
             return True
         [component] = self.recipe.components
-        lanes, first = component.lanes, int(position.cursors[0, :, CURSOR_ORDINAL].min())
+        lanes, first = component.lanes, int(position.cursors[0, :, tables.CURSOR_ORDINAL].min())
         epochs = (lanes.epochs or 0) - first * lanes.num_lanes // lanes.stride
         most = _MOST_PLAYED if self.recipe.packing.has_residue else _MOST_FORESEEN
         return epochs * lanes.num_positions <= most
@@ -343,7 +342,7 @@ class RunLengths:
         packed = self._packed
         if packed is None or packed[0] is not ending:
             tail = self.pack_rest(ending.start, ending.lanes, ending.stages)
-            lanes, ordinals = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T
+            lanes, ordinals = tail.remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
             streams = self.walkers[0].streams_of(lanes, ordinals)
             packed = self._packed = ending, tail, TailCounts(self.recipe, tail, streams)
         return packed[1:]

@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from cloudload.order.order_cache import EpochOrders
-from cloudload.rows.packing.packers import Packing
+from cloudload.order import EpochOrders
+from cloudload.rows import Packing
 from cloudload.run.components import Component
 from cloudload.run.lengths.group_file import FAILED as FAILED_LENGTH
 from cloudload.stats import (
@@ -29,7 +29,7 @@ from cloudload.stats import (
     TOKENS,
     TRUNCATED,
 )
-from cloudload.system.arrays import Flags, Ints
+from cloudload.system import Flags, Ints
 
 ABSENT = -1
 """The kind of a hole: a position, at the end of an epoch, without a document."""

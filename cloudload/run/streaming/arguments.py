@@ -20,11 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config.stream import Stream
-from cloudload.data.mds.dataset import open_corpus
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
-from cloudload.order.streaming_shuffles import default_block_size
+from cloudload.config import Stream
+from cloudload.data import Retry, open_corpus, redact
+from cloudload.order import default_block_size
 
 logger = logging.getLogger("cloudload.streaming")
 

@@ -28,12 +28,10 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import explain, redact
-from cloudload.data.storage.urls import expand_home
+from cloudload.data import Retry, explain, redact, urls
 from cloudload.errors import TokenizerError
 from cloudload.run.streaming.arguments import DatasetArguments, StreamArguments, options_of
-from cloudload.system.option_help import suggests_names
+from cloudload.system import option_help
 
 logger = logging.getLogger("cloudload.streaming")
 T = TypeVar("T")
@@ -98,7 +96,7 @@ class TokenizerArguments:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-@suggests_names
+@option_help.suggests_names
 def config_from_yaml(
     source: str | os.PathLike[str] | Mapping[str, Any], loader: str = "train_loader"
 ) -> dict[str, Any]:
@@ -318,7 +316,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 def read_yaml(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """Read a YAML file. Raises `ValueError` if it is not valid, or not a mapping."""
     try:
-        content = yaml.load(expand_home(path).read_text("utf-8"), _Loader)
+        content = yaml.load(urls.expand_home(path).read_text("utf-8"), _Loader)
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{explain_yaml_error(error)}. Correct the file") from error
     if not isinstance(content, Mapping):

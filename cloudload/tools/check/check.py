@@ -11,20 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cloudload.config.checks import as_integer
-from cloudload.config.choices import AUTO
-from cloudload.config.stream import Stream
-from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.index import ShardInfo
-from cloudload.data.mds.open_index import read_index
-from cloudload.data.mds.shard import ID_KEY
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import plain_location
+from cloudload.config import Stream, checks, choices
+from cloudload.data import ID_KEY, Dataset, Retry, read_index, redact, shard_entries, urls
 from cloudload.errors import DatasetError, FailureKind, StoreError
-from cloudload.rows.tokenization.framing import TokenName
-from cloudload.system.option_help import suggests_names
-from cloudload.system.progress_bar import open_progress_bar
+from cloudload.rows import TokenName
+from cloudload.system import open_progress_bar, option_help
 from cloudload.tools.check.document_rules import (
     ALL,
     DocumentRules,
@@ -47,7 +38,7 @@ from cloudload.tools.check.stored_objects import (
 from cloudload.tools.engines.shares import Share
 
 
-@suggests_names
+@option_help.suggests_names
 def check_dataset(
     dataset: str | os.PathLike[str],
     *,
@@ -57,8 +48,8 @@ def check_dataset(
     rules: str | Collection[str] = ALL,
     max_bytes: int | str = "10mb",
     tokenizer: Any = None,
-    bos: TokenName = AUTO,
-    eos: TokenName = AUTO,
+    bos: TokenName = choices.AUTO,
+    eos: TokenName = choices.AUTO,
     expect_bos: str | None = None,
     expect_eos: str | None = None,
     fail_on: str | Collection[str] | Mapping[str, float | str] = (),
@@ -119,7 +110,7 @@ def check_dataset(
             finding.
         WorkerError: a worker process failed or died.
     """
-    sample = None if sample is None else as_integer("sample", sample, 0)
+    sample = None if sample is None else checks.as_integer("sample", sample, 0)
     expected = {"bos": expect_bos, "eos": expect_eos}
     chosen, framing = _choose_rules(rules, max_bytes, tokenizer, (bos, eos), expected)
     limits = parse_limits(fail_on, chosen.names)
@@ -128,11 +119,11 @@ def check_dataset(
             "fail_on requires documents, but sample=0 reads none. Omit fail_on, or increase sample"
         )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    processes = as_integer("processes", processes, 1)
+    processes = checks.as_integer("processes", processes, 1)
     share = Share.parse(worker) if worker is not None else Share(0, 1)
     began, retry, findings = time.monotonic(), retry or Retry(), Findings()
     stream = Stream(os.fspath(dataset), split=split)
-    url = plain_location(stream.url)
+    url = urls.plain_location(stream.url)
     text = text_key if tokens_key is None else None
     checked = _check_dataset(stream, (text, tokens_key), retry, findings, reads=sample != 0)
     shards, readable = checked.shards, checked.readable
@@ -193,7 +184,7 @@ def _choose_rules(
                 "expect_bos and expect_eos require a tokenizer. Pass tokenizer=…, or omit them"
             )
         return choose_rules(names, max_bytes), []
-    from cloudload.rows.tokenization.tokenizer import load_tokenizer
+    from cloudload.rows import load_tokenizer
 
     spec = load_tokenizer(tokenizer, (frame,))
     rules = choose_rules(names, max_bytes, spec)
@@ -201,7 +192,11 @@ def _choose_rules(
 
 
 def _name_samples(
-    url: str, retry: Retry, shards: Sequence[ShardInfo], shard: int, samples: Sequence[int]
+    url: str,
+    retry: Retry,
+    shards: Sequence[shard_entries.ShardInfo],
+    shard: int,
+    samples: Sequence[int],
 ) -> tuple[str, list[str]]:
     """Return a shard's file name, and a description of each sample: its index, and any ID."""
     info = shards[shard]
@@ -214,8 +209,8 @@ def _name_samples(
 class _CheckedFolder:
     """The shards in the index, those to read, and the number of tokenizers with all lengths."""
 
-    shards: Sequence[ShardInfo] = ()
-    readable: Sequence[ShardInfo] = ()
+    shards: Sequence[shard_entries.ShardInfo] = ()
+    readable: Sequence[shard_entries.ShardInfo] = ()
     lengths: int = 0
 
 
@@ -245,7 +240,7 @@ def _check_dataset(
         return _CheckedFolder()
     shards, is_complete = check_index(data, *keys, findings)
     findings.add(check_url(stream.url, shards))
-    url = plain_location(stream.url)
+    url = urls.plain_location(stream.url)
     sizes = _list_folder(url, retry, findings)
     compressions = {shard.compression for shard in shards}
     readable = {each for each in compressions if not check_codecs([each])}
@@ -272,7 +267,9 @@ def _list_folder(url: str, retry: Retry, findings: Findings) -> dict[str, int] |
         return None
 
 
-def _spread(shards: Sequence[ShardInfo], number: int | None) -> Sequence[ShardInfo]:
+def _spread(
+    shards: Sequence[shard_entries.ShardInfo], number: int | None
+) -> Sequence[shard_entries.ShardInfo]:
     """Choose at most `number` shards, spread evenly, or all shards if `number` is None."""
     if number is None or number >= len(shards):
         return shards

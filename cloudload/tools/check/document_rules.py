@@ -25,11 +25,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudload.config.checks import parse_bytes
+from cloudload.config import checks
 from cloudload.tools.check.findings import Finding, find
 
 if TYPE_CHECKING:
-    from cloudload.rows.tokenization.tokenizer import TokenizerSpec
+    from cloudload.rows import TokenizerSpec
 
 EMPTY_TEXT, LONG_TEXT = "text-empty", "text-long"
 CONTROL_TEXT, MOJIBAKE, SPECIAL_TEXT = "text-control", "text-mojibake", "text-special"
@@ -92,16 +92,16 @@ def choose_rules(
         )
     chosen = frozenset(asked) - {NONE}
     if tokenizer is None:
-        return DocumentRules(chosen, parse_bytes(max_bytes))
+        return DocumentRules(chosen, checks.parse_bytes(max_bytes))
     bos, eos = _name_frame(tokenizer)
     added = json.loads(tokenizer.json).get("added_tokens", [])
     special = tuple(each["content"] for each in added if each.get("special"))
-    return DocumentRules(chosen, parse_bytes(max_bytes), special, bos, eos)
+    return DocumentRules(chosen, checks.parse_bytes(max_bytes), special, bos, eos)
 
 
 def _name_frame(tokenizer: TokenizerSpec) -> tuple[str, str]:
     """Return the text of the bos and eos that the tokenizer adds to documents; "" for none."""
-    from cloudload.rows.tokenization.loading import load_hf
+    from cloudload.rows import load_hf
 
     hf = load_hf(tokenizer.json)
     bos, eos = (None if id is None else hf.id_to_token(id) for id in tokenizer.frames[0])

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from cloudload.system.temp_files import explained_full_disk
+from cloudload.system import temp_files
 from cloudload.tools.check.document_rules import REPEATED_ID, REPEATED_TEXT
 from cloudload.tools.check.findings import MOST_LISTED, Findings, find
 
@@ -67,7 +67,7 @@ class DuplicateFinder:
             owners = moved[:, 0] % np.uint64(self._num_parts)
             order = np.argsort(owners, kind="stable")
             ends = np.searchsorted(owners[order], np.arange(self._num_parts - 1), side="right")
-            with explained_full_disk():
+            with temp_files.explained_full_disk():
                 for part, own in zip(self._parts[name], np.split(moved[order], ends), strict=True):
                     part.write(own.tobytes())
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cloudload.system.reports import to_json
+from cloudload.system import reports
 from cloudload.tools.check.rules import ERROR, RULES, SEVERITIES
 
 MOST_LISTED = 20
@@ -141,4 +141,4 @@ class CheckReport:
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
-        return to_json(self.as_dict())
+        return reports.to_json(self.as_dict())

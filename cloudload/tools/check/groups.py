@@ -26,11 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.data.mds.index import ShardInfo
-from cloudload.data.mds.shard import ID_KEY, Shard
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.urls import is_local
-from cloudload.system.threads import DaemonThreadPool, run_in_order
+from cloudload.data import ID_KEY, Retry, Shard, shard_entries, urls
+from cloudload.system import DaemonThreadPool, run_in_order
 from cloudload.tools.check.document_rules import (
     EMPTY_TEXT,
     REPEATED_ID,
@@ -81,7 +78,7 @@ def check_shards(
     url: str,
     text_key: str | None,
     retry: Retry,
-    shards: Sequence[ShardInfo],
+    shards: Sequence[shard_entries.ShardInfo],
     *,
     rules: DocumentRules,
     duplicates: DuplicateFinder,
@@ -100,7 +97,9 @@ def check_shards(
     is_alone = executor is None and min(processes, len(groups)) <= 1
     if is_alone and groups:
         groups = [tuple(shards)]
-    place = os.path.abspath(url) if is_local(url) else url  # other processes may use another cwd
+    place = (
+        os.path.abspath(url) if urls.is_local(url) else url
+    )  # other processes may use another cwd
     work = CheckWork(place, text_key, retry, _THREADS_ALONE if is_alone else _THREADS, rules)
     firsts = list(accumulate(map(len, groups), initial=0))
     with (
@@ -122,7 +121,7 @@ def _take_hashes(
 
 
 def check_group(
-    work: CheckWork, shards: Sequence[ShardInfo], on_bytes: Callable[[int], object]
+    work: CheckWork, shards: Sequence[shard_entries.ShardInfo], on_bytes: Callable[[int], object]
 ) -> CheckedGroup:
     """Check shards in threads. `on_bytes` receives the number of stored bytes read."""
     findings, hashes = Findings(), list[Mapping[str, bytes]]()
@@ -139,7 +138,9 @@ def check_group(
     return CheckedGroup(findings, hashes)
 
 
-def _check_shard(work: CheckWork, documents: DocumentCheck, info: ShardInfo) -> ShardResult:
+def _check_shard(
+    work: CheckWork, documents: DocumentCheck, info: shard_entries.ShardInfo
+) -> ShardResult:
     """Check the bytes of a shard, and then its documents."""
     looked: list[tuple[Findings, Mapping[str, bytes]]] = []
     found = Findings()
@@ -157,13 +158,15 @@ def _check_shard(work: CheckWork, documents: DocumentCheck, info: ShardInfo) -> 
     return ShardResult(found, looked[0][1] if looked else {})
 
 
-def group_shards(shards: Sequence[ShardInfo], group_bytes: int) -> list[tuple[ShardInfo, ...]]:
+def group_shards(
+    shards: Sequence[shard_entries.ShardInfo], group_bytes: int
+) -> list[tuple[shard_entries.ShardInfo, ...]]:
     """Divide shards into groups of consecutive shards.
 
     Each group but the last has at least `group_bytes` raw bytes.
     """
-    groups: list[tuple[ShardInfo, ...]] = []
-    group: list[ShardInfo] = []
+    groups: list[tuple[shard_entries.ShardInfo, ...]] = []
+    group: list[shard_entries.ShardInfo] = []
     filled = 0
     for shard in shards:
         group.append(shard)

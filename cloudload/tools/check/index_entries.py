@@ -20,22 +20,7 @@ from typing import Any
 
 import xxhash
 
-from cloudload.data.mds.document_columns import holds_tokens, is_token_array
-from cloudload.data.mds.hashes import fastest_hash
-from cloudload.data.mds.index import (
-    COMPRESSIONS,
-    FAULTS,
-    FIXED_FORMATS,
-    MOST_SHARD_BYTES,
-    Column,
-    ShardInfo,
-    check_extent,
-    check_names,
-    check_version,
-    explain_fault,
-    fault_of_name,
-    parse_shard,
-)
+from cloudload.data import document_columns, hashes, shard_entries
 from cloudload.tools.check.findings import Finding, Findings, find
 from cloudload.tools.check.rules import BOTH, CLOUDLOAD
 from cloudload.tools.check.shard_contents import check_codecs
@@ -47,7 +32,7 @@ _REFUSED = object()
 
 def check_index(
     data: bytes, text_key: str | None, tokens_key: str | None, findings: Findings
-) -> tuple[list[ShardInfo], bool]:
+) -> tuple[list[shard_entries.ShardInfo], bool]:
     """Check the bytes of an index, and add the problems to `findings`.
 
     If `text_key` is None, the documents are token IDs. Returns the shards that cloudload accepts,
@@ -65,16 +50,16 @@ def check_index(
         return info or _REFUSED
 
     try:
-        check_extent(data)
+        shard_entries.check_extent(data)
         index = json.loads(data, object_hook=parse)
-        check_version(index)
+        shard_entries.check_version(index)
         entries = index["shards"]
-        shards = [entry for entry in entries if isinstance(entry, ShardInfo)]
+        shards = [entry for entry in entries if isinstance(entry, shard_entries.ShardInfo)]
         num_refused = sum(entry is _REFUSED for entry in entries)
         if not isinstance(entries, list) or len(shards) + num_refused < len(entries):
             raise ValueError("'shards' is not a list of entries with raw_data")
-    except FAULTS as error:
-        findings.add([find("index-invalid", "index.json", explain_fault(error))])
+    except shard_entries.FAULTS as error:
+        findings.add([find("index-invalid", "index.json", shard_entries.explain_fault(error))])
         return [], False
     if not num_refused:
         findings.add(_check_samples(shards))
@@ -94,7 +79,9 @@ def _name_of(entry: Mapping[str, Any], number: int) -> str:
 # ---------------------------------------------------------------- an entry
 
 
-def _check_entry(entry: dict[str, Any], where: str) -> tuple[list[Finding], ShardInfo | None]:
+def _check_entry(
+    entry: dict[str, Any], where: str
+) -> tuple[list[Finding], shard_entries.ShardInfo | None]:
     if entry.get("format") in OTHER_FORMATS:
         what = f"has the format {entry['format']!r}, but cloudload reads MDS"
         return [find("format", where, what)], None
@@ -104,13 +91,16 @@ def _check_entry(entry: dict[str, Any], where: str) -> tuple[list[Finding], Shar
     if any(finding.kind == "compression-unknown" for finding in found) or refusals:
         return found, None
     try:
-        return found, parse_shard(entry)
-    except FAULTS as error:
+        return found, shard_entries.parse_shard(entry)
+    except shard_entries.FAULTS as error:
         files = [entry[field] for field in _FILES if isinstance(entry.get(field), dict)]
         sizes = [entry.get("samples"), *(file.get("bytes") for file in files)]
         is_known = entry.get("format") == "mds" and all(isinstance(size, int) for size in sizes)
         readers = (CLOUDLOAD,) if is_known else BOTH
-        return [*found, find("entry-invalid", where, explain_fault(error), readers=readers)], None
+        return [
+            *found,
+            find("entry-invalid", where, shard_entries.explain_fault(error), readers=readers),
+        ], None
 
 
 def _check_fields(entry: dict[str, Any], where: str) -> Iterator[Finding]:
@@ -135,8 +125,8 @@ def _compare_fields(found: dict[str, Any], expected: frozenset[str], prefix: str
 def _check_compression(entry: dict[str, Any], where: str) -> Iterator[Finding]:
     value, is_compressed = entry.get("compression"), bool(entry.get("zip_data"))
     family = value.partition(":")[0] if isinstance(value, str) else None
-    if is_compressed and family not in COMPRESSIONS:
-        names = ", ".join(COMPRESSIONS)
+    if is_compressed and family not in shard_entries.COMPRESSIONS:
+        names = ", ".join(shard_entries.COMPRESSIONS)
         what = f"has compressed data, but its compression is {value!r:.100}. Known names: {names}"
         yield find("compression-unknown", where, what)
     elif is_compressed and value not in STREAMING_COMPRESSIONS:
@@ -153,14 +143,14 @@ def _check_files(entry: dict[str, Any], where: str) -> Iterator[Finding]:
     """Report file names and sizes that cloudload refuses."""
     for file in (entry[field] for field in _FILES if isinstance(entry.get(field), dict)):
         name, size = file.get("basename"), file.get("bytes")
-        if isinstance(name, str) and (fault := fault_of_name(name)):
+        if isinstance(name, str) and (fault := shard_entries.fault_of_name(name)):
             normal = posixpath.normpath(name)
             if normal.startswith("/") or normal.split("/")[0] == "..":
                 what = f"the file name {name[:100]!r} points outside the dataset's folder"
                 yield find("name-escapes", where, f"{what}. Streaming would write to that path")
             else:
                 yield find("name-refused", where, f"the file name {name[:100]!r} {fault}")
-        if isinstance(size, int) and size > MOST_SHARD_BYTES:
+        if isinstance(size, int) and size > shard_entries.MOST_SHARD_BYTES:
             what = f"has {size:,} bytes. The offsets in a shard have 32 bits, so 4 GiB is the limit"
             yield find("too-large", where, what)
 
@@ -168,7 +158,7 @@ def _check_files(entry: dict[str, Any], where: str) -> Iterator[Finding]:
 # ---------------------------------------------------------------- all shards
 
 
-def _check_samples(shards: list[ShardInfo]) -> Iterator[Finding]:
+def _check_samples(shards: list[shard_entries.ShardInfo]) -> Iterator[Finding]:
     samples = sum(shard.samples for shard in shards)
     if not samples:
         yield find("empty", "", f"the dataset has {len(shards):,} shards, but no samples")
@@ -180,23 +170,23 @@ def _check_samples(shards: list[ShardInfo]) -> Iterator[Finding]:
         yield find("few-samples", "", what)
 
 
-def _check_shard_names(shards: list[ShardInfo]) -> Iterator[Finding]:
+def _check_shard_names(shards: list[shard_entries.ShardInfo]) -> Iterator[Finding]:
     names = Counter(file.name for shard in shards for file in (shard.raw, shard.zipped) if file)
     repeated = [name for name, count in names.items() if count > 1]
     for name in repeated:
         yield find("name-repeated", name, f"{names[name]:,} files of the index have this name")
     if not repeated:
         try:
-            check_names(list(names))
+            shard_entries.check_names(list(names))
         except ValueError as error:
             yield find("name-clash", "", str(error))
 
 
-def _check_hashes(shards: list[ShardInfo]) -> Iterator[Finding]:
+def _check_hashes(shards: list[shard_entries.ShardInfo]) -> Iterator[Finding]:
     counts: Counter[str] = Counter()
     for shard in shards:
         counts.update(shard.stored.hashes.keys())
-        if fastest_hash(shard.stored.hashes) is None:
+        if hashes.fastest_hash(shard.stored.hashes) is None:
             what = (
                 "has no hash that can be checked. cloudload checks only sizes and offsets. "
                 "Streaming's validate_hash fails for this shard"
@@ -211,9 +201,9 @@ def _check_hashes(shards: list[ShardInfo]) -> Iterator[Finding]:
 
 
 def _check_columns(
-    shards: list[ShardInfo], text_key: str | None, tokens_key: str | None
+    shards: list[shard_entries.ShardInfo], text_key: str | None, tokens_key: str | None
 ) -> Iterator[Finding]:
-    first: dict[tuple[Column, ...], str] = {}
+    first: dict[tuple[shard_entries.Column, ...], str] = {}
     for shard in shards:
         first.setdefault(shard.columns, shard.raw.name)
     seen: set[tuple[str, str]] = set()
@@ -229,13 +219,15 @@ def _check_columns(
         elif text_key is not None:
             yield from _check_text(found, text_key, where)
         for name, encoding in found.items() - seen:
-            is_read = name == tokens_key and holds_tokens(encoding)
+            is_read = name == tokens_key and document_columns.holds_tokens(encoding)
             yield from _check_encoding(name, encoding, where, is_read=is_read)
         seen |= found.items()
 
 
 def _check_text(found: Mapping[str, str], text_key: str, where: str) -> Iterator[Finding]:
-    is_pretokenized = text_key not in found and any(map(is_token_array, found.values()))
+    is_pretokenized = text_key not in found and any(
+        map(document_columns.is_token_array, found.values())
+    )
     if found.get(text_key) not in ("str", "bytes") and not is_pretokenized:
         has = f"{found[text_key]}, not text, in" if text_key in found else "no"
         texts = _list(name for name in found if found[name] in ("str", "bytes")) or "none"
@@ -245,9 +237,11 @@ def _check_text(found: Mapping[str, str], text_key: str, where: str) -> Iterator
 
 
 def _check_tokens(found: Mapping[str, str], tokens_key: str, where: str) -> Iterator[Finding]:
-    if tokens_key not in found or not holds_tokens(found[tokens_key]):
+    if tokens_key not in found or not document_columns.holds_tokens(found[tokens_key]):
         has = f"{found[tokens_key][:100]}, not token IDs, in" if tokens_key in found else "no"
-        could = _list(name for name in found if holds_tokens(found[name])) or "none"
+        could = (
+            _list(name for name in found if document_columns.holds_tokens(found[name])) or "none"
+        )
         what = f"has {has} column {tokens_key!r}. Columns that could contain token IDs: {could}"
         yield find("text-column", where, what, advice="Pass the name of the column: tokens_key=")
 
@@ -263,7 +257,7 @@ def _check_encoding(name: str, encoding: str, where: str, *, is_read: bool) -> I
     elif not knows_encoding(encoding):
         what = f"{column}, which Streaming does not support. Streaming decodes all columns"
         yield find("encoding-unknown", where, what)
-    elif not is_read and encoding not in ("str", "bytes", "json", *FIXED_FORMATS):
+    elif not is_read and encoding not in ("str", "bytes", "json", *shard_entries.FIXED_FORMATS):
         yield find("encoding-unread", where, f"{column}, which cloudload does not decode")
 
 

@@ -18,15 +18,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.data.mds.codecs import check_codec, decompress
-from cloudload.data.mds.hashes import SAMPLES_HASH, fastest_hash, new_hash
-from cloudload.data.mds.index import Column, FileInfo, ShardInfo
-from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import download_object
-from cloudload.data.storage.urls import is_local, join_url, local_path
+from cloudload.data import REPAIR_ADVICE, Retry, Shard, codecs, hashes, objects, shard_entries, urls
 from cloudload.errors import DatasetError, StoreError
-from cloudload.system.temp_files import explained_full_disk
+from cloudload.system import temp_files
 from cloudload.tools.check.findings import Finding, find
 from cloudload.tools.check.rules import BOTH, CLOUDLOAD, STREAMING
 from cloudload.tools.check.stored_objects import size_finding
@@ -43,7 +37,7 @@ _DECODERS: dict[str, Callable[[str], Any]] = {
 
 def check_shard(
     url: str,
-    info: ShardInfo,
+    info: shard_entries.ShardInfo,
     text_key: str | None,
     retry: Retry,
     look: Callable[[Shard], object] | None = None,
@@ -58,10 +52,13 @@ def check_shard(
     if found := check_codecs([info.compression], info.stored.name):
         return found
     try:
-        if is_local(url) and info.zipped is None:
-            path = local_path(join_url(url, info.raw.name))
+        if urls.is_local(url) and info.zipped is None:
+            path = urls.local_path(urls.join_url(url, info.raw.name))
             return list(_check_in_place(path, info, text_key, look))
-        with explained_full_disk(), tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file:
+        with (
+            temp_files.explained_full_disk(),
+            tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file,
+        ):
             found = list(_fetch(url, info, file, retry))  # type: ignore[arg-type]
             if not any(finding.kind in ("size", "decompress") for finding in found):
                 file.flush()
@@ -72,14 +69,16 @@ def check_shard(
         return [find(kind, info.stored.name, str(error))]
 
 
-def name_samples(url: str, info: ShardInfo, retry: Retry, samples: Sequence[int]) -> list[str]:
+def name_samples(
+    url: str, info: shard_entries.ShardInfo, retry: Retry, samples: Sequence[int]
+) -> list[str]:
     """Describe each of `samples` by its index, and by its ID if the shard can be read again."""
     try:
-        if is_local(url) and info.zipped is None:
-            shard = Shard(local_path(join_url(url, info.raw.name)), info)
+        if urls.is_local(url) and info.zipped is None:
+            shard = Shard(urls.local_path(urls.join_url(url, info.raw.name)), info)
         else:
             with (
-                explained_full_disk(),
+                temp_files.explained_full_disk(),
                 tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file,
             ):
                 list(_fetch(url, info, file, retry))  # type: ignore[arg-type]
@@ -100,7 +99,7 @@ def check_codecs(compressions: Iterable[str | None], where: str = "") -> list[Fi
     findings = []
     for compression in sorted(filter(None, set(compressions))):
         try:
-            check_codec(compression)
+            codecs.check_codec(compression)
         except DatasetError as error:
             what, _, advice = str(error).rpartition(". ")
             findings.append(find("codec-missing", where, what, advice=advice))
@@ -108,7 +107,10 @@ def check_codecs(compressions: Iterable[str | None], where: str = "") -> list[Fi
 
 
 def _check_in_place(
-    path: Path, info: ShardInfo, text_key: str | None, look: Callable[[Shard], object] | None
+    path: Path,
+    info: shard_entries.ShardInfo,
+    text_key: str | None,
+    look: Callable[[Shard], object] | None,
 ) -> Iterator[Finding]:
     if not path.is_file():
         yield find("shard-missing", info.raw.name, f"{path} is not a file")
@@ -124,18 +126,20 @@ def _check_in_place(
         yield from _check_raw(path, info, text_key, look)
 
 
-def _fetch(url: str, info: ShardInfo, file: BinaryIO, retry: Retry) -> Iterator[Finding]:
+def _fetch(
+    url: str, info: shard_entries.ShardInfo, file: BinaryIO, retry: Retry
+) -> Iterator[Finding]:
     """Write the raw shard to `file`, and yield findings about the stored and the raw bytes."""
-    stored_url = join_url(url, info.stored.name)
+    stored_url = urls.join_url(url, info.stored.name)
     if info.zipped is None or info.compression is None:
-        download_object(stored_url, file, retry, info.raw.bytes)
+        objects.download_object(stored_url, file, retry, info.raw.bytes)
         yield from _check_file(file, info.raw)
         return
     zipped = io.BytesIO()
-    download_object(stored_url, zipped, retry, info.zipped.bytes)
+    objects.download_object(stored_url, zipped, retry, info.zipped.bytes)
     yield from _check_file(zipped, info.zipped, info.compression)
     try:
-        raw = decompress(info.compression, zipped.getvalue(), info.raw.bytes)
+        raw = codecs.decompress(info.compression, zipped.getvalue(), info.raw.bytes)
     except Exception as error:
         yield find("decompress", info.zipped.name, f"cannot be decompressed: {error}")
         return
@@ -149,15 +153,15 @@ def _fetch(url: str, info: ShardInfo, file: BinaryIO, retry: Retry) -> Iterator[
 
 
 def _check_file(
-    file: BinaryIO, expected: FileInfo, compression: str | None = None
+    file: BinaryIO, expected: shard_entries.FileInfo, compression: str | None = None
 ) -> Iterator[Finding]:
     """Compare a file with the index: its size, and each hash that Python can compute."""
     size = file.seek(0, os.SEEK_END)
     if size != expected.bytes:
         yield size_finding(expected, size, compression)
         return
-    known = [name for name in expected.hashes if fastest_hash({name: ""})]
-    running = {name: new_hash(name) for name in known}
+    known = [name for name in expected.hashes if hashes.fastest_hash({name: ""})]
+    running = {name: hashes.new_hash(name) for name in known}
     file.seek(0)
     while running and (chunk := file.read(_CHUNK_BYTES)):
         for each in running.values():
@@ -169,7 +173,10 @@ def _check_file(
 
 
 def _check_raw(
-    path: Path, info: ShardInfo, text_key: str | None, look: Callable[[Shard], object] | None
+    path: Path,
+    info: shard_entries.ShardInfo,
+    text_key: str | None,
+    look: Callable[[Shard], object] | None,
 ) -> Iterator[Finding]:
     """Check the header, offsets, and values of a raw shard that has the right size."""
     with path.open("rb") as file:
@@ -190,7 +197,7 @@ def _check_raw(
         yield find("sample-layout", info.raw.name, layout_fault)
         return
     if info.samples_hash not in (None, found := shard.samples_hash):
-        what = f"has {SAMPLES_HASH} {found}, but the index says {info.samples_hash}"
+        what = f"has {hashes.SAMPLES_HASH} {found}, but the index says {info.samples_hash}"
         yield find("hash-mismatch", info.raw.name, what, readers=(CLOUDLOAD,))
     for number, column in enumerate(info.columns):
         is_bytes_text = column.name == text_key and column.encoding == "bytes"
@@ -211,7 +218,7 @@ def _layout_fault(shard: Shard) -> str | None:
 
 
 def _check_column(
-    shard: Shard, number: int, column: Column, text_key: str | None
+    shard: Shard, number: int, column: shard_entries.Column, text_key: str | None
 ) -> Iterator[Finding]:
     """Yield a finding for the first value of a column that cannot be decoded."""
     decode = _DECODERS.get(column.encoding)

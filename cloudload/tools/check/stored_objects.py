@@ -11,22 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cloudload.data.mds.dataset import Corpus, Dataset
-from cloudload.data.mds.index import INDEX_NAME, FileInfo, ShardInfo
-from cloudload.data.mds.own_objects import (
-    JOURNAL,
-    LENGTHS,
-    LENGTHS_PLACE,
-    REPORT_NAME,
-    SHARD,
-    TEMPORARY,
-)
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import list_objects, read_object
-from cloudload.data.storage.urls import is_local, join_url, name_below, plain_location, scheme_of
+from cloudload.data import Corpus, Dataset, Retry, objects, own_objects, shard_entries, urls
 from cloudload.errors import DatasetError, StoreError
-from cloudload.run.lengths.files import CountedDataset, verify_lengths
-from cloudload.run.lengths.lengths_index import LengthsIndex, LengthsKey, index_name
+from cloudload.run import length_files, lengths_index
 from cloudload.tools.check.findings import Finding, find
 from cloudload.tools.check.rules import BOTH, CLOUDLOAD
 
@@ -39,12 +26,15 @@ def list_folder(url: str, retry: Retry) -> dict[str, int]:
 
     Raises `StoreError` if the store cannot list the folder.
     """
-    folder = plain_location(url)
-    return {name_below(item.url, folder): item.bytes for item in list_objects(folder, retry)}
+    folder = urls.plain_location(url)
+    return {
+        urls.name_below(item.url, folder): item.bytes
+        for item in objects.list_objects(folder, retry)
+    }
 
 
 def check_objects(
-    url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
+    url: str, shards: Sequence[shard_entries.ShardInfo], found: Mapping[str, int]
 ) -> Iterator[Finding]:
     """Yield findings about the files that the index names.
 
@@ -59,11 +49,11 @@ def check_objects(
             )
         elif size != stored.bytes:
             yield size_finding(stored, size, shard.compression)
-        if shard.zipped is not None and raw is not None and is_local(url):
+        if shard.zipped is not None and raw is not None and urls.is_local(url):
             yield _describe_raw(shard.raw.name, stored.name, is_alone=size is None)
 
 
-def size_finding(file: FileInfo, size: int, compression: str | None) -> Finding:
+def size_finding(file: shard_entries.FileInfo, size: int, compression: str | None) -> Finding:
     """Create a finding for a file whose size differs from the index.
 
     `compression` is the file's compression, or None. Streaming reads a raw or bz2 file that is too
@@ -84,7 +74,7 @@ def _describe_raw(raw: str, zipped: str, *, is_alone: bool) -> Finding:
 
 
 def check_others(
-    url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
+    url: str, shards: Sequence[shard_entries.ShardInfo], found: Mapping[str, int]
 ) -> Iterator[Finding]:
     """Yield findings about objects that no reader needs. Takes the arguments of `check_objects`.
 
@@ -92,20 +82,24 @@ def check_others(
     """
     named = {shard.stored.name for shard in shards}
     raw = {shard.raw.name for shard in shards} - named
-    if is_local(url):
+    if urls.is_local(url):
         named |= raw  # `check_objects` reports raw files of local datasets
     others = {name: size for name, size in found.items() if name not in named}
     # a folder that has its own index is another dataset, such as a split
-    datasets = {name[: -len(INDEX_NAME)] for name in others if name.endswith(f"/{INDEX_NAME}")}
+    datasets = {
+        name[: -len(shard_entries.INDEX_NAME)]
+        for name in others
+        if name.endswith(f"/{shard_entries.INDEX_NAME}")
+    }
     rest = {
         name: size
         for name, size in others.items()
-        if name not in (INDEX_NAME, REPORT_NAME)
-        and not LENGTHS.fullmatch(name)
+        if name not in (shard_entries.INDEX_NAME, own_objects.REPORT_NAME)
+        and not own_objects.LENGTHS.fullmatch(name)
         and not any(folder in datasets for folder in _folders_of(name))
     }
-    if any(map(JOURNAL.fullmatch, rest)):
-        patterns = (JOURNAL, SHARD, TEMPORARY)
+    if any(map(own_objects.JOURNAL.fullmatch, rest)):
+        patterns = (own_objects.JOURNAL, own_objects.SHARD, own_objects.TEMPORARY)
         begun = {name for name in rest if any(each.fullmatch(name) for each in patterns)}
         yield find("unfinished", "", sum_up({name: rest.pop(name) for name in begun}))
     if unlisted := {name: rest[name] for name in rest.keys() - raw if ".mds" in name}:
@@ -120,22 +114,22 @@ def _folders_of(name: str) -> Iterator[str]:
     return ("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))
 
 
-def sum_up(objects: Mapping[str, int]) -> str:
+def sum_up(stored: Mapping[str, int]) -> str:
     """Describe objects, given by name and size in bytes: `2 objects (15 bytes: a, b)`."""
-    names = sorted(objects)
+    names = sorted(stored)
     shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
     noun = "object" if len(names) == 1 else "objects"
-    return f"{len(names):,} {noun} ({sum(objects.values()):,} bytes: {shown})"
+    return f"{len(names):,} {noun} ({sum(stored.values()):,} bytes: {shown})"
 
 
-def check_url(url: str, shards: Sequence[ShardInfo]) -> Iterator[Finding]:
+def check_url(url: str, shards: Sequence[shard_entries.ShardInfo]) -> Iterator[Finding]:
     """Yield findings about locations that Streaming's downloaders cannot reach."""
     if url.startswith("file:"):
         advice = "Pass the path without file:// to Streaming"
         yield find("url", "", "Streaming does not read file:// URLs", advice=advice)
-    if is_local(url):
+    if urls.is_local(url):
         return
-    what = f"Streaming truncates {scheme_of(url)}:// URLs at the first of {_CUT_FROM_URLS}"
+    what = f"Streaming truncates {urls.scheme_of(url)}:// URLs at the first of {_CUT_FROM_URLS}"
     if any(sign in url for sign in _CUT_FROM_URLS):
         yield find("url", "", what)
     for shard in shards:
@@ -159,17 +153,19 @@ class LengthsCheck:
 
     def run(self) -> Iterator[Finding]:
         """Yield the findings, and fill `complete`."""
-        rest = {name: size for name, size in self.sizes.items() if LENGTHS.fullmatch(name)}
+        rest = {
+            name: size for name, size in self.sizes.items() if own_objects.LENGTHS.fullmatch(name)
+        }
         if not rest:
             return
-        current = index_name(Corpus((self.dataset,)).fingerprint(range(1)))
+        current = lengths_index.index_name(Corpus((self.dataset,)).fingerprint(range(1)))
         for name in [name for name in rest if name.endswith(f"/{current}")]:
             del rest[name]
             try:
                 counted = self._open(name)
                 names = self._list_groups(counted)
                 if self.reads_groups:
-                    verify_lengths(counted, self.retry)
+                    length_files.verify_lengths(counted, self.retry)
             except (ValueError, DatasetError, StoreError) as error:
                 yield find("lengths-damaged", name, str(error))
                 folder = name.removesuffix(current)
@@ -181,20 +177,22 @@ class LengthsCheck:
             what = f"{sum_up(rest)} have token lengths of other data, or of an unfinished count"
             yield find("lengths-old", "", what)
 
-    def _open(self, name: str) -> CountedDataset:
-        url, digest = join_url(self.dataset.url, name), name.split("/")[1]
-        index = LengthsIndex.decode(read_object(url, self.retry))
+    def _open(self, name: str) -> length_files.CountedDataset:
+        url, digest = urls.join_url(self.dataset.url, name), name.split("/")[1]
+        index = lengths_index.LengthsIndex.decode(objects.read_object(url, self.retry))
         try:
-            key = LengthsKey(**index.key)
+            key = lengths_index.LengthsKey(**index.key)
         except TypeError as error:
             raise ValueError(f"the file is not an index of token lengths ({error})") from None
-        if (key.digest, index_name(index.data)) != (digest, name.split("/")[2]):
+        if (key.digest, lengths_index.index_name(index.data)) != (digest, name.split("/")[2]):
             raise ValueError("the file belongs to different data or a different tokenizer")
-        return CountedDataset(self.dataset, key, join_url(self.dataset.url, LENGTHS_PLACE), index)
+        return length_files.CountedDataset(
+            self.dataset, key, urls.join_url(self.dataset.url, own_objects.LENGTHS_PLACE), index
+        )
 
-    def _list_groups(self, counted: CountedDataset) -> set[str]:
+    def _list_groups(self, counted: length_files.CountedDataset) -> set[str]:
         """The names of the groups' objects. Raises `ValueError` if one does not have its size."""
-        folder = f"{LENGTHS_PLACE}/{counted.key.digest}/"
+        folder = f"{own_objects.LENGTHS_PLACE}/{counted.key.digest}/"
         for group in counted.index.groups:
             size = self.sizes.get(folder + group.name)
             if size != group.bytes:

@@ -33,7 +33,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from cloudload._version import __version__
-from cloudload.data.storage.redaction import explain
+from cloudload.data import explain
 from cloudload.errors import CloudloadError
 from cloudload.tools.cli.blame_command import add_blame
 from cloudload.tools.cli.check_command import add_check

@@ -14,7 +14,7 @@ from cloudload.tools.cli.output import escape, print_json, print_text, wrap
 from cloudload.tools.cli.trace_commands import add_data_options, parse_steps, without_start_log
 
 if TYPE_CHECKING:
-    from cloudload.loading.workers.trace import TracedSpan
+    from cloudload.loading import TracedSpan
     from cloudload.tools.cli.command import Commands
     from cloudload.tools.losses import Blame, DocumentLoss, Losses, SourceLoss
 
@@ -137,7 +137,7 @@ def _name_steps(each: DocumentLoss) -> str:
 
 
 def _describe(found: Blame, traced: Sequence[TracedSpan | None], threshold: float) -> Iterator[str]:
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     yield (
         f"steps {found.steps.start:,} to {found.steps.stop - 1:,}: "

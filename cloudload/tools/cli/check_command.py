@@ -20,7 +20,7 @@ from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
-    from cloudload.config.stream import Stream
+    from cloudload.config import Stream
     from cloudload.tools.check.findings import CheckReport, Finding
     from cloudload.tools.cli.command import Commands
     from cloudload.tools.provenance import GoldenReport
@@ -142,7 +142,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _refuse_golden(options: argparse.Namespace) -> None:
-    from cloudload.data.storage.redaction import redact
+    from cloudload.data import redact
 
     flag = "--golden" if options.golden else "--write-golden"
     options.parser.error(
@@ -185,7 +185,7 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 def _read_streams(data: Any, split: str | None) -> list[Stream]:
     """Return the streams of a run. `split` applies to streams that do not name a split."""
-    from cloudload.config.options import as_streams
+    from cloudload.config import as_streams
 
     return [replace(each, split=each.split or split) for each in as_streams(data)]
 
@@ -194,8 +194,8 @@ def _check_datasets(
     run: Mapping[str, Any], given: Mapping[str, Any], options: argparse.Namespace
 ) -> Iterator[CheckReport]:
     """Check the dataset of each stream of a run."""
-    from cloudload.config.options import read_rows
-    from cloudload.run.recipe import frame_of
+    from cloudload.config import read_rows
+    from cloudload.run import frame_of
 
     rows = read_rows({"seq_len": 1, **run})  # `seq_len` is required, but no check uses it
     of_run = {"tokenizer": run.get("tokenizer"), "text_key": rows.text_key}

@@ -21,8 +21,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cloudload.data.storage.redaction import redact
-from cloudload.system.option_help import names_of_ours
+from cloudload.data import redact
+from cloudload.system import option_help
 from cloudload.tools.cli.output import escape
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class CommandParser(argparse.ArgumentParser):
         """Return our option for a name from another tool, or the known word closest to `word`."""
         known = self._list_words()
         name = word.lstrip("-").replace("-", "_")
-        same = [f"--{ours.replace('_', '-')}" for ours in names_of_ours(name)]
+        same = [f"--{ours.replace('_', '-')}" for ours in option_help.names_of_ours(name)]
         found = [option for option in same if option in known and word.startswith("-")]
         return next(iter([*found, *get_close_matches(word.lower(), known, n=1)]), None)
 
@@ -159,12 +159,10 @@ def check_output_path(flag: str, path: Path | None, options: argparse.Namespace)
 
 def _is_part(path: Path, given: str) -> bool:
     """Whether a file is the file `given`, or an index or a shard of the dataset `given`."""
-    from cloudload.data.mds.own_objects import is_of_dataset
-    from cloudload.data.storage.locations import name_inside
-    from cloudload.data.storage.urls import path_url
+    from cloudload.data import locations, own_objects, urls
 
-    name = name_inside(path_url(path), given) if given else None
-    return name is not None and (not name or is_of_dataset(name))
+    name = locations.name_inside(urls.path_url(path), given) if given else None
+    return name is not None and (not name or own_objects.is_of_dataset(name))
 
 
 def add_engine_options(add: Callable[..., object], units: str) -> None:

@@ -128,10 +128,10 @@ def _add_input_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _bytes(text: str) -> int:
-    from cloudload.config.checks import parse_bytes
+    from cloudload.config import checks
 
     try:
-        return parse_bytes(text)
+        return checks.parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -184,7 +184,7 @@ def _check_apart(options: argparse.Namespace) -> None:
 
 
 def _print_outline(options: argparse.Namespace) -> int:
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
     from cloudload.tools.convert.dry_run import outline_conversion
 
     names = ("format", "split", "segment_bytes")
@@ -220,7 +220,7 @@ def _import_transform(name: str | None) -> Any:
 
 
 def _summary(report: ConvertReport) -> str:
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     speed = ""
     if report.seconds and not report.resumed_shards:
@@ -260,7 +260,7 @@ def _summary(report: ConvertReport) -> str:
 
 def _list_skipped(report: ConvertReport) -> list[str]:
     """Return a line with the number of files that were not appended again, if there are any."""
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     number = report.skipped_files
     return [f"  skipped    {counted(number, 'file')}, in the dataset already"] if number else []
@@ -282,7 +282,7 @@ def _list_splits(report: ConvertReport) -> list[str]:
 
 def _list_causes(report: ConvertReport) -> list[str]:
     """Return a line for each cause of bad records, and one for replaced characters, if any."""
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     causes = [f"{escape(cause)} ({number:,})" for cause, number in report.causes.items()]
     if more := causes[_MOST_CAUSES:]:
@@ -296,7 +296,7 @@ def _list_causes(report: ConvertReport) -> list[str]:
 
 def _list_worst(report: ConvertReport) -> list[str]:
     """Return a line with the files that have the most bad records, if any records are bad."""
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     worst = [f"{number:,} in {name}" for name, number in report.bad_files.items()]
     if more := worst[_MOST_BAD_FILES:]:

@@ -178,7 +178,7 @@ def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
 
 def summarize(report: CountReport) -> str:
     """Format a report as text for the terminal."""
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     left_out = [
         f"{number:,} {what}"
@@ -224,7 +224,7 @@ def _describe_values(column: str, values: Sequence[ValueCount]) -> list[str]:
 
 def describe_estimate(found: CountEstimate) -> str:
     """Format an estimate as text for the terminal."""
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     error = "unknown error" if math.isnan(found.error) else f"± {found.error:.2%}, 95% confidence"
     filtered = f", {found.filtered:.1%} filtered out" if found.filtered else ""

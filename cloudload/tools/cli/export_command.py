@@ -81,7 +81,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _summary(report: ExportReport) -> str:
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     lines = [
         f"{report.out} is complete",

@@ -15,7 +15,7 @@ from cloudload.tools.cli.output import print_json, print_text
 from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
-    from cloudload.loading.loader import CloudLoader
+    from cloudload.loading import CloudLoader
     from cloudload.tools.cli.command import Commands
 
 _EXAMPLE = """\
@@ -77,8 +77,8 @@ def add_fetch(commands: Commands) -> None:
 
 @without_start_log()
 def _fetch(options: argparse.Namespace) -> int:
-    from cloudload.config.checks import parse_bytes
-    from cloudload.loading.delivery.description import counted
+    from cloudload.config import checks
+    from cloudload.loading import counted
     from cloudload.tools.warm import warm_cache
 
     if len(options.states) > 1:
@@ -97,8 +97,8 @@ def _fetch(options: argparse.Namespace) -> int:
             node=options.node,
             ranks_per_node=options.ranks_per_node,
             shards=options.shards,
-            max_bytes=None if options.bytes is None else parse_bytes(options.bytes),
-            cache_limit=None if limit is None else parse_bytes(limit),
+            max_bytes=None if options.bytes is None else checks.parse_bytes(options.bytes),
+            cache_limit=None if limit is None else checks.parse_bytes(limit),
             threads=options.threads,
             progress=not options.quiet,
         )
@@ -133,6 +133,6 @@ def _open_loader(options: argparse.Namespace, arguments: dict[str, Any]) -> Clou
             lengths=options.lengths,
         )
         return run.loader(batch_size=1, local=options.local, **alone)
-    from cloudload.loading.loader import CloudLoader
+    from cloudload.loading import CloudLoader
 
     return CloudLoader(**{"batch_size": 1, **arguments, **alone})

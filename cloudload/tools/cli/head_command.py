@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudload.system.progress_bar import is_terminal
+from cloudload.system import is_terminal
 from cloudload.tools.cli.command import add_command, whole_number
 from cloudload.tools.cli.output import (
     escape,
@@ -65,7 +65,7 @@ def add_head(commands: Commands) -> None:
 
 
 def _head(options: argparse.Namespace) -> int:
-    from cloudload.config.rows import TEXT_KEY
+    from cloudload.config import TEXT_KEY
     from cloudload.tools.inspect import read_samples
 
     is_on_terminal = is_terminal(sys.stdout)
@@ -94,7 +94,7 @@ def _head(options: argparse.Namespace) -> int:
 
 def describe_sample(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
     """Yield the lines that show a sample on a terminal that is `columns` cells wide."""
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     values = dict(sample.values)
     text = values.pop(text_key, None)
@@ -119,7 +119,7 @@ def _describe_text(
     text: str, match: tuple[int, int] | None, columns: int, is_full: bool
 ) -> Iterator[str]:
     """Yield the lines of a text, or of its part around `match` if it is not shown in full."""
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     start = 0 if match is None else max(0, match[0] - _BEFORE_MATCH)
     stop = start + _SHOWN_CHARACTERS
@@ -134,7 +134,7 @@ def _describe_text(
 
 
 def _describe_value(value: Any, is_full: bool) -> str:
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
     from cloudload.tools.inspect import Unread
 
     if isinstance(value, Unread):

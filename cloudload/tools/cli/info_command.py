@@ -61,7 +61,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _describe(info: DatasetInfo) -> Iterator[str]:
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     ratio = f" ({info.stored_bytes / info.raw_bytes:.0%})" if info.raw_bytes else ""
     yield escape(info.dataset)
@@ -89,7 +89,7 @@ def _describe(info: DatasetInfo) -> Iterator[str]:
 
 
 def _describe_column(column: ColumnInfo, width: int, num_shards: int) -> str:
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
 
     text = f"{escape(column.name):<{width}}  {escape(column.encoding)}"
     if column.holds not in (column.encoding, "JSON", "a number"):

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudload.data.storage.redaction import explain
+from cloudload.data import explain
 from cloudload.tools.cli.command import path_argument, whole_number
 
 CHECK = "check"
@@ -55,7 +55,7 @@ def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, A
     """
     arguments: dict[str, Any] = {}
     if options.yaml:
-        from cloudload.run.streaming.training_yaml import config_from_yaml
+        from cloudload.run import config_from_yaml
 
         arguments |= config_from_yaml(options.yaml)
     if options.config:
@@ -106,7 +106,7 @@ def _run_config(path: Path) -> Any:
 def _parse_config(path: Path) -> Any:
     import yaml
 
-    from cloudload.run.streaming.training_yaml import explain_yaml_error
+    from cloudload.run import explain_yaml_error
 
     try:
         return yaml.safe_load(path.read_text("utf-8"))
@@ -117,18 +117,18 @@ def _parse_config(path: Path) -> Any:
 
 
 def _check_names(arguments: Mapping[str, Any], others: tuple[str, ...]) -> None:
-    from cloudload.loading.loader import CloudLoader
-    from cloudload.system.option_help import explain_unknown
+    from cloudload.loading import CloudLoader
+    from cloudload.system import option_help
 
     known = [*inspect.signature(CloudLoader).parameters, *others]
     if unknown := [name for name in arguments if name not in known]:
-        raise ValueError(f"--option: {explain_unknown('CloudLoader', unknown, known)}")
+        raise ValueError(f"--option: {option_help.explain_unknown('CloudLoader', unknown, known)}")
 
 
 def _parse_option(text: str) -> tuple[str, Any]:
     import yaml
 
-    from cloudload.run.streaming.training_yaml import explain_yaml_error
+    from cloudload.run import explain_yaml_error
 
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():

@@ -27,9 +27,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from cloudload.data.storage.redaction import redact
-from cloudload.system.progress_bar import is_terminal
-from cloudload.system.reports import to_json
+from cloudload.data import redact
+from cloudload.system import is_terminal, reports
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-", **dict.fromkeys("▁▂▃▄▅▆▇", "=")}
@@ -70,7 +69,7 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if not is_on_terminal and codecs.lookup(encoding).name != "utf-8":
         _reconfigure(sys.stdout, encoding="utf-8", errors=_REPLACE)
-    text = to_json(value, indent=indent, ensure_ascii=is_on_terminal)
+    text = reports.to_json(value, indent=indent, ensure_ascii=is_on_terminal)
     # a string may contain unpaired surrogates, which UTF-8 cannot encode
     _print(text.encode("utf-8", "backslashreplace").decode())
 

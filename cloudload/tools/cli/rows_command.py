@@ -61,7 +61,7 @@ def add_rows(commands: Commands) -> None:
 
 @without_start_log()
 def _rows(options: argparse.Namespace) -> int:
-    from cloudload.loading.delivery.description import counted
+    from cloudload.loading import counted
     from cloudload.tools.provenance import view_rows
     from cloudload.tools.provenance.row_page import render_rows
 

@@ -90,9 +90,8 @@ def _show(state: Mapping[str, Any], *, as_json: bool) -> int:
 
 def list_lines(found: StateDescription) -> Iterator[str]:
     """Yield the description of a state as lines of text."""
-    from cloudload.loading.delivery.description import counted
-    from cloudload.run.changes import FIELD_MEANINGS
-    from cloudload.run.recipe import FAIR_FIELD
+    from cloudload.loading import counted
+    from cloudload.run import FIELD_MEANINGS, state_fields
     from cloudload.tools.provenance.describe_state import show_field
 
     yield (
@@ -136,7 +135,8 @@ def list_lines(found: StateDescription) -> Iterator[str]:
         note = f"  ({meaning})" if meaning and shown != "none" else ""
         yield f"  {escape(name):<{width}}  {escape(shown)}{note}"
     if found.held["packing"] == "best_fit":
-        yield f"  {FAIR_FIELD:<{width}}  {escape(show_field(FAIR_FIELD, found.fair_start))}"
+        name = state_fields.FAIR_FIELD
+        yield f"  {name:<{width}}  {escape(show_field(name, found.fair_start))}"
     yield "read from"
     yield from (f"  {escape(url)}" for url in found.data)
     yield f"  tokenizer {escape(found.tokenizer or 'none, or an object without a name')}"
@@ -170,7 +170,7 @@ def _diff(before: Mapping[str, Any], after: Mapping[str, Any], *, as_json: bool)
 
 
 def _diff_with_loader(state: Mapping[str, Any], options: argparse.Namespace) -> int:
-    from cloudload.loading.loader import CloudLoader
+    from cloudload.loading import CloudLoader
     from cloudload.tools.provenance import compare_with_loader
 
     arguments = {"batch_size": 1, **read_loader_options(options)}

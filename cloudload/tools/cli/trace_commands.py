@@ -13,7 +13,7 @@ from cloudload.tools.cli.command import add_command, path_argument, whole_number
 from cloudload.tools.cli.output import escape, print_json, print_message, print_text
 
 if TYPE_CHECKING:
-    from cloudload.loading.workers.trace import TracedSpan
+    from cloudload.loading import TracedSpan
     from cloudload.tools.cli.command import Commands
     from cloudload.tools.provenance import Occurrence, Run
 

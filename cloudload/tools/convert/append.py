@@ -16,11 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cloudload.data.mds.index import INDEX_NAME, Column
-from cloudload.data.mds.own_objects import REPORT_NAME
-from cloudload.data.mds.writer import encode_index
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
+from cloudload.data import own_objects, redact, shard_entries, urls, writer
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.conversion_plan import PLAN_NAME, ConversionPlan
 from cloudload.tools.convert.conversion_report import ConvertReport
@@ -63,15 +59,17 @@ def read_appended_report(output: Output) -> dict[str, Any] | None:
 
     If an append is unfinished, it is the report from before that append.
     """
-    plan = read_if_exists(join_url(output.home, PLAN_NAME))
+    plan = read_if_exists(urls.join_url(output.home, PLAN_NAME))
     base = json.loads(plan)["base"] if plan is not None else None
     return dict(base["stored"]) if base else _read_report(output)
 
 
-def stored_columns(stored: Mapping[str, Any]) -> tuple[Column, ...]:
+def stored_columns(stored: Mapping[str, Any]) -> tuple[shard_entries.Column, ...]:
     """Return the columns of the kept fields of a dataset, which appended data must also have."""
     columns = stored["report"]["columns"].items()
-    return tuple(Column.of(name, kind) for name, kind in columns if name not in ("text", "id"))
+    return tuple(
+        shard_entries.Column.of(name, kind) for name, kind in columns if name not in ("text", "id")
+    )
 
 
 def join_base(output: Output, plan: ConversionPlan) -> JoinedSegments:
@@ -125,12 +123,14 @@ def read_report_if_joined(output: Output, plan: ConversionPlan) -> ConvertReport
 
 def _read_report(output: Output) -> dict[str, Any] | None:
     """Return the report of the last split, which is stored after those of all other splits."""
-    data = read_if_exists(join_url(output.dataset(output.splits[-1]), REPORT_NAME))
+    data = read_if_exists(urls.join_url(output.dataset(output.splits[-1]), own_objects.REPORT_NAME))
     return None if data is None else dict(json.loads(data))
 
 
 def _index_urls(output: Output) -> list[str]:
-    return [join_url(output.dataset(split), INDEX_NAME) for split in output.splits]
+    return [
+        urls.join_url(output.dataset(split), shard_entries.INDEX_NAME) for split in output.splits
+    ]
 
 
 def _read_entries(output: Output) -> dict[str, list[dict[str, Any]]]:
@@ -142,7 +142,7 @@ def _read_entries(output: Output) -> dict[str, list[dict[str, Any]]]:
 
 
 def _digest(entries: Mapping[str, list[dict[str, Any]]]) -> str:
-    return hashlib.sha256(b"".join(map(encode_index, entries.values()))).hexdigest()
+    return hashlib.sha256(b"".join(map(writer.encode_index, entries.values()))).hexdigest()
 
 
 def _segment_of(entry: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from cloudload.data.mds.index import Column
+from cloudload.data import shard_entries
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.records import InputBlock, Record, TypedBlock, find_field
@@ -42,7 +42,9 @@ class PeekableBlocks:
         yield from self._blocks
 
 
-def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column, ...]:
+def infer_columns(
+    config: ConvertConfig, blocks: PeekableBlocks
+) -> tuple[shard_entries.Column, ...]:
     """Return the columns of the kept fields.
 
     If the user gave no encoding for a field, and the format has encodings, the column has the same
@@ -64,7 +66,9 @@ def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column
             "the input has a non-null value for it. Check the name in keep (--keep), or add an "
             f"encoding: {name}:json"
         )
-    return tuple(Column.of(name, encoding or "json") for name, encoding in encodings.items())
+    return tuple(
+        shard_entries.Column.of(name, encoding or "json") for name, encoding in encodings.items()
+    )
 
 
 def _first_encodings(

@@ -23,10 +23,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from cloudload.config.checks import as_choice, as_integer, settle_options
-from cloudload.config.choices import CSV_QUOTING, QUOTINGS, STRICT, TEXT_ERRORS
-from cloudload.data.mds.index import Column
-from cloudload.data.mds.writer import DEFAULT_SHARD_BYTES, ShardFormat
+from cloudload.config import checks, choices
+from cloudload.data import shard_entries, writer
 from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, Fields
 
 _HASHES = 1 << 64
@@ -118,7 +116,7 @@ def hash_document(own_id: str | None, text: str, seed: int = 0) -> int:
 _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 
 _JSON_SUFFIX = ":json"
-_ADDED = {"splits": None, "quoting": CSV_QUOTING, "errors": STRICT}
+_ADDED = {"splits": None, "quoting": choices.CSV_QUOTING, "errors": choices.STRICT}
 
 _SEGMENT_FOLDER = re.compile(r"\d{5,}")
 
@@ -150,15 +148,15 @@ class ConvertConfig:
     """`zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
     """Names of hash algorithms. The index contains one hash per shard and algorithm."""
-    shard_bytes: int = DEFAULT_SHARD_BYTES
+    shard_bytes: int = writer.DEFAULT_SHARD_BYTES
     """The maximum raw size, in bytes, of a shard with more than one document."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
     """Approximate bytes of input per block. A block is the unit of work."""
     splits: str | None = None
     """The splits and their shares, such as `train=0.999,val=0.001`, or None without splits."""
-    quoting: str = CSV_QUOTING
+    quoting: str = choices.CSV_QUOTING
     """How quotes in CSV and TSV files are read: as `csv`, or as plain text with `none`."""
-    errors: str = STRICT
+    errors: str = choices.STRICT
     """Bytes that are not UTF-8, and unpaired surrogates, make a record bad (`strict`), or are
     replaced with U+FFFD (`replace`)."""
 
@@ -175,10 +173,10 @@ class ConvertConfig:
                     f"cannot keep {name!r} as {encoding!r}. Use NAME or NAME:ENCODING, with an "
                     "encoding such as str, bytes, json, int, int32, or float64"
                 )
-        settle_options(self, ("quoting",), as_choice, QUOTINGS)
-        settle_options(self, ("errors",), as_choice, TEXT_ERRORS)
-        settle_options(self, ("block_bytes",), as_integer, 1)
-        settle_options(self, ("shard_bytes",), as_integer, 1024, (1 << 32) - 1)
+        checks.settle_options(self, ("quoting",), checks.as_choice, choices.QUOTINGS)
+        checks.settle_options(self, ("errors",), checks.as_choice, choices.TEXT_ERRORS)
+        checks.settle_options(self, ("block_bytes",), checks.as_integer, 1)
+        checks.settle_options(self, ("shard_bytes",), checks.as_integer, 1024, (1 << 32) - 1)
         self.shard_format([])
         if folders := [name for name in self.split_names if _SEGMENT_FOLDER.fullmatch(name)]:
             raise ValueError(
@@ -226,11 +224,15 @@ class ConvertConfig:
         given = {name: encoding for name, encoding in kept.items() if encoding}
         return Fields([self.text_field, self.id_key, *kept], given, self.quoting)
 
-    def shard_format(self, kept: Iterable[Column]) -> ShardFormat:
+    def shard_format(self, kept: Iterable[shard_entries.Column]) -> writer.ShardFormat:
         """Return the format of the shards; `kept` are the columns of the kept fields.
 
         Raises `ValueError` if the compression or a hash is invalid.
         """
-        columns = [Column.of("text", "str"), Column.of("id", "str"), *kept]
+        columns = [
+            shard_entries.Column.of("text", "str"),
+            shard_entries.Column.of("id", "str"),
+            *kept,
+        ]
         columns.sort(key=lambda column: column.name)
-        return ShardFormat(tuple(columns), self.compression, self.hashes, self.shard_bytes)
+        return writer.ShardFormat(tuple(columns), self.compression, self.hashes, self.shard_bytes)

@@ -23,12 +23,9 @@ from typing import Any
 import zstandard
 
 from cloudload._version import __version__
-from cloudload.data.mds.index import Column
-from cloudload.data.storage.objects import list_objects
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import is_local, join_url, path_url
+from cloudload.data import objects, redact, shard_entries, urls
 from cloudload.errors import ConvertError, StoreError
-from cloudload.system.machine import package_version
+from cloudload.system import machine
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_report import MAX_LISTED
 from cloudload.tools.convert.found_files import FoundFile, file_name
@@ -63,7 +60,7 @@ class ConversionPlan:
 
     claim: Mapping[str, Any]
     """The config and a digest of the inputs, which a rerun must match."""
-    columns: tuple[Column, ...]
+    columns: tuple[shard_entries.Column, ...]
     """The columns of the kept fields, inferred once."""
     versions: Mapping[str, str]
     """Versions of the packages on which the bytes of the output depend."""
@@ -96,7 +93,9 @@ class ConversionPlan:
     def parse(data: bytes) -> ConversionPlan:
         """Parse a stored plan."""
         values = json.loads(data)
-        columns = tuple(Column.of(name, encoding) for name, encoding in values["columns"])
+        columns = tuple(
+            shard_entries.Column.of(name, encoding) for name, encoding in values["columns"]
+        )
         inputs = tuple(PlannedInput(**item) for item in values["inputs"])
         return ConversionPlan(**values | {"columns": columns, "inputs": inputs}).with_digest(data)
 
@@ -163,13 +162,13 @@ def digest_plan(data: bytes) -> str:
 
 def plan_version(location: str) -> str:
     """Return a tag of the plan that is stored at an output, or "" if there is none."""
-    return object_version(join_url(location, PLAN_NAME))
+    return object_version(urls.join_url(location, PLAN_NAME))
 
 
 def object_version(url: str) -> str:
     """Return the size and tag of an object, or "" if it does not exist."""
     try:
-        found = list_objects(url)
+        found = objects.list_objects(url)
     except StoreError as error:
         if not error.is_missing:
             raise
@@ -244,11 +243,13 @@ def plan_input(item: FolderFiles) -> PlannedInput:
 def _name(root: str, url: str) -> str:
     if url == root:
         return ""
-    return PurePosixPath(url).relative_to(root).as_posix() if is_local(root) else url[len(root) :]
+    return (
+        PurePosixPath(url).relative_to(root).as_posix() if urls.is_local(root) else url[len(root) :]
+    )
 
 
 def _url(root: str, name: str) -> str:
-    return path_url(Path(root, name)) if is_local(root) else root + name
+    return urls.path_url(Path(root, name)) if urls.is_local(root) else root + name
 
 
 # ---------------------------------------------------------------- comparison
@@ -280,7 +281,7 @@ def check_versions(planned: Mapping[str, str]) -> None:
 
 
 def _package_version(name: str) -> str:
-    return package_version(name) or "(not installed)"
+    return machine.package_version(name) or "(not installed)"
 
 
 _CODECS = {"zstd": "zstd", "gz": "zlib", "br": "brotli"}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from cloudload.data.storage.urls import join_url
-from cloudload.system.reports import to_json
+from cloudload.data import urls
+from cloudload.system import reports
 
 MAX_LISTED = 20
 _MOST_BAD_FILES = 1_000
@@ -183,7 +183,7 @@ class ConvertReport:
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
-        return to_json(self)
+        return reports.to_json(self)
 
     def to_store(self, split: str) -> dict[str, Any]:
         """Return the JSON to store with a split: its report, and that of the whole conversion.
@@ -192,7 +192,7 @@ class ConvertReport:
         """
         if not split:
             return {"report": asdict(self)}
-        own = {"out": join_url(self.out, split), **self.splits[split], "splits": {}}
+        own = {"out": urls.join_url(self.out, split), **self.splits[split], "splits": {}}
         return {"report": asdict(self) | own, "whole": asdict(self)}
 
     @staticmethod

@@ -16,12 +16,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from cloudload.config.checks import as_integer
-from cloudload.config.choices import CSV_QUOTING, STRICT, OnError
-from cloudload.config.transform import Transform
-from cloudload.data.mds.writer import DEFAULT_SHARD_BYTES
-from cloudload.data.storage.urls import check_location, join_url, plain_location
-from cloudload.system.option_help import suggests_names
+from cloudload.config import Transform, checks, choices
+from cloudload.data import urls, writer
+from cloudload.system import option_help
 from cloudload.tools.convert.append import read_appended_report, read_base
 from cloudload.tools.convert.columns import PeekableBlocks, infer_columns
 from cloudload.tools.convert.config import ConvertConfig
@@ -65,7 +62,7 @@ from cloudload.tools.engines.shares import Share
 logger = logging.getLogger("cloudload.convert")
 
 
-@suggests_names
+@option_help.suggests_names
 def convert_to_mds(
     inputs: Any,
     out: str | os.PathLike[str],
@@ -74,19 +71,19 @@ def convert_to_mds(
     id_key: str = "id",
     keep: Sequence[str] = (),
     format: str = "auto",
-    quoting: str = CSV_QUOTING,
-    errors: str = STRICT,
+    quoting: str = choices.CSV_QUOTING,
+    errors: str = choices.STRICT,
     split: str | None = None,
     splits: str | Mapping[str, float] | None = None,
     compression: str | None = "zstd",
     hashes: Sequence[str] = ("xxh64",),
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    shard_bytes: int = writer.DEFAULT_SHARD_BYTES,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     tokenizer: Any = None,
     transform: Transform | None = None,
     transform_id: str | None = None,
-    on_error: OnError = "raise",
+    on_error: choices.OnError = "raise",
     processes: int | None = None,
     executor: Executor | None = None,
     worker: str | None = None,
@@ -215,8 +212,8 @@ def convert_to_mds(
         errors,
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    processes = as_integer("processes", processes, 1)
-    segment_bytes = as_integer("segment_bytes", segment_bytes, 1)
+    processes = checks.as_integer("processes", processes, 1)
+    segment_bytes = checks.as_integer("segment_bytes", segment_bytes, 1)
     if rejects is not None and not (skip_bad or finish):
         raise ValueError(
             "rejects (--rejects) requires skip_bad (--skip-bad). Set skip_bad (--skip-bad), or "
@@ -271,7 +268,7 @@ def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | Non
     With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
     if the plan has a different recipe.
     """
-    data = read_if_exists(join_url(location, PLAN_NAME))
+    data = read_if_exists(urls.join_url(location, PLAN_NAME))
     if data is None:
         return None
     plan = ConversionPlan.parse(data)
@@ -392,7 +389,7 @@ def _plan_or_convert(
 
 
 def _output_location(out: str, split: str | None) -> str:
-    check_location(out)
+    urls.check_location(out)
     if split is not None and (not split or split.startswith(("/", ".")) or ".." in split):
         raise ValueError(f"split is {split!r}. Use a plain name such as 'train'")
-    return join_url(plain_location(out), split or "")
+    return urls.join_url(urls.plain_location(out), split or "")

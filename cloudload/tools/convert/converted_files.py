@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import is_local, join_url, local_path
+from cloudload.data import redact, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.conversion_plan import PlannedInput, plan_input
 from cloudload.tools.convert.inputs import FolderFiles
@@ -109,9 +108,9 @@ def _digests(inputs: Iterable[PlannedInput]) -> Digests:
 
 
 def _digest_input(item: PlannedInput) -> Iterator[tuple[int, ...]]:
-    root = os.path.realpath(local_path(item.root)) if is_local(item.root) else item.root
+    root = os.path.realpath(urls.local_path(item.root)) if urls.is_local(item.root) else item.root
     for name, size, tag in zip(item.names, item.sizes, item.tags, strict=True):
-        place = join_url(root, name) if name else root
+        place = urls.join_url(root, name) if name else root
         version = f"{size} {tag}"
         texts = place, f"{version} {place}", f"{version} {name or PurePosixPath(root).name}"
         yield tuple(

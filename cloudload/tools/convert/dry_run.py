@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudload.data.storage.redaction import redact
-from cloudload.system.reports import to_json
+from cloudload.data import redact
+from cloudload.system import reports
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.inputs import FolderFiles, list_hidden, list_inputs, list_units
 from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
@@ -114,7 +114,7 @@ class Outline:
 
     def to_json(self) -> str:
         """Return the outline as indented JSON."""
-        return to_json(self)
+        return reports.to_json(self)
 
 
 def outline_conversion(

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from cloudload.data.mds.survey import JOURNAL_FOLDER
-from cloudload.data.storage.urls import join_url
-from cloudload.system.threads import run_in_order
+from cloudload.data import JOURNAL_FOLDER, urls
+from cloudload.system import run_in_order
 from cloudload.tools.convert.conversion_plan import ConversionPlan
 from cloudload.tools.convert.conversion_report import Counts, sum_counts
 from cloudload.tools.convert.finished_part import Entries
@@ -71,7 +70,7 @@ def list_finished(
     With `with_rejects`, a segment with bad records must also have a file of rejects.
     """
     names = collect_at(
-        join_url(location, JOURNAL_FOLDER), lambda found: {_base(name) for name, _ in found}
+        urls.join_url(location, JOURNAL_FOLDER), lambda found: {_base(name) for name, _ in found}
     )
     noted = [number for number in numbers if _base(note_name(number)) in names]
     if not with_rejects:

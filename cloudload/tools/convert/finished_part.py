@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cloudload.data.storage.redaction import redact
+from cloudload.data import redact
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.conversion_report import Counts
 from cloudload.tools.convert.records import BlockStart

@@ -16,28 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from cloudload.data.file_kinds import find_table, hidden_part, is_table_data, refuse_table
-from cloudload.data.storage.base import Retry, StoredObject
-from cloudload.data.storage.globs import Glob, find_glob
-from cloudload.data.storage.nearby import explain_nothing, raise_if_nothing
-from cloudload.data.storage.objects import collect_objects, peek_folder
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import (
-    BUCKET_SCHEMES,
-    check_location,
-    is_local,
-    join_url,
-    local_path,
-    name_below,
-    path_url,
-    plain_location,
-    scheme_of,
-    utf8_name,
-)
+from cloudload.data import Retry, StoredObject, file_kinds, globs, nearby, objects, redact, urls
 from cloudload.errors import ConvertError, StoreError
 
 _LOGS = ("_delta_log", ".hoodie", "metadata")
-_TABLE_SCHEMES = (*BUCKET_SCHEMES, "file", "az", "abfs", "abfss", "hdfs", "oci", "dbfs")
+_TABLE_SCHEMES = (*urls.BUCKET_SCHEMES, "file", "az", "abfs", "abfss", "hdfs", "oci", "dbfs")
 _MOST_ABOVE = 8
 
 
@@ -72,16 +55,16 @@ class _Listing:
 
 def root_of(location: str) -> str:
     """Return the root of a path, URL, or glob; see `FoundFiles`."""
-    glob = find_glob(location)
-    return glob.folder if glob else plain_location(location)
+    glob = globs.find_glob(location)
+    return glob.folder if glob else urls.plain_location(location)
 
 
 def file_name(url: str, root: str) -> str:
     """Return the name of an input's file below its root, or its base name if it is the root."""
     if url != root:
-        return utf8_name(name_below(url, root))
-    is_web = scheme_of(url) in ("http", "https")
-    return utf8_name(PurePosixPath(url.partition("?")[0] if is_web else url).name)
+        return urls.utf8_name(urls.name_below(url, root))
+    is_web = urls.scheme_of(url) in ("http", "https")
+    return urls.utf8_name(PurePosixPath(url.partition("?")[0] if is_web else url).name)
 
 
 def find_files(location: str) -> FoundFiles:
@@ -90,9 +73,9 @@ def find_files(location: str) -> FoundFiles:
     Raises `ConvertError` if there are no files, or if they belong to a table, and `StoreError` if
     the location, or a folder or link in it, cannot be listed.
     """
-    check_location(location)
-    glob = find_glob(location)
-    root = glob.folder if glob else plain_location(location)
+    urls.check_location(location)
+    glob = globs.find_glob(location)
+    root = glob.folder if glob else urls.plain_location(location)
     listing = _list_input(root, _Selection(root, glob))
     if not listing.files:
         raise ConvertError(_explain_none(location, root, glob, listing.hidden))
@@ -104,12 +87,12 @@ def find_files(location: str) -> FoundFiles:
 class _Selection:
     """Chooses files by name: those that the glob matches, if any, and that are not hidden."""
 
-    def __init__(self, root: str, glob: Glob | None) -> None:
+    def __init__(self, root: str, glob: globs.Glob | None) -> None:
         self._root, self._glob = root, glob
 
     def wants(self, url: str) -> bool:
         """Whether to look at a file, or into a folder, whose URL ends in `/`."""
-        name = name_below(url, self._root)
+        name = urls.name_below(url, self._root)
         if self._find_hidden(name):
             return False
         if self._glob is None:
@@ -118,15 +101,15 @@ class _Selection:
             return self._glob.may_match_below(name[:-1])
         return self._glob.matches(name)
 
-    def collect(self, objects: Iterator[StoredObject]) -> _Listing:
+    def collect(self, stored: Iterator[StoredObject]) -> _Listing:
         """Divide the objects of a listing into files, hidden names, and tables."""
         found = _Listing()
-        for item in objects:
-            name = name_below(item.url, self._root)
-            if table := find_table(name):
+        for item in stored:
+            name = urls.name_below(item.url, self._root)
+            if table := file_kinds.find_table(name):
                 found.tables[table[0]] = table[1]
             if hidden := self._find_hidden(name):
-                found.hidden.add(utf8_name(hidden))
+                found.hidden.add(urls.utf8_name(hidden))
             elif name.endswith("/"):
                 if f"/{name}".endswith("/metadata/"):  # its files were not listed
                     found.tables.setdefault(name[: -len("metadata/")], "")
@@ -137,22 +120,22 @@ class _Selection:
 
     def _find_hidden(self, name: str) -> str:
         """The hidden part of a name, or "" if it has none, or if a part of the glob is like it."""
-        hidden = hidden_part(name)
+        hidden = file_kinds.hidden_part(name)
         sign = hidden.rstrip("/").rpartition("/")[2][:1]
         return "" if hidden and self._glob and self._glob.names_parts_with(sign) else hidden
 
 
 def _list_input(root: str, selection: _Selection) -> _Listing:
     try:
-        return collect_objects(root, selection.collect, wanted=selection.wants)
+        return objects.collect_objects(root, selection.collect, wanted=selection.wants)
     except StoreError as error:
         what = f"read the input {redact(root)}"
-        raise_if_nothing(error, root, what, noun="file or folder", retry=Retry())
+        nearby.raise_if_nothing(error, root, what, noun="file or folder", retry=Retry())
         raise
 
 
-def _explain_none(location: str, root: str, glob: Glob | None, hidden: Iterable[str]) -> str:
-    reason = None if glob else explain_nothing(root, "file or folder", Retry())
+def _explain_none(location: str, root: str, glob: globs.Glob | None, hidden: Iterable[str]) -> str:
+    reason = None if glob else nearby.explain_nothing(root, "file or folder", Retry())
     if names := sorted(hidden):
         reason = (
             f"it has only hidden or uncommitted files, such as {redact(names[0])}. To read files "
@@ -168,24 +151,28 @@ def _explain_none(location: str, root: str, glob: Glob | None, hidden: Iterable[
 
 def _refuse_tables(root: str, listing: _Listing) -> None:
     """Raise `ConvertError` if the listing selects data files of a table."""
-    names = [name_below(file.url, root) for file in listing.files if is_table_data(file.name)]
+    names = [
+        urls.name_below(file.url, root)
+        for file in listing.files
+        if file_kinds.is_table_data(file.name)
+    ]
     for folder, kind in listing.tables.items():
         if any(name.startswith(folder) for name in names):
-            _refuse_table(join_url(root, folder.rstrip("/")), kind)
+            _refuse_table(urls.join_url(root, folder.rstrip("/")), kind)
     for above in _list_above(root) if names else ():
         _refuse_table(above, "")
 
 
 def _refuse_table(folder: str, kind: str) -> None:
     if kind := kind or _find_kind(folder):
-        raise ConvertError(refuse_table(redact(folder), kind))
+        raise ConvertError(file_kinds.refuse_table(redact(folder), kind))
 
 
 def _list_above(root: str) -> list[str]:
     """The root, and the nearest folders above it."""
-    if is_local(root):
-        parents = list(local_path(root).absolute().parents)[:_MOST_ABOVE]
-        return [root, *map(path_url, parents)]
+    if urls.is_local(root):
+        parents = list(urls.local_path(root).absolute().parents)[:_MOST_ABOVE]
+        return [root, *map(urls.path_url, parents)]
     scheme, _, rest = root.partition("://")
     if scheme.lower() not in _TABLE_SCHEMES:
         return []
@@ -198,7 +185,7 @@ def _find_kind(folder: str) -> str:
     """The kind of the table in a folder, or "" if it is no table, or cannot be listed."""
     for log in _LOGS:
         with suppress(StoreError):
-            for name in peek_folder(join_url(folder, log)):
-                if table := find_table(f"{log}/{name}"):
+            for name in objects.peek_folder(urls.join_url(folder, log)):
+                if table := file_kinds.find_table(f"{log}/{name}"):
                     return table[1]
     return ""

@@ -19,14 +19,17 @@ try:
 except ImportError:  # zlib-ng has no wheel for some platforms
     fast_zlib = zlib  # type: ignore[misc]
 
-from cloudload.data.file_kinds import describe_misnamed, describe_utf_16, starts_compressed
-from cloudload.data.mds.index import ShardInfo
-from cloudload.data.storage.clients import skip_bytes
-from cloudload.data.storage.objects import open_object
-from cloudload.data.storage.redaction import contains_secrets, redact
-from cloudload.data.storage.urls import is_local, utf8_name
+from cloudload.data import (
+    contains_secrets,
+    file_kinds,
+    objects,
+    redact,
+    shard_entries,
+    skip_bytes,
+    urls,
+)
 from cloudload.errors import StoreError
-from cloudload.system.activity import Wait
+from cloudload.system import activity
 
 logger = logging.getLogger("cloudload.convert")
 
@@ -72,7 +75,7 @@ class InputFile:
     """One of `config.choices.INPUT_FORMATS`, except `auto`."""
     compression: str | None
     """`gz`, `bz2`, `xz`, `zstd` or None."""
-    shard: ShardInfo | None = None
+    shard: shard_entries.ShardInfo | None = None
     """The file's entry in the index of its dataset, for format `mds`."""
     tag: str = ""
     """The tag in the listing, such as an ETag. Reading is refused if it has changed since then."""
@@ -80,7 +83,7 @@ class InputFile:
     @property
     def display_name(self) -> str:
         """The file's name in messages, without secrets."""
-        return "stdin" if self.url == "-" else utf8_name(redact(self.url))
+        return "stdin" if self.url == "-" else urls.utf8_name(redact(self.url))
 
 
 class FilePart(NamedTuple):
@@ -117,7 +120,9 @@ def read_decompressed(
     first = offset if file.compression is None else 0
     stored = _read_stored(file, first, counter)
     if first == 0:
-        stored = _check_start(stored, partial(describe_misnamed, compression=file.compression))
+        stored = _check_start(
+            stored, partial(file_kinds.describe_misnamed, compression=file.compression)
+        )
     if file.compression is None:
         yield from _check_start(stored, partial(_describe_start, file)) if first == 0 else stored
         return
@@ -156,12 +161,12 @@ def _check_start(
 
 def _describe_start(file: InputFile, content: bytes) -> str | None:
     """Describe why the decompressed bytes of a file are not what its name says, or return None."""
-    if file.compression and starts_compressed(content):
+    if file.compression and file_kinds.starts_compressed(content):
         return (
             f"the data is still compressed after the {file.compression} data was unpacked, because "
             "it was compressed twice. Unpack the file once"
         )
-    return describe_utf_16(content) if file.format in _TEXT_FORMATS else None
+    return file_kinds.describe_utf_16(content) if file.format in _TEXT_FORMATS else None
 
 
 def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
@@ -214,7 +219,7 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
     the first failure of a local file or stdin.
     """
     position, failures = offset, 0
-    wait = Wait(_report_wait, f"reading {file.display_name}")
+    wait = activity.Wait(_report_wait, f"reading {file.display_name}")
     while True:
         try:
             with _open(file, position) as stream:
@@ -232,7 +237,7 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
             raise
         except Exception as error:
             failures += 1
-            if failures > _MOST_RECONNECTS or is_local(file.url):
+            if failures > _MOST_RECONNECTS or urls.is_local(file.url):
                 raise StoreError(
                     f"cannot read {redact(file.url)} after byte {position:,}: "
                     f"{redact(str(error))}. Check the file and the connection, and run again to "
@@ -256,8 +261,8 @@ def check_unchanged(file: InputFile) -> None:
     The objects of a store need no check after a read, because a response has a single version,
     whose tag is checked when the object is opened.
     """
-    if file.url != "-" and is_local(file.url):
-        open_object(file.url, tag=file.tag).close()
+    if file.url != "-" and urls.is_local(file.url):
+        objects.open_object(file.url, tag=file.tag).close()
 
 
 def _report_wait(waited_s: float, what: str) -> None:
@@ -266,7 +271,7 @@ def _report_wait(waited_s: float, what: str) -> None:
 
 def _open(file: InputFile, start: int) -> BinaryIO:
     if file.url != "-":
-        return open_object(file.url, start=start, tag=file.tag)
+        return objects.open_object(file.url, start=start, tag=file.tag)
     stream = open(sys.stdin.fileno(), "rb", closefd=False)
     skip_bytes(stream, start)
     return stream

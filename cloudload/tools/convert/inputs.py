@@ -23,15 +23,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cloudload.config.choices import INPUT_FORMATS
-from cloudload.data.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
-from cloudload.data.mds.codecs import check_codec
-from cloudload.data.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo
-from cloudload.data.mds.index_parser import parse_index
-from cloudload.data.storage.hub import check_connection
-from cloudload.data.storage.objects import read_object
-from cloudload.data.storage.redaction import contains_secrets, redact
-from cloudload.data.storage.urls import join_url
+from cloudload.config import choices
+from cloudload.data import (
+    codecs,
+    contains_secrets,
+    file_kinds,
+    hub,
+    objects,
+    parse_index,
+    redact,
+    shard_entries,
+    urls,
+)
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.tools.convert.found_files import FoundFile, find_files, root_of
 from cloudload.tools.convert.input_files import FilePart, InputFile, Range
@@ -88,8 +91,8 @@ def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles
     for an input that is not found or cannot be opened, and for a file whose name shows that it is
     not text.
     """
-    if format not in INPUT_FORMATS:
-        raise ValueError(f"format is {format!r}. Use one of {', '.join(INPUT_FORMATS)}")
+    if format not in choices.INPUT_FORMATS:
+        raise ValueError(f"format is {format!r}. Use one of {', '.join(choices.INPUT_FORMATS)}")
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
         raise ValueError("inputs is empty. Pass files, folders, globs, a dataset, or - for stdin")
@@ -183,7 +186,7 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
             f"reading {shown} needs the datasets package. Run: pip install datasets"
         ) from None
     if not Path(name).exists():
-        check_connection()
+        hub.check_connection()
     chosen = query.get("split", [split or "train"])[0]
     try:
         loaded = datasets.load_dataset(
@@ -205,7 +208,9 @@ def list_roots(inputs: Any) -> list[str]:
 
 def _refuse_binary(files: Iterable[FoundFile]) -> None:
     """Raise `ConvertError` if the name of a file shows that it is not text."""
-    refused = [(file.url, reason) for file in files if (reason := reason_to_refuse(file.name))]
+    refused = [
+        (file.url, reason) for file in files if (reason := file_kinds.reason_to_refuse(file.name))
+    ]
     if refused:
         url, reason = refused[0]
         others = f" (refused files in total: {len(refused):,})" if len(refused) > 1 else ""
@@ -217,9 +222,9 @@ def _refuse_binary(files: Iterable[FoundFile]) -> None:
 
 def make_file(found: FoundFile, format: str) -> InputFile:
     """Describe a file that was found. With `auto`, its name determines its format."""
-    extension, compression = split_name(found.name)
+    extension, compression = file_kinds.split_name(found.name)
     if format == "auto":
-        format = FORMATS_BY_EXTENSION.get(extension, "text")
+        format = file_kinds.FORMATS_BY_EXTENSION.get(extension, "text")
     return InputFile(found.url, found.name, found.bytes, format, compression, tag=found.tag)
 
 
@@ -276,10 +281,15 @@ def group_units(parts: Iterable[FilePart], block_bytes: int) -> Iterator[InputUn
 
 def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
     """Raise `ConvertError` if a location is the `index.json` of an MDS dataset, not a document."""
-    if [file.name for file in files] != [INDEX_NAME] or not location.endswith(INDEX_NAME):
+    if [file.name for file in files] != [shard_entries.INDEX_NAME] or not location.endswith(
+        shard_entries.INDEX_NAME
+    ):
         return
     with suppress(DatasetError):
-        parse_index(read_object(files[0].url, most_bytes=MOST_INDEX_BYTES), redact(location))
+        parse_index(
+            objects.read_object(files[0].url, most_bytes=shard_entries.MOST_INDEX_BYTES),
+            redact(location),
+        )
         raise ConvertError(
             f"{redact(location)} is the index of an MDS dataset. Pass the folder that contains it"
         )
@@ -287,7 +297,7 @@ def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
 
 def is_mds_folder(files: Sequence[FoundFile]) -> bool:
     """Whether a folder's file names look like an MDS dataset."""
-    has_index = any(file.name == INDEX_NAME for file in files)
+    has_index = any(file.name == shard_entries.INDEX_NAME for file in files)
     return has_index and any(".mds" in file.name for file in files)
 
 
@@ -298,27 +308,29 @@ def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
     size, or if a package that decompresses shards is not installed.
     """
     found = {file.name: file for file in files}
-    if INDEX_NAME not in found:
+    if shard_entries.INDEX_NAME not in found:
         raise ConvertError(
-            f"{redact(folder)} has no {INDEX_NAME}. Pass the folder of an MDS dataset, or omit "
-            "format (--format)"
+            f"{redact(folder)} has no {shard_entries.INDEX_NAME}. Pass the folder of an MDS "
+            "dataset, or omit format (--format)"
         )
     try:
-        data = read_object(found[INDEX_NAME].url, most_bytes=MOST_INDEX_BYTES)
+        data = objects.read_object(
+            found[shard_entries.INDEX_NAME].url, most_bytes=shard_entries.MOST_INDEX_BYTES
+        )
         shards = [shard for shard in parse_index(data, redact(folder)) if shard.samples]
         for compression in {shard.compression for shard in shards}:
-            check_codec(compression or "")
+            codecs.check_codec(compression or "")
     except DatasetError as error:
         raise ConvertError(str(error)) from error
     return [_input_file(folder, shard, found.get(shard.stored.name)) for shard in shards]
 
 
-def _input_file(folder: str, shard: ShardInfo, found: FoundFile | None) -> InputFile:
+def _input_file(folder: str, shard: shard_entries.ShardInfo, found: FoundFile | None) -> InputFile:
     stored = shard.stored
     if found is None or found.bytes != stored.bytes:
         fault = f"has {found.bytes:,} bytes" if found else "is missing"
         raise ConvertError(
-            f"{redact(join_url(folder, stored.name))} {fault}, but the index lists it with "
+            f"{redact(urls.join_url(folder, stored.name))} {fault}, but the index lists it with "
             f"{stored.bytes:,} bytes. Copy the dataset again"
         )
     return InputFile(found.url, stored.name, found.bytes, "mds", None, shard, found.tag)
@@ -389,14 +401,14 @@ def _choose_split(folder: str, listing: FoundFile, split: str | None) -> str:
 def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> None:
     if inner + _INFO in by_name:
         raise ConvertError(
-            f"the input {redact(folder)} contains {redact(join_url(folder, inner))}, a dataset "
-            "that save_to_disk wrote. Pass that dataset as a separate input"
+            f"the input {redact(folder)} contains {redact(urls.join_url(folder, inner))}, a "
+            "dataset that save_to_disk wrote. Pass that dataset as a separate input"
         )
 
 
 def _read_json(file: FoundFile) -> Any:
     try:
-        return json.loads(read_object(file.url))
+        return json.loads(objects.read_object(file.url))
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from error
 

@@ -18,8 +18,7 @@ import numpy as np
 import xxhash
 import zstandard
 
-from cloudload.data.mds.index import INDEX_NAME
-from cloudload.data.storage.urls import join_url
+from cloudload.data import shard_entries, urls
 
 _PACKED = 1_000
 
@@ -37,7 +36,7 @@ class JoinedShards:
         """Add the shards of a folder. "" is the folder of the dataset itself."""
         for entry in entries:
             files = {
-                kind: {**entry[kind], "basename": join_url(folder, entry[kind]["basename"])}
+                kind: {**entry[kind], "basename": urls.join_url(folder, entry[kind]["basename"])}
                 if folder and entry[kind]
                 else entry[kind]
                 for kind in ("raw_data", "zip_data")
@@ -68,7 +67,7 @@ class JoinedShards:
         keys, indexes = array("Q"), []
         for name, size in listed:
             keys.append(_key(name, size))
-            if name.endswith(INDEX_NAME):
+            if name.endswith(shard_entries.INDEX_NAME):
                 indexes.append(name)
         is_lost = ~np.isin(np.array(self._keys, np.uint64), np.array(keys, np.uint64))
         lost = set(np.flatnonzero(is_lost).tolist())

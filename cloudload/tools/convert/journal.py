@@ -22,12 +22,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cloudload.data.mds.index import INDEX_NAME
-from cloudload.data.mds.own_objects import JOURNAL, REPORT_NAME, SHARD, TEMPORARY, is_of_dataset
-from cloudload.data.mds.survey import JOURNAL_FOLDER, describe_hidden_datasets, refuse_to_hide
-from cloudload.data.storage.objects import delete_object, write_object, write_pieces
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import is_local, join_url, local_path
+from cloudload.data import (
+    JOURNAL_FOLDER,
+    describe_hidden_datasets,
+    objects,
+    own_objects,
+    redact,
+    refuse_to_hide,
+    shard_entries,
+    urls,
+)
 from cloudload.errors import CloudloadError, ConvertError, StoreError
 from cloudload.tools.convert.conversion_plan import (
     PLAN_NAME,
@@ -89,14 +93,20 @@ class Journal:
         self._is_cleared = True
         owned = {name: self._name_in_dataset(name) for name in names}
         removed = [
-            name for name in names if JOURNAL.fullmatch(name) or is_of_dataset(owned[name] or "")
+            name
+            for name in names
+            if own_objects.JOURNAL.fullmatch(name) or own_objects.is_of_dataset(owned[name] or "")
         ]
         check_removed(self.location, removed, inputs)
         for name in sorted(
             removed,
-            key=lambda name: (owned[name] != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name),
+            key=lambda name: (
+                owned[name] != shard_entries.INDEX_NAME,
+                not name.startswith(JOURNAL_FOLDER),
+                name,
+            ),
         ):
-            delete_object(join_url(self.location, name))
+            objects.delete_object(urls.join_url(self.location, name))
         self._remove_empty_folders()
 
     def _name_in_dataset(self, name: str) -> str | None:
@@ -115,11 +125,11 @@ class Journal:
         """
         names = self._list()
         self._refuse_to_hide(names)
-        indexes = [name_in(split, INDEX_NAME) for split in self.output.splits]
+        indexes = [name_in(split, shard_entries.INDEX_NAME) for split in self.output.splits]
         is_begun = PLAN_NAME in names
         found = [name in names for name in indexes]
         if all(found) or (any(found) and not is_begun):
-            report_name = name_in(self.output.splits[-1], REPORT_NAME)
+            report_name = name_in(self.output.splits[-1], own_objects.REPORT_NAME)
             data = self._read(report_name) if report_name in names else None
             if data is None or not all(found):
                 raise ConvertError(
@@ -143,7 +153,7 @@ class Journal:
                 "(--overwrite)"
             )
         owned = filter(None, map(self._name_in_dataset, names))
-        if not is_begun and any(map(SHARD.fullmatch, owned)):
+        if not is_begun and any(map(own_objects.SHARD.fullmatch, owned)):
             raise ConvertError(
                 f"{redact(self.location)} has shards, but no journal to resume from. "
                 "Choose another output, or replace the shards (--overwrite)"
@@ -177,8 +187,11 @@ class Journal:
         for split, found in datasets.items():
             location = self.output.dataset(split)
             stored = content | report.to_store(split)
-            write_object(join_url(location, REPORT_NAME), json.dumps(stored, indent=2).encode())
-            write_pieces(join_url(location, INDEX_NAME), found.index())
+            objects.write_object(
+                urls.join_url(location, own_objects.REPORT_NAME),
+                json.dumps(stored, indent=2).encode(),
+            )
+            objects.write_pieces(urls.join_url(location, shard_entries.INDEX_NAME), found.index())
         self.remove()
         return report
 
@@ -189,8 +202,10 @@ class Journal:
         """
         with contextlib.suppress(CloudloadError):
             self.check_plan(digest)
-            if not any(JOURNAL.fullmatch(name) and name != PLAN_NAME for name in self._list()):
-                delete_object(join_url(self.location, PLAN_NAME))
+            if not any(
+                own_objects.JOURNAL.fullmatch(name) and name != PLAN_NAME for name in self._list()
+            ):
+                objects.delete_object(urls.join_url(self.location, PLAN_NAME))
                 self._remove_empty_folders()
 
     def check_plan(self, digest: str) -> None:
@@ -201,7 +216,7 @@ class Journal:
 
     def _check_stored(self, location: str, found: JoinedShards) -> None:
         lost, indexes = collect_at(location, found.survey)
-        if INDEX_NAME not in indexes and not self._is_cleared:
+        if shard_entries.INDEX_NAME not in indexes and not self._is_cleared:
             refuse_to_hide(location, indexes)
         if lost:
             raise ConvertError(
@@ -217,7 +232,7 @@ class Journal:
         """Remove this journal, the segments' journals, and temporary files of killed writers."""
         names = collect_at(self.location, self._select_own)
         for name in sorted(names, key=lambda name: name == PLAN_NAME):
-            delete_object(join_url(self.location, name))
+            objects.delete_object(urls.join_url(self.location, name))
         self._remove_empty_folders()
 
     def _select_own(self, found: Iterable[tuple[str, int]]) -> list[str]:
@@ -225,7 +240,8 @@ class Journal:
         return [
             name
             for name, _ in found
-            if JOURNAL.fullmatch(name) or TEMPORARY.fullmatch(self._name_in_dataset(name) or "")
+            if own_objects.JOURNAL.fullmatch(name)
+            or own_objects.TEMPORARY.fullmatch(self._name_in_dataset(name) or "")
         ]
 
     def _refuse_to_hide(self, names: Mapping[str, int]) -> None:
@@ -235,9 +251,13 @@ class Journal:
         """
         if self._is_cleared:
             return
-        if self.output.has_splits and INDEX_NAME in names:
+        if self.output.has_splits and shard_entries.INDEX_NAME in names:
             raise ConvertError(describe_hidden_datasets(self.location, self.output.splits))
-        new = [each for each in self.output.splits if name_in(each, INDEX_NAME) not in names]
+        new = [
+            each
+            for each in self.output.splits
+            if name_in(each, shard_entries.INDEX_NAME) not in names
+        ]
         if new and self.parent and self._is_parent_a_dataset():
             name = self.location.removeprefix(self.parent).lstrip("/")
             raise ConvertError(describe_hidden_datasets(self.parent, [name]))
@@ -248,15 +268,15 @@ class Journal:
 
     def _is_parent_a_dataset(self) -> bool:
         with contextlib.suppress(StoreError):  # the user may have access only to the split's folder
-            return does_exist(join_url(self.parent, INDEX_NAME))
+            return does_exist(urls.join_url(self.parent, shard_entries.INDEX_NAME))
         return False
 
     def _remove_empty_folders(self) -> None:
-        if not is_local(self.location):
+        if not urls.is_local(self.location):
             return
         homes = dict.fromkeys(["", *self.output.splits])
         for home, pattern in itertools.product(homes, _EMPTY_FOLDERS):
-            for folder in local_path(join_url(self.location, home)).glob(pattern):
+            for folder in urls.local_path(urls.join_url(self.location, home)).glob(pattern):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
@@ -265,7 +285,7 @@ class Journal:
         return list_sizes_at(self.location)
 
     def _read(self, name: str) -> bytes | None:
-        return read_if_exists(join_url(self.location, name))
+        return read_if_exists(urls.join_url(self.location, name))
 
     def _compare(self, stored: Mapping[str, Any]) -> None:
         files = stored.get("files")

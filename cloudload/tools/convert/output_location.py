@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from cloudload.data.storage.base import StoredObject
-from cloudload.data.storage.objects import collect_objects, read_object
-from cloudload.data.storage.urls import join_url, name_below, plain_location
+from cloudload.data import StoredObject, objects, urls
 from cloudload.errors import StoreError
 
 Found = TypeVar("Found")
@@ -40,15 +38,15 @@ class Output:
     @property
     def journal(self) -> str:
         """The location whose folder `.convert` contains the journal."""
-        return join_url(self.home, self.segment)
+        return urls.join_url(self.home, self.segment)
 
     def dataset(self, split: str) -> str:
         """Return the location of a split's dataset."""
-        return join_url(self.home, split)
+        return urls.join_url(self.home, split)
 
     def shards(self, split: str) -> str:
         """Return the location of a split's shards."""
-        return join_url(self.dataset(split), self.segment)
+        return urls.join_url(self.dataset(split), self.segment)
 
     @property
     def has_splits(self) -> bool:
@@ -73,13 +71,14 @@ def collect_at(location: str, collect: Callable[[Iterator[tuple[str, int]]], Fou
     exist has no objects.
     """
 
-    def collect_names(objects: Iterator[StoredObject]) -> Found:
+    def collect_names(stored: Iterator[StoredObject]) -> Found:
         return collect(
-            (name_below(item.url, plain_location(location)), item.bytes) for item in objects
+            (urls.name_below(item.url, urls.plain_location(location)), item.bytes)
+            for item in stored
         )
 
     try:
-        return collect_objects(location, collect_names)
+        return objects.collect_objects(location, collect_names)
     except StoreError as error:
         if error.is_missing:
             return collect(iter(()))
@@ -94,7 +93,7 @@ def list_sizes_at(location: str) -> dict[str, int]:
 def read_if_exists(url: str, most_bytes: int | None = None) -> bytes | None:
     """Read an object as `read_object` does, or return None if it does not exist."""
     try:
-        return read_object(url, most_bytes=most_bytes)
+        return objects.read_object(url, most_bytes=most_bytes)
     except StoreError as error:
         if error.is_missing:
             return None

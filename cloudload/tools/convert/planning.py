@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudload.data.mds.index import Column
-from cloudload.data.storage.objects import create_object, delete_object
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
+from cloudload.data import objects, redact, shard_entries, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.append import has_changed, read_base, stored_columns
 from cloudload.tools.convert.config import ConvertConfig
@@ -34,7 +31,7 @@ def agree_on_plan(
     journal: Journal,
     config: ConvertConfig,
     folders: Sequence[FolderFiles],
-    infer: Callable[[], tuple[Column, ...]],
+    infer: Callable[[], tuple[shard_entries.Column, ...]],
     *,
     is_files: bool,
     append: bool,
@@ -46,7 +43,7 @@ def agree_on_plan(
     plan adds to the existing dataset. Raises `ConvertError` if there is no dataset to append to, if
     another conversion to this output finished meanwhile, or if the stored plan is for another one.
     """
-    url, inputs = join_url(journal.location, PLAN_NAME), tuple(map(plan_input, folders))
+    url, inputs = urls.join_url(journal.location, PLAN_NAME), tuple(map(plan_input, folders))
     data = read_if_exists(url)
     if data is None:
         base = read_base(journal.output, journal.claim) if append else None
@@ -60,7 +57,7 @@ def agree_on_plan(
             base=base,
         )
         encoded = plan.encode()
-        if (data := create_object(url, encoded)) == encoded:
+        if (data := objects.create_object(url, encoded)) == encoded:
             _check_current(journal, plan)
             return plan.with_digest(data)
         del encoded
@@ -78,7 +75,7 @@ def agree_on_plan(
 
 def make_plan(
     claim: Mapping[str, Any],
-    columns: tuple[Column, ...],
+    columns: tuple[shard_entries.Column, ...],
     config: ConvertConfig,
     folders: Sequence[FolderFiles],
     *,
@@ -121,7 +118,7 @@ def _check_current(journal: Journal, plan: ConversionPlan) -> None:
     conversion may have finished there.
     """
     if has_changed(journal.output, plan.base):
-        delete_object(join_url(journal.location, PLAN_NAME))
+        objects.delete_object(urls.join_url(journal.location, PLAN_NAME))
         raise ConvertError(
             f"another conversion to {redact(journal.location)} finished just now. Run again to "
             "compare it with this one"

@@ -18,14 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cloudload.data.mds.index import INDEX_NAME
-from cloudload.data.mds.own_objects import REPORT_NAME
-from cloudload.data.mds.writer import ShardBuffer, pack_shard
-from cloudload.data.storage.objects import read_object, write_object
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
+from cloudload.data import objects, own_objects, redact, shard_entries, urls, writer
 from cloudload.errors import ConvertError
-from cloudload.system.progress_bar import open_progress_bar
+from cloudload.system import open_progress_bar
 from cloudload.tools.convert.append import stored_columns
 from cloudload.tools.convert.conversion_plan import object_version
 from cloudload.tools.convert.converted_files import find_changed
@@ -67,12 +62,17 @@ def rebuild_shards(run: Conversion, folders: Sequence[FolderFiles] | None) -> in
     Raises `ConvertError` if a shard cannot be rebuilt with the same bytes.
     """
     for location in map(run.output.dataset, run.output.splits):
-        version, found = object_version(join_url(location, INDEX_NAME)), JoinedShards()
-        entries = json.loads(read_object(join_url(location, INDEX_NAME)))["shards"]
+        version, found = (
+            object_version(urls.join_url(location, shard_entries.INDEX_NAME)),
+            JoinedShards(),
+        )
+        entries = json.loads(
+            objects.read_object(urls.join_url(location, shard_entries.INDEX_NAME))
+        )["shards"]
         found.add("", entries)
         if not (lost := collect_at(location, found.survey)[0]):
             continue
-        stored = json.loads(read_object(join_url(location, REPORT_NAME)))
+        stored = json.loads(objects.read_object(urls.join_url(location, own_objects.REPORT_NAME)))
         obstacle = _find_obstacle(run, stored, folders)
         if folders is None or obstacle:
             raise ConvertError(
@@ -170,10 +170,10 @@ def _rebuild_segment(
 
 
 def _store_if_lost(
-    segment: _DamagedSegment, context: ShardContext, buffer: ShardBuffer, job: ShardJob
+    segment: _DamagedSegment, context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob
 ) -> StoredShard:
     """Build a shard, compare it with the index, and store it if it is missing."""
-    shard = pack_shard(context.form, job.number, job.sizes, job.parts, buffer)
+    shard = writer.pack_shard(context.form, job.number, job.sizes, job.parts, buffer)
     location, name = context.journal.output.home, name_in(segment.folder, shard.name)
     found = JoinedShards()
     found.add(segment.folder, [shard.entry])
@@ -181,11 +181,11 @@ def _store_if_lost(
     if difference := _compare(segment.entries.get(name), made):
         raise _refusal(location, name, difference)
     if name in segment.lost:
-        if object_version(join_url(location, INDEX_NAME)) != segment.version:
+        if object_version(urls.join_url(location, shard_entries.INDEX_NAME)) != segment.version:
             raise ConvertError(
                 f"the index of {redact(location)} changed while shards were rebuilt. Run again"
             )
-        write_object(join_url(location, name), shard.data)
+        objects.write_object(urls.join_url(location, name), shard.data)
     return StoredShard(shard.entry, [])
 
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from cloudload.config.choices import CSV_QUOTING, REPLACE, STRICT
-from cloudload.data.file_kinds import recognize
+from cloudload.config import choices
+from cloudload.data import file_kinds
 from cloudload.tools.convert.input_files import InputFile
 
 DEFAULT_BLOCK_BYTES = 8 << 20
@@ -95,7 +95,7 @@ class Fields(tuple[str, ...]):
         cls,
         names: Iterable[str],
         encodings: Mapping[str, str] | None = None,
-        quoting: str = CSV_QUOTING,
+        quoting: str = choices.CSV_QUOTING,
     ) -> Fields:
         fields = super().__new__(cls, names)
         fields.encodings, fields.quoting = dict(encodings or {}), quoting
@@ -114,7 +114,7 @@ class InputBlock(Protocol):
     def start(self) -> BlockStart: ...
     @property
     def input_bytes(self) -> int: ...
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]: ...
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]: ...
 
 
 @runtime_checkable
@@ -134,7 +134,7 @@ class Utf8(bytes):
 class Utf8Block(Protocol):
     """A block of a format that stores texts as UTF-8."""
 
-    def utf8_records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def utf8_records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         """Yield the same records as `records`. The field `text_key` may be `Utf8`, not a string."""
         ...
 
@@ -226,11 +226,11 @@ def make_utf8(data: bytes, errors: str) -> tuple[bytes, bool]:
 
     They are not replaced with `errors` as `strict`, or if the data is in a format that is not text.
     """
-    if errors == REPLACE:
+    if errors == choices.REPLACE:
         try:
             data.decode()
         except UnicodeDecodeError:
-            if recognize(data) is None:
+            if file_kinds.recognize(data) is None:
                 return data.decode("utf-8", "replace").encode(), True
     return data, False
 
@@ -245,5 +245,5 @@ def replace_surrogates(value: Any) -> Any:
 def describe_not_utf8(error: UnicodeDecodeError) -> str:
     """Describe the problem of a record that is not valid UTF-8."""
     fault = f"not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})"
-    kind = recognize(error.object)
+    kind = file_kinds.recognize(error.object)
     return f"{fault}. The data starts like {kind}" if kind else fault

@@ -18,10 +18,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.data.mds.survey import JOURNAL_FOLDER
-from cloudload.data.storage.objects import download_object, upload_file
-from cloudload.data.storage.urls import join_url
-from cloudload.system.temp_files import scratch_file
+from cloudload.data import JOURNAL_FOLDER, objects, urls
+from cloudload.system import temp_files
 from cloudload.tools.convert.records import Record
 
 MOST_CHARACTERS = 1 << 16
@@ -65,7 +63,7 @@ def rejects_name(number: int) -> str:
 def store_rejects(file: BinaryIO, url: str) -> None:
     """Store a scratch file of rejects as an object."""
     file.flush()
-    upload_file(Path(file.name), url)
+    objects.upload_file(Path(file.name), url)
 
 
 def join_rejects(location: str, numbers: Iterable[int], url: str) -> None:
@@ -73,7 +71,7 @@ def join_rejects(location: str, numbers: Iterable[int], url: str) -> None:
 
     Raises `StoreError` if a segment's rejects are missing.
     """
-    with scratch_file() as file:
+    with temp_files.scratch_file() as file:
         for number in numbers:
-            download_object(join_url(location, rejects_name(number)), file)
+            objects.download_object(urls.join_url(location, rejects_name(number)), file)
         store_rejects(file, url)

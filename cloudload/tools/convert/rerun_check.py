@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cloudload.data.storage.redaction import redact
+from cloudload.data import redact
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.records import InputUnit, sum_bytes
 

@@ -22,14 +22,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.index import Column
-from cloudload.data.mds.index_parser import parse_index
-from cloudload.data.mds.own_objects import LENGTHS_PLACE
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
+from cloudload.data import Dataset, own_objects, parse_index, redact, shard_entries, urls
 from cloudload.errors import ConvertError, StoreError
-from cloudload.system.progress_bar import open_progress_bar
+from cloudload.system import open_progress_bar
 from cloudload.tools.convert.append import join_base, read_report_if_joined
 from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
@@ -235,7 +230,11 @@ def _convert_and_join(
     journal.check_plan(plan.digest)
     if run.rejects:
         _join_rejects(run, joined, list_done(joined.with_bad))
-    if base and run.count is None and list_sizes_at(join_url(run.location, LENGTHS_PLACE)):
+    if (
+        base
+        and run.count is None
+        and list_sizes_at(urls.join_url(run.location, own_objects.LENGTHS_PLACE))
+    ):
         logger.warning(
             "the token lengths of %s do not cover the documents that were appended. Count them: "
             "cloudload count %s --tokenizer NAME",
@@ -316,7 +315,7 @@ def _report(
     run: Conversion,
     joined: JoinedSegments,
     files: int,
-    columns: Iterable[Column],
+    columns: Iterable[shard_entries.Column],
     hidden: Mapping[str, Any],
     *,
     resumed: int = 0,

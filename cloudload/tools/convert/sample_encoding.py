@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.data.mds.index import Column
-from cloudload.data.mds.writer import MAX_SAMPLE_BYTES, ShardFormat, encode_sample, join_bytes
-from cloudload.system.arrays import Ints
+from cloudload.data import shard_entries, writer
+from cloudload.system import Ints
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_report import MAX_LISTED, Counts, cause_of, merge_causes
 from cloudload.tools.convert.records import InputBlock, Record, Utf8, Utf8Block
@@ -33,7 +32,7 @@ class ShardContext:
     """The settings that all shards share: config, format, and the journal that lists them."""
 
     config: ConvertConfig
-    form: ShardFormat
+    form: writer.ShardFormat
     journal: SegmentJournal
     keeps_rejects: bool = False
     work: CountWork | None = None
@@ -146,7 +145,7 @@ def _read_records(block: InputBlock, config: ConvertConfig, *, is_plain: bool) -
 
 def _join_samples(samples: Sequence[bytes]) -> EncodedSamples:
     sizes = np.fromiter(map(len, samples), np.int64, len(samples))
-    return EncodedSamples(join_bytes(samples, np.empty(int(sizes.sum()), np.uint8)), sizes)
+    return EncodedSamples(writer.join_bytes(samples, np.empty(int(sizes.sum()), np.uint8)), sizes)
 
 
 def _encode_plain(record: Record, text_key: str, id_key: str) -> tuple[bytes, int] | None:
@@ -166,13 +165,13 @@ def _encode_plain(record: Record, text_key: str, id_key: str) -> tuple[bytes, in
         name = (own_id or record.name).encode()
     except UnicodeEncodeError:
         return None
-    if not data or len(name) + len(data) > MAX_SAMPLE_BYTES:
+    if not data or len(name) + len(data) > writer.MAX_SAMPLE_BYTES:
         return None
     return b"".join((_TWO_SIZES.pack(len(name), len(data)), name, data)), len(data)
 
 
-def _encode_sample(columns: Sequence[Column], values: Mapping[str, Any]) -> bytes:
+def _encode_sample(columns: Sequence[shard_entries.Column], values: Mapping[str, Any]) -> bytes:
     try:
-        return encode_sample(columns, values)
+        return writer.encode_sample(columns, values)
     except ValueError as error:
         raise BadRecordError(str(error)) from error

@@ -22,14 +22,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from cloudload.data.mds.index import Column
-from cloudload.data.mds.survey import JOURNAL_FOLDER
-from cloudload.data.mds.writer import ShardBuffer
-from cloudload.data.storage.objects import write_object
-from cloudload.data.storage.urls import join_url
+from cloudload.data import JOURNAL_FOLDER, objects, shard_entries, urls, writer
 from cloudload.errors import ConvertError
-from cloudload.system.temp_files import scratch_file
-from cloudload.system.threads import DaemonThreadPool, run_in_order
+from cloudload.system import DaemonThreadPool, run_in_order, temp_files
 from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import check_versions
@@ -59,7 +54,7 @@ from cloudload.tools.count.group import CountWork
 logger = logging.getLogger("cloudload.convert")
 
 T = TypeVar("T")
-StoreShard = Callable[[ShardContext, ShardBuffer, ShardJob], StoredShard]
+StoreShard = Callable[[ShardContext, writer.ShardBuffer, ShardJob], StoredShard]
 
 _END: Any = object()
 _CLOSE_S = 30.0
@@ -72,7 +67,7 @@ class SegmentWork:
 
     output: Output
     config: ConvertConfig
-    columns: tuple[Column, ...]
+    columns: tuple[shard_entries.Column, ...]
     versions: Mapping[str, str]
     plan: str
     """The digest of the plan."""
@@ -140,7 +135,7 @@ def convert_numbered(
     home = work.output.home
     output = work.output.of_segment(number) if work.has_folders else work.output
     journal = SegmentJournal(output, work.plan, work.version)
-    with scratch_file() as rejects:
+    with temp_files.scratch_file() as rejects:
         done = convert_units(
             units,
             work.config,
@@ -153,13 +148,13 @@ def convert_numbered(
             blocks=blocks,
         )
         if work.keeps_rejects:
-            store_rejects(rejects, join_url(home, rejects_name(number)))
+            store_rejects(rejects, urls.join_url(home, rejects_name(number)))
     stored = sum(entry["samples"] for entries in done.entries.values() for entry in entries)
     check_documents(output.journal, stored, done.counts)
     note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
     if work.count is not None:
         note["lengths"] = done.lengths
-    write_object(join_url(home, note_name(number)), json.dumps(note).encode())
+    objects.write_object(urls.join_url(home, note_name(number)), json.dumps(note).encode())
     journal.remove()
     # two processes that convert the same segment must return the same
     return 0 if work.has_folders else done.resumed
@@ -174,7 +169,7 @@ def is_finished(location: str, number: int, plan: str, *, with_rejects: bool) ->
     note = read_note(location, number, plan)
     if note is None or not (with_rejects and note.counts.bad):
         return note is not None
-    return does_exist(join_url(location, rejects_name(number)))
+    return does_exist(urls.join_url(location, rejects_name(number)))
 
 
 def read_note(location: str, number: int, plan: str) -> Note | None:
@@ -182,7 +177,7 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
 
     Raises `ConvertError` if the note belongs to another plan.
     """
-    data = read_if_exists(join_url(location, note_name(number)))
+    data = read_if_exists(urls.join_url(location, note_name(number)))
     if data is None:
         return None
     note = json.loads(data)
@@ -204,7 +199,7 @@ def convert_units(
     config: ConvertConfig,
     journal: SegmentJournal,
     *,
-    columns: tuple[Column, ...],
+    columns: tuple[shard_entries.Column, ...],
     skip_bad: bool,
     on_bytes: Callable[[int], object],
     rejects: BinaryIO | None = None,
@@ -236,7 +231,7 @@ def convert_units(
         cutter = ShardCutter(form, done, position.counts)
         ahead = _read_ahead(unread, units, reader)
         jobs = cutter.cut(_encode(context, ahead, skip_bad, on_bytes, rejects))
-        stored = run_in_order(partial(storer.submit, store, context, ShardBuffer()), jobs, 1)
+        stored = run_in_order(partial(storer.submit, store, context, writer.ShardBuffer()), jobs, 1)
         for job, shard in stored:
             done.entries[job.split].append(shard.entry)
             done.lengths.extend(shard.lengths)

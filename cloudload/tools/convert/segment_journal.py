@@ -19,11 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from cloudload.data.mds.own_objects import SHARD
-from cloudload.data.mds.survey import JOURNAL_FOLDER
-from cloudload.data.storage.objects import create_object, delete_object
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
+from cloudload.data import JOURNAL_FOLDER, objects, own_objects, redact, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.conversion_plan import plan_version, refuse_replaced
 from cloudload.tools.convert.conversion_report import Counts
@@ -98,8 +94,8 @@ class SegmentJournal:
             content["split"] = split
         if lengths:
             content["lengths"] = list(lengths)
-        url = join_url(self._location, _entry_name(number))
-        entry = json.loads(create_object(url, json.dumps(content).encode()))
+        url = urls.join_url(self._location, _entry_name(number))
+        entry = json.loads(objects.create_object(url, json.dumps(content).encode()))
         self._check_plan(entry, number)
         if entry["shard"] != shard:
             raise self._refusal(number)
@@ -110,9 +106,9 @@ class SegmentJournal:
         The folder and temporary files remain, because another process that converts the same
         segment may still write to them.
         """
-        for name in list_sizes_at(join_url(self._location, JOURNAL_FOLDER)):
+        for name in list_sizes_at(urls.join_url(self._location, JOURNAL_FOLDER)):
             if _ENTRY_NAME.fullmatch(f"{JOURNAL_FOLDER}/{name}"):
-                delete_object(join_url(self._location, f"{JOURNAL_FOLDER}/{name}"))
+                objects.delete_object(urls.join_url(self._location, f"{JOURNAL_FOLDER}/{name}"))
 
     def _check_plan(self, entry: Mapping[str, Any], number: int) -> None:
         if entry.get("plan") != self.plan:
@@ -128,11 +124,11 @@ class SegmentJournal:
     def _list_shards(self, split: str, names: Mapping[str, int]) -> dict[str, int]:
         """Map the names of a split's shards to their sizes in bytes. `names` is the listing."""
         found = list_sizes_at(self.output.shards(split)) if split else names
-        return {name: size for name, size in found.items() if SHARD.fullmatch(name)}
+        return {name: size for name, size in found.items() if own_objects.SHARD.fullmatch(name)}
 
     def _read(self, name: str) -> bytes | None:
         # another process may finish the same segment at the same time, and remove the journal
-        return read_if_exists(join_url(self._location, name))
+        return read_if_exists(urls.join_url(self._location, name))
 
 
 def _entry_name(number: int) -> str:

@@ -14,27 +14,22 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from cloudload.data.mds.index import INDEX_NAME
-from cloudload.data.mds.own_objects import REPORT_NAME
-from cloudload.data.storage.globs import find_glob
-from cloudload.data.storage.locations import canonical, name_inside, same_or_inside
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import is_local, join_url
+from cloudload.data import globs, locations, own_objects, redact, shard_entries, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.output_location import read_if_exists
 
 _SHARD_NAMES = ("shard.00000.mds", "shard.00000.mds.zstd", "00000/shard.00000.mds.zstd")
-_WRITTEN = ("", INDEX_NAME, REPORT_NAME, *_SHARD_NAMES)
+_WRITTEN = ("", shard_entries.INDEX_NAME, own_objects.REPORT_NAME, *_SHARD_NAMES)
 _HUB_FILES = ("hf://datasets/", "hf://buckets/")
 
 
 def check_output(location: str, splits: Sequence[str], inputs: Any) -> None:
     """Raise `ValueError` if the folder of the output is inside an input, or contains one."""
-    names = [join_url(split, name) if split else name for split in splits for name in _WRITTEN]
+    names = [urls.join_url(split, name) if split else name for split in splits for name in _WRITTEN]
     for item in _list_locations(inputs):
-        glob = find_glob(item)
-        if same_or_inside(glob.folder if glob else item, location):
+        glob = globs.find_glob(item)
+        if locations.same_or_inside(glob.folder if glob else item, location):
             raise ValueError(_describe_contained(location))
         _check_outside("the output", location, item, names)
 
@@ -50,20 +45,22 @@ def check_file(what: str, url: str, inputs: Any) -> None:
 
 def check_listed(location: str, files: Iterable[InputFile]) -> None:
     """Raise `ValueError` if an input file is in the folder of the output, through any links."""
-    if not is_local(location):
+    if not urls.is_local(location):
         return
-    output = canonical(location)
-    folders = {os.path.dirname(file.url) for file in files if is_local(file.url)}
+    output = locations.canonical(location)
+    folders = {os.path.dirname(file.url) for file in files if urls.is_local(file.url)}
     if any(f"{os.path.realpath(folder)}/".startswith(f"{output}/") for folder in folders):
         raise ValueError(_describe_contained(location))
 
 
 def check_removed(location: str, names: Iterable[str], files: Iterable[InputFile]) -> None:
     """Raise `ConvertError` if one of the output's files, which will be removed, is an input."""
-    if not is_local(location):
+    if not urls.is_local(location):
         return
-    removed = {identity: name for name in names for identity in _identify(join_url(location, name))}
-    local = (file for file in files if is_local(file.url)) if removed else ()
+    removed = {
+        identity: name for name in names for identity in _identify(urls.join_url(location, name))
+    }
+    local = (file for file in files if urls.is_local(file.url)) if removed else ()
     for file in local:
         for identity in _identify(file.url):
             if identity in removed:
@@ -103,7 +100,7 @@ def check_twice(inputs: Sequence[Sequence[InputFile]]) -> None:
         return  # usual, and a million names need no memory
     places: dict[str, InputFile] = {}
     for file in files:
-        place = file.url if file.url == "-" else canonical(file.url)
+        place = file.url if file.url == "-" else locations.canonical(file.url)
         if _is_path(file):
             folder, name = os.path.split(file.url)
             place = os.path.join(real[folder], name)
@@ -116,7 +113,7 @@ def check_twice(inputs: Sequence[Sequence[InputFile]]) -> None:
 
 
 def _is_path(file: InputFile) -> bool:
-    return file.url != "-" and is_local(file.url)
+    return file.url != "-" and urls.is_local(file.url)
 
 
 def _found_twice(first: InputFile, second: InputFile) -> ValueError:
@@ -138,11 +135,13 @@ def _list_locations(inputs: Any) -> Iterator[str]:
 
 def _check_outside(what: str, location: str, item: str, names: Sequence[str]) -> None:
     """Raise `ValueError` if an input has `location`, or is a glob of one of `names` below it."""
-    glob = find_glob(item)
-    found = name_inside(location, glob.folder if glob else item)
+    glob = globs.find_glob(item)
+    found = locations.name_inside(location, glob.folder if glob else item)
     if found is None:
         return
-    if glob and not any(glob.matches(join_url(found, name) if found else name) for name in names):
+    if glob and not any(
+        glob.matches(urls.join_url(found, name) if found else name) for name in names
+    ):
         return
     is_input = not found and glob is None
     verb = "is the input" if is_input else "is inside the input"

@@ -15,17 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cloudload.data.mds.index_parser import parse_index
-from cloudload.data.mds.writer import (
-    PackedShard,
-    ShardBuffer,
-    ShardFormat,
-    encode_index,
-    pack_shard,
-)
-from cloudload.data.storage.objects import write_object
-from cloudload.data.storage.urls import join_url
-from cloudload.system.arrays import Ints
+from cloudload.data import objects, parse_index, urls, writer
+from cloudload.system import Ints
 from cloudload.tools.convert.conversion_report import Counts
 from cloudload.tools.convert.finished_part import FinishedWork, InputPosition
 from cloudload.tools.convert.sample_encoding import EncodedBlock, EncodedSamples, ShardContext
@@ -62,7 +53,7 @@ class ShardCutter:
     the first one to cut, and later also the blocks that have been cut.
     """
 
-    def __init__(self, form: ShardFormat, done: FinishedWork, counts: Counts) -> None:
+    def __init__(self, form: writer.ShardFormat, done: FinishedWork, counts: Counts) -> None:
         self.counts, self._place = counts, done.resumed
         self._splits = [
             _SplitCutter(form, split, len(done.entries[split]), position)
@@ -92,7 +83,7 @@ class _SplitCutter:
     """
 
     def __init__(
-        self, form: ShardFormat, split: str, number: int, position: InputPosition | None
+        self, form: writer.ShardFormat, split: str, number: int, position: InputPosition | None
     ) -> None:
         self.split, self._next, self._position = split, number, position
         # from the block of `position` on, also if blocks are shorter than when it was stored
@@ -154,14 +145,14 @@ class StoredShard(NamedTuple):
     """The shard's token lengths, as `ShardLengths` encodes them; empty if they are not counted."""
 
 
-def store_shard(context: ShardContext, buffer: ShardBuffer, job: ShardJob) -> StoredShard:
+def store_shard(context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob) -> StoredShard:
     """Build, compress, and hash a shard, count its tokens, list it in the journal, and store it.
 
     `buffer` may be used again after the call. Raises `StoreError` if the shard or its journal entry
     cannot be written, `ConvertError` if another conversion wrote another shard, and the errors of
     `measure_shard`.
     """
-    shard = pack_shard(context.form, job.number, job.sizes, job.parts, buffer)
+    shard = writer.pack_shard(context.form, job.number, job.sizes, job.parts, buffer)
     location = context.journal.output.shards(job.split)
     lengths = _count(context, location, shard)
     context.journal.record(
@@ -172,12 +163,12 @@ def store_shard(context: ShardContext, buffer: ShardBuffer, job: ShardJob) -> St
         counts=job.counts,
         lengths=lengths,
     )
-    write_object(join_url(location, shard.name), shard.data)
+    objects.write_object(urls.join_url(location, shard.name), shard.data)
     return StoredShard(shard.entry, lengths)
 
 
-def _count(context: ShardContext, location: str, shard: PackedShard) -> list[str]:
+def _count(context: ShardContext, location: str, shard: writer.PackedShard) -> list[str]:
     if context.work is None:
         return []
-    [info] = parse_index(encode_index([shard.entry]), location)
+    [info] = parse_index(writer.encode_index([shard.entry]), location)
     return [measure_shard(context.work, location, info, shard.raw).encode()]

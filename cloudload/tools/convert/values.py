@@ -23,10 +23,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 from uuid import UUID
 
-from cloudload.config.choices import REPLACE
-from cloudload.data.mds.index import Column
-from cloudload.data.mds.writer import shorten
-from cloudload.data.storage.urls import scheme_of, utf8_name
+from cloudload.config import choices
+from cloudload.data import shard_entries, urls, writer
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.readers.typed_text import parse_text
@@ -61,7 +59,9 @@ class Values(NamedTuple):
     is_replaced: bool
 
 
-def values_of(config: ConvertConfig, columns: Iterable[Column], record: Record) -> Values:
+def values_of(
+    config: ConvertConfig, columns: Iterable[shard_entries.Column], record: Record
+) -> Values:
     """Return the values of a record. Raises `BadRecordError` if it cannot be converted."""
     if record.fields is None:
         raise BadRecordError(record.problem)
@@ -71,7 +71,7 @@ def values_of(config: ConvertConfig, columns: Iterable[Column], record: Record) 
     for column in columns:
         if column.name not in values:
             values[column.name] = _kept_value(_find_kept(record, column), column)
-    if config.errors == REPLACE:
+    if config.errors == choices.REPLACE:
         valid = {name: replace_surrogates(value) for name, value in values.items()}
         is_replaced, values = is_replaced or valid != values, valid
         own_id = None if own_id is None else values["id"]
@@ -95,7 +95,7 @@ def _describe_id(value: Any) -> str | None:
     return str(value) or None if is_usable else None
 
 
-def _find_kept(record: Record, column: Column) -> Any:
+def _find_kept(record: Record, column: shard_entries.Column) -> Any:
     """Return the value of a kept field: of the record, or if it has no such field, of its path."""
     try:
         return find_field(record.fields or {}, column.name)
@@ -169,11 +169,11 @@ def _plain_json(value: Any, name: str) -> Any:
         return json.loads(json.dumps(value, default=_to_json))
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRecordError(
-            f"the field {name!r} cannot be written as JSON (it is {shorten(value)}: {error})"
+            f"the field {name!r} cannot be written as JSON (it is {writer.shorten(value)}: {error})"
         ) from error
 
 
-def _kept_value(value: Any, column: Column) -> Any:
+def _kept_value(value: Any, column: shard_entries.Column) -> Any:
     if column.encoding == "json":
         return _plain_json(value, column.name)
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
@@ -197,7 +197,7 @@ def partition_fields(record: Record) -> Mapping[str, str | None]:
 
 @lru_cache(1024)
 def _read_path(url: str) -> Mapping[str, str | None]:
-    if scheme_of(url) in ("http", "https"):
+    if urls.scheme_of(url) in ("http", "https"):
         url = url.partition("?")[0]
     pairs = (folder.partition("=") for folder in url.split("/")[:-1] if "=" in folder)
     return {
@@ -209,6 +209,6 @@ def _read_path(url: str) -> Mapping[str, str | None]:
 
 def _decode(text: str) -> str:
     try:
-        return unquote(utf8_name(text), errors="strict")
+        return unquote(urls.utf8_name(text), errors="strict")
     except UnicodeDecodeError:
-        return utf8_name(text)
+        return urls.utf8_name(text)

@@ -12,24 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cloudload.config.checks import as_integer
-from cloudload.config.choices import OnError, TokenDtype, TokenizerBackend
-from cloudload.config.rows import TEXT_KEY, RowsConfig
-from cloudload.config.stream import Stream
-from cloudload.config.transform import Transform
-from cloudload.data.cache.folder import default_cache
-from cloudload.data.mds.dataset import Corpus, Dataset
-from cloudload.data.mds.own_objects import LENGTHS, LENGTHS_PLACE
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import delete_object
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
-from cloudload.rows.tokenization.backend import choose_backend
-from cloudload.run.lengths.files import place_of
-from cloudload.run.lengths.lengths_index import make_key
-from cloudload.run.recipe import Recipe, open_recipe
-from cloudload.system.option_help import suggests_names
-from cloudload.system.progress_bar import open_progress_bar
+from cloudload.config import TEXT_KEY, RowsConfig, Stream, Transform, checks, choices
+from cloudload.data import Corpus, Dataset, Retry, cache_folder, objects, own_objects, redact, urls
+from cloudload.rows import choose_backend
+from cloudload.run import Recipe, length_files, lengths_index, open_recipe
+from cloudload.system import open_progress_bar, option_help
 from cloudload.tools.count.estimate import CountEstimate, estimate
 from cloudload.tools.count.group import (
     Counted,
@@ -50,7 +37,7 @@ logger = logging.getLogger("cloudload.count")
 _READ_AT_ONCE = 8
 
 
-@suggests_names
+@option_help.suggests_names
 def count_tokens(
     dataset: str | os.PathLike[str] | Stream,
     *,
@@ -58,11 +45,11 @@ def count_tokens(
     split: str | None = None,
     text_key: str = TEXT_KEY,
     tokens_key: str | None = None,
-    tokens_dtype: TokenDtype | None = None,
+    tokens_dtype: choices.TokenDtype | None = None,
     transform: Transform | None = None,
     transform_id: str | None = None,
-    on_error: OnError = "raise",
-    tokenizer_backend: TokenizerBackend = "auto",
+    on_error: choices.OnError = "raise",
+    tokenizer_backend: choices.TokenizerBackend = "auto",
     out: str | os.PathLike[str] | None = None,
     by: str | None = None,
     again: bool = False,
@@ -128,7 +115,7 @@ def count_tokens(
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     [data] = recipe.corpus.datasets
     work = prepare_count(
-        recipe, backend, place_of(data, None if out is None else os.fspath(out)), retry
+        recipe, backend, length_files.place_of(data, None if out is None else os.fspath(out)), retry
     )
     if by is not None:
         _check_by(data, by, worker)
@@ -139,7 +126,7 @@ def count_tokens(
     own = left if worker is None else _take_share(worker, jobs, left)
     units = own if by is None else _mark_counted(jobs, left)
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    processes = as_integer("processes", processes, 1)
+    processes = checks.as_integer("processes", processes, 1)
     tallies = _count(work, units, by, min(processes, len(units)) or 1, executor, progress=progress)
     if missing := _list_uncounted(work, jobs) if worker is not None else []:
         logger.info("other jobs have not yet counted %d of %d groups", len(missing), len(jobs))
@@ -151,7 +138,7 @@ def count_tokens(
     return replace(report, by=by, values=merge_tallies(by, tallies).list_values())
 
 
-@suggests_names
+@option_help.suggests_names
 def estimate_tokens(
     dataset: str | os.PathLike[str] | Stream,
     share: float = 0.01,
@@ -160,11 +147,11 @@ def estimate_tokens(
     split: str | None = None,
     text_key: str = TEXT_KEY,
     tokens_key: str | None = None,
-    tokens_dtype: TokenDtype | None = None,
+    tokens_dtype: choices.TokenDtype | None = None,
     transform: Transform | None = None,
     transform_id: str | None = None,
-    on_error: OnError = "raise",
-    tokenizer_backend: TokenizerBackend = "auto",
+    on_error: choices.OnError = "raise",
+    tokenizer_backend: choices.TokenizerBackend = "auto",
     retry: Retry | None = None,
 ) -> CountEstimate:
     """Estimate the tokens of a dataset from a sample of its documents. Writes nothing.
@@ -211,13 +198,13 @@ def _open(
     config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
     recipe = open_recipe(config, tokenizer, retry)
     text = recipe.tokenizer.json if recipe.has_text else ""
-    return recipe, choose_backend(text, backend, default_cache()).name
+    return recipe, choose_backend(text, backend, cache_folder.default_cache()).name
 
 
 def prepare_count(recipe: Recipe, backend: str, place: str, retry: Retry) -> CountWork:
     """Return the settings for counting a recipe's only dataset, which all groups share."""
     small = replace(recipe, corpus=Corpus(()), components=())
-    return CountWork(small, backend, make_key(recipe, 0), place, retry)
+    return CountWork(small, backend, lengths_index.make_key(recipe, 0), place, retry)
 
 
 def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
@@ -233,7 +220,7 @@ def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]
 
 def _remove_lengths(work: CountWork, worker: str | None) -> None:
     """Remove the lengths that belong to a key: first the indexes, without which none are used."""
-    folder = join_url(work.place, work.key.digest)
+    folder = urls.join_url(work.place, work.key.digest)
     if worker is not None:
         raise ValueError(
             "again (--again) removes the lengths of all groups, but worker counts only a share of "
@@ -241,10 +228,10 @@ def _remove_lengths(work: CountWork, worker: str | None) -> None:
         )
     indexes, groups = list[str](), list[str]()
     for name in sorted(list_found(work)):
-        if LENGTHS.fullmatch(f"{LENGTHS_PLACE}/{work.key.digest}/{name}"):
-            (indexes if name.endswith(".json") else groups).append(join_url(folder, name))
+        if own_objects.LENGTHS.fullmatch(f"{own_objects.LENGTHS_PLACE}/{work.key.digest}/{name}"):
+            (indexes if name.endswith(".json") else groups).append(urls.join_url(folder, name))
     for url in indexes + groups:
-        delete_object(url, work.retry)
+        objects.delete_object(url, work.retry)
 
 
 def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:

@@ -15,13 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
-from cloudload.run.lengths.group_file import FILTERED
-from cloudload.run.recipe import Recipe
-from cloudload.system.arrays import Floats, Ints
-from cloudload.system.reports import to_json
-from cloudload.system.temp_files import explained_full_disk
+from cloudload.data import Retry, redact
+from cloudload.run import Recipe, group_file
+from cloudload.system import Floats, Ints, reports, temp_files
 from cloudload.tools.count.group import open_meter
 from cloudload.tools.count.length_report import LengthCounter, LengthStats
 
@@ -57,7 +53,7 @@ class CountEstimate:
 
     def to_json(self) -> str:
         """Return the estimate as indented JSON."""
-        return to_json(self)
+        return reports.to_json(self)
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ def sample_lengths(recipe: Recipe, backend: str, share: float, retry: Retry) -> 
     chosen = full[_spread(len(full), num_shards)]
     found, rows, text_bytes = [], [], 0
     with (
-        explained_full_disk(),
+        temp_files.explained_full_disk(),
         tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
         open_meter(recipe, backend, Path(folder), retry) as meter,
     ):
@@ -147,7 +143,11 @@ def _spread(number: int, wanted: int) -> Ints:
 
 def _sums(lengths: Ints, sizes: Ints) -> tuple[int, int, int]:
     """Sum the tokens, filtered samples, and bytes of the samples read from a shard."""
-    return int(lengths[lengths > 0].sum()), int((lengths == FILTERED).sum()), int(sizes.sum())
+    return (
+        int(lengths[lengths > 0].sum()),
+        int((lengths == group_file.FILTERED).sum()),
+        int(sizes.sum()),
+    )
 
 
 def _sum_sample_bytes(recipe: Recipe, chosen: Ints, known: Floats) -> float:

@@ -16,31 +16,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.config.choices import ONCE
-from cloudload.data.cache.memory_shards import MemoryShards
-from cloudload.data.cache.shard_cache import ShardCache
-from cloudload.data.mds.dataset import Corpus, Dataset
-from cloudload.data.mds.shard import Shard
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import list_objects, read_object, write_object
-from cloudload.data.storage.redaction import explain, redact
-from cloudload.data.storage.urls import join_url
-from cloudload.errors import DatasetError, StoreError
-from cloudload.loading.workers.document_reader import DocumentReader, ShardSource
-from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
-from cloudload.rows.tokenization.tokenizer import TokenizerSpec
-from cloudload.run.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
-from cloudload.run.lengths.lengths_index import (
-    Group,
-    LengthsIndex,
-    LengthsKey,
-    ShardRange,
-    cut_groups,
-    index_name,
+from cloudload.config import choices
+from cloudload.data import (
+    Corpus,
+    Dataset,
+    MemoryShards,
+    Retry,
+    Shard,
+    ShardCache,
+    explain,
+    objects,
+    redact,
+    urls,
 )
-from cloudload.run.recipe import Recipe
-from cloudload.system.arrays import Ints
-from cloudload.system.temp_files import explained_full_disk
+from cloudload.errors import DatasetError, StoreError
+from cloudload.loading import DocumentReader, ShardSource
+from cloudload.rows import DocumentTokenizer, TokenizerSpec
+from cloudload.run import Recipe, group_file, lengths_index
+from cloudload.system import Ints, temp_files
 from cloudload.tools.count.length_report import LengthCounter
 from cloudload.tools.count.tally import Tally
 
@@ -58,14 +51,14 @@ class CountWork:
     """The recipe of a run that reads only this dataset. Its corpus is empty, to keep it small."""
     backend: str
     """The tokenizer backend."""
-    key: LengthsKey
+    key: lengths_index.LengthsKey
     place: str
     """The location of the lengths."""
     retry: Retry
 
-    def url_of(self, shards: ShardRange) -> str:
+    def url_of(self, shards: lengths_index.ShardRange) -> str:
         """Return the location of a group's file."""
-        return join_url(self.place, f"{self.key.digest}/{shards.name}")
+        return urls.join_url(self.place, f"{self.key.digest}/{shards.name}")
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class GroupJob:
 
     dataset: Dataset
     """The dataset with only the group's shards."""
-    shards: ShardRange
+    shards: lengths_index.ShardRange
     is_counted: bool = False
     """Whether the group's file exists. If so, only the values of a column are read."""
 
@@ -88,14 +81,14 @@ def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
     """Return the groups of a dataset, in order."""
     return [
         GroupJob(replace(dataset, shards=dataset.table[shards.first : shards.stop]), shards)
-        for shards in cut_groups(dataset.table, work.key)
+        for shards in lengths_index.cut_groups(dataset.table, work.key)
     ]
 
 
 def list_found(work: CountWork) -> set[str]:
     """Return the names of the existing files. Raises `StoreError` if they cannot be listed."""
     try:
-        found = list_objects(join_url(work.place, work.key.digest), work.retry)
+        found = objects.list_objects(urls.join_url(work.place, work.key.digest), work.retry)
     except StoreError as error:
         if not error.is_missing:
             raise
@@ -121,7 +114,7 @@ def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> Counte
     recipe = replace(work.recipe, corpus=Corpus((job.dataset,)))
     tally = Tally(by) if by is not None else None
     with (
-        explained_full_disk(),
+        temp_files.explained_full_disk(),
         tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
         open_meter(recipe, work.backend, Path(folder), work.retry) as meter,
     ):
@@ -134,7 +127,9 @@ def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> Counte
     return CountedGroup(job.raw_bytes, tally)
 
 
-def write_group(work: CountWork, shards: ShardRange, lengths: Ints, text_bytes: int) -> None:
+def write_group(
+    work: CountWork, shards: lengths_index.ShardRange, lengths: Ints, text_bytes: int
+) -> None:
     """Write the file of a group.
 
     `lengths` is int64 [samples]. A length may be `FILTERED` or `FAILED`. Raises `StoreError` if the
@@ -146,22 +141,22 @@ def write_group(work: CountWork, shards: ShardRange, lengths: Ints, text_bytes: 
         "samples": len(lengths),
         "tokens": int(lengths[lengths > 0].sum()),
         "empty": int((lengths == 0).sum()),
-        "filtered": int((lengths == FILTERED).sum()),
-        "failed": int((lengths == FAILED).sum()),
+        "filtered": int((lengths == group_file.FILTERED).sum()),
+        "failed": int((lengths == group_file.FAILED).sum()),
         "text_bytes": text_bytes,
     }
-    write_object(work.url_of(shards), encode_group(header, lengths), work.retry)
+    objects.write_object(work.url_of(shards), group_file.encode_group(header, lengths), work.retry)
 
 
-def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
+def read_group(work: CountWork, job: GroupJob) -> tuple[lengths_index.Group, Ints]:
     """Read the file of a counted group. Returns its entry for the index, and its lengths.
 
     Raises `DatasetError` if the file is damaged, and `StoreError` if it cannot be read.
     """
     url = work.url_of(job.shards)
-    data = read_object(url, work.retry)
+    data = objects.read_object(url, work.retry)
     try:
-        found = decode_group(data)
+        found = group_file.decode_group(data)
         if len(found.short) != job.shards.samples:
             raise ValueError(
                 f"it has {len(found.short):,} samples, but its shards have {job.shards.samples:,}"
@@ -171,7 +166,7 @@ def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
         raise DatasetError(
             f"{redact(url)} is damaged: {explain(error)}. Remove the file, and count again"
         ) from error
-    group = Group(
+    group = lengths_index.Group(
         name=job.shards.name,
         hash=hashlib.sha256(data).hexdigest(),
         bytes=len(data),
@@ -235,7 +230,7 @@ class LengthMeter:
         lengths = np.concatenate([part for part, _ in found])
         if self._stored_column is None:
             return lengths, sum(size for _, size in found)
-        return lengths, int(self._stored_bytes(shard, within)[lengths != FAILED].sum())
+        return lengths, int(self._stored_bytes(shard, within)[lengths != group_file.FAILED].sum())
 
     def shard(self, number: int) -> Shard:
         """Return the shard with index `number`, and prefetch the next two."""
@@ -255,7 +250,9 @@ class LengthMeter:
         size = 0 if self._stored_column else sum(len(text.encode()) for text in kept)
         if len(kept) == len(texts):
             return np.diff(offsets), size
-        lengths = np.array([FILTERED if text is None else FAILED for text in texts], np.int64)
+        lengths = np.array(
+            [group_file.FILTERED if text is None else group_file.FAILED for text in texts], np.int64
+        )
         lengths[[isinstance(text, str) for text in texts]] = np.diff(offsets)
         return lengths, size
 
@@ -275,7 +272,7 @@ class LengthMeter:
 @contextlib.contextmanager
 def open_meter(recipe: Recipe, backend: str, folder: Path, retry: Retry) -> Iterator[LengthMeter]:
     """Open a meter that stores shards in `folder` if they are too large for memory."""
-    cache = ShardCache(recipe.corpus, folder, retry, threads=_SHARDS_AHEAD, verify=ONCE)
+    cache = ShardCache(recipe.corpus, folder, retry, threads=_SHARDS_AHEAD, verify=choices.ONCE)
     shards = MemoryShards(recipe.corpus, cache, retry, threads=_SHARDS_AHEAD)
     try:
         yield LengthMeter(recipe, backend, shards)
@@ -298,7 +295,7 @@ class Counted:
 
     url: str
     """The location of the index."""
-    index: LengthsIndex
+    index: lengths_index.LengthsIndex
     spread: LengthCounter
     """The distribution of the lengths."""
 
@@ -314,13 +311,15 @@ def finish_count(work: CountWork, dataset: Dataset, jobs: Sequence[GroupJob]) ->
         groups.append(group)
         spread.add(lengths)
     data = Corpus((dataset,)).fingerprint(range(1))
-    index = LengthsIndex(asdict(work.key), data, tuple(groups))
-    url = join_url(work.place, f"{work.key.digest}/{index_name(data)}")
-    write_object(url, index.encode(), work.retry)
+    index = lengths_index.LengthsIndex(asdict(work.key), data, tuple(groups))
+    url = urls.join_url(work.place, f"{work.key.digest}/{lengths_index.index_name(data)}")
+    objects.write_object(url, index.encode(), work.retry)
     return Counted(url, index, spread)
 
 
-def read_groups(work: CountWork, jobs: Sequence[GroupJob]) -> Iterator[tuple[Group, Ints]]:
+def read_groups(
+    work: CountWork, jobs: Sequence[GroupJob]
+) -> Iterator[tuple[lengths_index.Group, Ints]]:
     """Read groups in order, eight at a time; see `read_group`."""
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         for first in range(0, len(jobs), _READ_AT_ONCE):

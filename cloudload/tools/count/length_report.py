@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloudload.system.arrays import Ints
-from cloudload.system.reports import to_json
+from cloudload.system import Ints, reports
 from cloudload.tools.count.tally import ValueCount
 
 PERCENTILES = (1, 5, 25, 50, 75, 90, 95, 99, 99.9)
@@ -97,7 +96,7 @@ class CountReport:
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
-        return to_json(self)
+        return reports.to_json(self)
 
 
 class LengthCounter:

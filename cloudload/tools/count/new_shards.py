@@ -18,21 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config.rows import RowsConfig
-from cloudload.config.stream import Stream
-from cloudload.data.cache.folder import default_cache
-from cloudload.data.mds.dataset import Corpus, Dataset
-from cloudload.data.mds.index import ShardInfo
-from cloudload.data.mds.own_objects import LENGTHS_PLACE
-from cloudload.data.mds.shard import Shard
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
-from cloudload.rows.tokenization.backend import choose_backend
-from cloudload.run.lengths.group_file import decode_group, encode_group
-from cloudload.run.lengths.lengths_index import make_key
-from cloudload.run.recipe import open_recipe_without_data
-from cloudload.system.arrays import Ints
+from cloudload.config import RowsConfig, Stream
+from cloudload.data import (
+    Corpus,
+    Dataset,
+    Retry,
+    Shard,
+    cache_folder,
+    own_objects,
+    redact,
+    shard_entries,
+    urls,
+)
+from cloudload.rows import choose_backend
+from cloudload.run import group_file, lengths_index, open_recipe_without_data
+from cloudload.system import Ints
 from cloudload.tools.count.group import (
     CountWork,
     GroupJob,
@@ -56,12 +56,12 @@ class ShardLengths:
     def encode(self) -> str:
         """Return the lengths as ASCII text, to store them in a journal."""
         header = {"samples": len(self.lengths), "text_bytes": self.text_bytes}
-        return base64.b64encode(encode_group(header, self.lengths)).decode()
+        return base64.b64encode(group_file.encode_group(header, self.lengths)).decode()
 
     @staticmethod
     def decode(text: str) -> ShardLengths:
         """Decode text that `encode` returned. Raises `ValueError` if it is damaged."""
-        found = decode_group(base64.b64decode(text))
+        found = group_file.decode_group(base64.b64decode(text))
         return ShardLengths(found.widen(), found.header["text_bytes"])
 
 
@@ -73,13 +73,13 @@ def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWor
     """
     config = RowsConfig((Stream(location),), seq_len=1, bos=None, eos=None, **documents)
     recipe = open_recipe_without_data(config, tokenizer)
-    backend = choose_backend(recipe.tokenizer.json, "auto", default_cache()).name
-    place = join_url(location, LENGTHS_PLACE)
-    return CountWork(recipe, backend, make_key(recipe, 0), place, Retry())
+    backend = choose_backend(recipe.tokenizer.json, "auto", cache_folder.default_cache()).name
+    place = urls.join_url(location, own_objects.LENGTHS_PLACE)
+    return CountWork(recipe, backend, lengths_index.make_key(recipe, 0), place, Retry())
 
 
 def measure_shard(
-    work: CountWork, location: str, info: ShardInfo, raw: bytes | memoryview
+    work: CountWork, location: str, info: shard_entries.ShardInfo, raw: bytes | memoryview
 ) -> ShardLengths:
     """Count the tokens of each sample of a shard in the dataset at `location`.
 
@@ -88,7 +88,7 @@ def measure_shard(
     """
     recipe = replace(work.recipe, corpus=Corpus((Dataset(location, (info,), ""),)))
     shard = Shard(Path(info.raw.name), info, memoryview(raw))
-    shard.url = redact(join_url(location, info.stored.name))
+    shard.url = redact(urls.join_url(location, info.stored.name))
     meter = LengthMeter(recipe, work.backend, _OneShard(shard))
     return ShardLengths(*meter.measure(np.arange(info.samples)))
 

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.shard import Shard, decode_value
-from cloudload.data.storage.redaction import redact
+from cloudload.data import Dataset, Shard, decode_value, redact
 from cloudload.errors import DatasetError
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 MOST_VALUES = 10_000
 """Maximum number of distinct values of a column. The report lists all of them."""

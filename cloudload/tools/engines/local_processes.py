@@ -25,11 +25,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
-from cloudload.data.storage.redaction import redact
+from cloudload.data import redact
 from cloudload.errors import WorkerError
-from cloudload.system.child_processes import GUARD_ADVICE, find_missing_script, send
-from cloudload.system.machine import raise_open_file_limit
-from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
+from cloudload.system import (
+    GUARD_ADVICE,
+    SIGTERM_STATUS,
+    exit_with_parent,
+    find_missing_script,
+    machine,
+    send,
+)
 
 logger = logging.getLogger("cloudload.engines")
 
@@ -58,7 +63,7 @@ def open_processes(number: int) -> Iterator[LocalProcesses | None]:
     if number <= 1:
         yield None
         return
-    raise_open_file_limit()
+    machine.raise_open_file_limit()
     processes = LocalProcesses(number)
     try:
         yield processes
@@ -164,7 +169,7 @@ def _describe_loss(process: Any) -> str:
 
 def _work(pipe: Any) -> None:
     exit_with_parent()
-    raise_open_file_limit()
+    machine.raise_open_file_limit()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             function, argument = pipe.recv()

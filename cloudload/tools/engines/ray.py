@@ -74,14 +74,14 @@ def parse_resources(text: str) -> dict[str, Any]:
     Any name other than `cpus` and `memory` is a custom resource. Raises `ValueError` if an item is
     not NAME=NUMBER.
     """
-    from cloudload.config.checks import parse_bytes
+    from cloudload.config import checks
 
     options: dict[str, Any] = {}
     for item in text.split(","):
         name, _, value = item.partition("=")
         try:
             if name == "memory":
-                options[name] = parse_bytes(value)
+                options[name] = checks.parse_bytes(value)
             elif name == "cpus":
                 options["num_cpus"] = float(value)
             else:

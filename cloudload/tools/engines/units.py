@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from cloudload.data.storage.redaction import redact
+from cloudload.data import redact
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.tools.engines.local_processes import LocalProcesses, OnBytes
 

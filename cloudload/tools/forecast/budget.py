@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.run.position import Position
+from cloudload.run import Position, RunLengths
 from cloudload.stats import TOKENS
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 
 _FEWEST_EPOCHS = 32
 _MOST_WORK, _WORK_OF_EPOCH = 1 << 21, 20_000  # in documents; each epoch also takes constant work

@@ -27,15 +27,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from cloudload.data.mds.dataset import Corpus
-from cloudload.data.storage.base import Retry
-from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
-from cloudload.order.bijection import GOLDEN, HALF_BITS, scramble
-from cloudload.rows.packing.packers import Packing
-from cloudload.run.lengths.files import CorpusLengths, DatasetLengths
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.run.recipe import Recipe, mixture_of
-from cloudload.system.arrays import Floats, Ints, Words
+from cloudload.data import Corpus, Retry
+from cloudload.loading import Mixed, WorkerPlan
+from cloudload.order import bijection
+from cloudload.rows import Packing
+from cloudload.run import Recipe, RunLengths, length_files, mixture_of
+from cloudload.system import Floats, Ints, Words
 from cloudload.tools.count.estimate import CountEstimate, sample_lengths
 from cloudload.tools.forecast.result import Figure
 
@@ -131,7 +128,7 @@ def open_cases(plan: WorkerPlan, share: float, rows_of_lane: int | None) -> Iter
 
 def _prepare(
     recipe: Recipe,
-    lengths: Sequence[CorpusLengths],
+    lengths: Sequence[length_files.CorpusLengths],
     root: Path,
     read: tuple[tuple[StreamSample, ...], str],
     rows_of_lane: int,
@@ -237,7 +234,7 @@ def _sample_stream(
     return StreamSample(found.estimate(), found.lengths, relative, mean_bytes, corpus.shard_starts)
 
 
-class _DrawnLengths(DatasetLengths):
+class _DrawnLengths(length_files.DatasetLengths):
     """The lengths of one dataset, drawn from sampled lengths.
 
     A length is drawn relative to the mean bytes of a sample in its shard, because documents in a
@@ -245,7 +242,7 @@ class _DrawnLengths(DatasetLengths):
     """
 
     def __init__(self, sample: StreamSample, seed: int) -> None:
-        self._sample, self._key = sample, scramble(np.array([seed], np.uint64))[0]
+        self._sample, self._key = sample, bijection.scramble(np.array([seed], np.uint64))[0]
         mean = float(np.maximum(sample.relative, 0).mean())
         all_bytes = float((sample.mean_bytes * np.diff(sample.shard_starts)).sum())
         self._scale = sample.estimate.tokens / (mean * all_bytes) if mean else 1.0
@@ -254,9 +251,9 @@ class _DrawnLengths(DatasetLengths):
         sample = self._sample
         if sample.is_whole:
             return sample.lengths[samples]
-        words = scramble(samples.astype(np.uint64) * GOLDEN ^ self._key)
+        words = bijection.scramble(samples.astype(np.uint64) * bijection.GOLDEN ^ self._key)
         pool = np.uint64(len(sample.relative))
-        places = (((words >> HALF_BITS) * pool) >> HALF_BITS).astype(np.int64)
+        places = (((words >> bijection.HALF_BITS) * pool) >> bijection.HALF_BITS).astype(np.int64)
         shards = np.searchsorted(sample.shard_starts, samples, side="right") - 1
         sizes = sample.relative[places] * sample.mean_bytes[shards] * self._scale
         drawn: Ints = np.where(
@@ -274,11 +271,11 @@ def _round(sizes: Floats, words: Words) -> Ints:
 
 def draw_corpus_lengths(
     recipe: Recipe, streams: Sequence[StreamSample], draw: int
-) -> CorpusLengths:
+) -> length_files.CorpusLengths:
     """Draw a length for each sample of a recipe's corpus. `draw` is the random seed."""
     datasets = tuple(_DrawnLengths(each, draw + 1) for each in streams)
     digest = f"drawn-{draw}"
-    return CorpusLengths(datasets, recipe.corpus.stream_starts, digest, ())
+    return length_files.CorpusLengths(datasets, recipe.corpus.stream_starts, digest, ())
 
 
 def relative_error(streams: Sequence[StreamSample]) -> float:

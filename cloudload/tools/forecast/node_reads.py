@@ -7,16 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from cloudload.data.mds.dataset import Corpus
-from cloudload.order.mixture_counts import count_rows
-from cloudload.order.uneven_deal import UnevenDeal
-from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
-from cloudload.rows.packing.tail import Tail
-from cloudload.run.components import Component
-from cloudload.run.lengths.run_lengths import RunLengths
-from cloudload.run.position import Position
-from cloudload.run.recipe import Recipe
-from cloudload.system.arrays import NEVER, Flags, Ints
+from cloudload.data import Corpus
+from cloudload.order import mixture_counts, uneven_deal
+from cloudload.rows import Tail, tables
+from cloudload.run import Component, Position, Recipe, RunLengths
+from cloudload.system import NEVER, Flags, Ints
 
 _ROWS_AT_ONCE = 1 << 20
 
@@ -27,7 +22,7 @@ class ReadingWorld:
 
     node_of_lane: Ints
     """The node that owns each lane: int64 [lanes]."""
-    dealing: UnevenDeal | None
+    dealing: uneven_deal.UnevenDeal | None
     """The assignment of rows to ranks; None if the world size divides `num_lanes`."""
     batch_size: int
     """Rows per rank and step."""
@@ -153,7 +148,7 @@ class NodeReads:
         Documents that are only fetched ahead do not count as read.
         """
         recipe = self.recipe
-        rows = count_rows(recipe.mixture, recipe.num_lanes, 0, self.last_row)
+        rows = mixture_counts.count_rows(recipe.mixture, recipe.num_lanes, 0, self.last_row)
         return np.stack([self._find_stops(place, own) for place, own in enumerate(rows)])
 
     def _find_stops(self, place: int, rows: Ints) -> Ints:
@@ -166,7 +161,9 @@ class NodeReads:
         found = walker.advance(start.cursors[place], rows, residues)
         if found.is_dry.any():
             return ends
-        stops: Ints = found.cursors[:, CURSOR_ORDINAL] + (found.cursors[:, CURSOR_OFFSET] > 0)
+        stops: Ints = found.cursors[:, tables.CURSOR_ORDINAL] + (
+            found.cursors[:, tables.CURSOR_OFFSET] > 0
+        )
         return stops
 
 

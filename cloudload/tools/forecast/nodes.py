@@ -17,13 +17,18 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from cloudload.data.cache.folder import cached_bytes
-from cloudload.data.cache.usage import join_overlaps, sum_in_use
-from cloudload.data.mds.dataset import Corpus, are_in_place, join_columns
-from cloudload.data.storage.urls import is_local
-from cloudload.loading.delivery.working_set import measure_working_set
+from cloudload.data import (
+    Corpus,
+    are_in_place,
+    cache_folder,
+    join_columns,
+    join_overlaps,
+    sum_in_use,
+    urls,
+)
+from cloudload.loading import measure_working_set
 from cloudload.stats import READ
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 from cloudload.tools.forecast.cases import Cases
 from cloudload.tools.forecast.request import Case, ForecastRequest
 from cloudload.tools.forecast.result import Figure, NodePlan, Point
@@ -313,13 +318,13 @@ def _figure(values: Sequence[float]) -> Figure:
 
 def _measure_shards(corpus: Corpus) -> ShardSizes:
     stored = [each.table.stored_bytes * ~are_in_place(each) for each in corpus.datasets]
-    return ShardSizes(cached_bytes(corpus), join_columns(stored))
+    return ShardSizes(cache_folder.cached_bytes(corpus), join_columns(stored))
 
 
 def _schemes_of_shards(corpus: Corpus) -> list[str]:
     """Return the URL scheme of each shard; "" for a local folder."""
     schemes: list[str] = []
     for dataset in corpus.datasets:
-        scheme = "" if is_local(dataset.url) else urlsplit(dataset.url).scheme
+        scheme = "" if urls.is_local(dataset.url) else urlsplit(dataset.url).scheme
         schemes += [scheme] * len(dataset.shards)
     return schemes

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from cloudload.system.reports import render_table
+from cloudload.system import reports
 from cloudload.tools.count.picture import check_picture
 from cloudload.tools.forecast.result import Figure, NodePlan, RunPlan
 from cloudload.tools.forecast.text_report import (
@@ -157,7 +157,7 @@ def _render_nodes(nodes: Sequence[NodePlan]) -> str:
 
 
 def _render_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    table = render_table("", heads, rows)
+    table = reports.render_table("", heads, rows)
     return f'<h2>{html.escape(title)}</h2><div class="table">{table}</div>'
 
 

@@ -26,15 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config.checks import as_integer
-from cloudload.config.choices import FIRST
-from cloudload.data.storage.redaction import redact
-from cloudload.loading.batch import Batch
-from cloudload.loading.delivery.description import counted
-from cloudload.loading.delivery.world import World
-from cloudload.loading.loader import CloudLoader
+from cloudload.config import checks, choices
+from cloudload.data import redact
+from cloudload.loading import Batch, CloudLoader, World, counted
 from cloudload.stats import READ, TOKENS
-from cloudload.system.arrays import divisors
+from cloudload.system import divisors
 from cloudload.tools.forecast.budget import parse_tokens
 from cloudload.tools.forecast.cases import Cases, open_cases
 from cloudload.tools.forecast.nodes import NodeForecast
@@ -86,10 +82,10 @@ def plan_run(
     table = read_prices(prices)
     budget = None if tokens is None else parse_tokens(tokens)
     nodes, ranks_per_node = (
-        as_integer("nodes", nodes, 1),
-        as_integer("ranks_per_node", ranks_per_node, 1),
+        checks.as_integer("nodes", nodes, 1),
+        checks.as_integer("ranks_per_node", ranks_per_node, 1),
     )
-    steps = None if steps is None else as_integer("steps", steps, 1)
+    steps = None if steps is None else checks.as_integer("steps", steps, 1)
     world_size = nodes * ranks_per_node
     options = {**options, "data": data, "device_mesh": None}
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
@@ -177,7 +173,9 @@ class _Forecast:
         ranks = counted(self._asked.world.size, "rank")
         until = ""
         if config.has_stream_ends and all(case.extent.is_whole for case in self._found):
-            which = "the first stream ends" if config.stopping == FIRST else "all streams end"
+            which = (
+                "the first stream ends" if config.stopping == choices.FIRST else "all streams end"
+            )
             until = f", until {which}"
         return (
             f"{urls}: {config.packing} rows of {config.seq_len:,} tokens, {ranks} on "

@@ -20,14 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.data.storage.redaction import explain
-from cloudload.loading.delivery.world import World, default_num_workers
-from cloudload.loading.session.preparation import is_worker_fast
-from cloudload.loading.workers.lane_reader import MOST_EAGERNESS
-from cloudload.loading.workers.prefetch import count_documents_ahead
-from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts
-from cloudload.run.lengths.run_lengths import RunLengths
+from cloudload.data import explain
+from cloudload.loading import (
+    MOST_EAGERNESS,
+    WorkerPlan,
+    World,
+    count_documents_ahead,
+    default_num_workers,
+    is_worker_fast,
+)
+from cloudload.order import uneven_deal
+from cloudload.run import RunLengths
 from cloudload.stats import READ
 from cloudload.tools.forecast.budget import Extent, find_extent
 from cloudload.tools.forecast.cases import Cases
@@ -92,7 +95,7 @@ def read_prices(path: str | os.PathLike[str] | None = None) -> Prices:
 def _explain(error: Exception) -> str:
     import yaml
 
-    from cloudload.run.streaming.training_yaml import explain_yaml_error
+    from cloudload.run import explain_yaml_error
 
     return explain_yaml_error(error) if isinstance(error, yaml.YAMLError) else explain(error)
 
@@ -238,6 +241,8 @@ class ForecastRequest:
     def open_world(self) -> ReadingWorld:
         """Return the nodes that read the run, and how rows are dealt to their ranks."""
         hosts = np.array(self.world.hosts)
-        dealing = deal_lanes([each.lanes for each in self.plan.recipe.components], hosts)
-        nodes = find_lane_hosts(self.plan.num_lanes, hosts, dealing)
+        dealing = uneven_deal.deal_lanes(
+            [each.lanes for each in self.plan.recipe.components], hosts
+        )
+        nodes = uneven_deal.find_lane_hosts(self.plan.num_lanes, hosts, dealing)
         return ReadingWorld(nodes, dealing, self.plan.delivery.batch_size)

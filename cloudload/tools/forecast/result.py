@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.system.reports import to_json, to_plain
+from cloudload.system import reports
 
 # Student's t for a two-sided 95% interval, by degrees of freedom (0 to 10); 1.96 beyond 10
 _STUDENT = (math.nan, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -211,12 +211,12 @@ class RunPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types. A figure is a dict; an unknown bound is None."""
-        values: dict[str, Any] = to_plain(self)
+        values: dict[str, Any] = reports.to_plain(self)
         return values
 
     def to_json(self) -> str:
         """Return the plan as indented JSON."""
-        return to_json(self)
+        return reports.to_json(self)
 
 
 def add(figures: list[Figure]) -> Figure:

@@ -24,20 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.order.mixture_counts import count_lane_rows
-from cloudload.order.seekable import SeekableOrder
-from cloudload.rows.packing.tables import (
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    REMNANT_LANE,
-    REMNANT_ORDINAL,
-    TAIL_REMNANT,
-)
-from cloudload.run.lengths.best_fit_walker import BestFitWalker
-from cloudload.run.lengths.row_finder import BestFitRows
-from cloudload.run.lengths.row_pieces import LANE, ORDINAL, ROW
-from cloudload.run.lengths.sizes import ABSENT, units_of
-from cloudload.system.arrays import NEVER, Flags, Ints, count_within
+from cloudload.order import SeekableOrder, mixture_counts
+from cloudload.rows import tables
+from cloudload.run import ABSENT, BestFitRows, BestFitWalker, row_pieces, units_of
+from cloudload.system import NEVER, Flags, Ints, count_within
 from cloudload.tools.forecast.node_reads import NodeReads, list_ends
 
 _MOST_LISTED = 1 << 24
@@ -186,7 +176,9 @@ def _sample_cursors(reading: NodeReads, place: int) -> tuple[Ints, Ints]:
     known: dict[int, Ints] = {}
     for row in np.unique(wanted[wanted <= tail_start]).tolist():
         if (cursors := reading.find(row)) is not None:
-            known[row] = cursors[place, :, CURSOR_ORDINAL] + (cursors[place, :, CURSOR_OFFSET] > 0)
+            known[row] = cursors[place, :, tables.CURSOR_ORDINAL] + (
+                cursors[place, :, tables.CURSOR_OFFSET] > 0
+            )
     known.setdefault(end, reading.stops[place])
     return np.array(list(known)), np.stack(list(known.values()))
 
@@ -282,9 +274,11 @@ def _list_played(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator
     for number in range(0, int(rows.counts.max()), step):
         lanes, numbers = rows.list_between(number, number + step)
         pieces = finder.find(lanes, numbers)
-        in_rows = rows.at(lanes, numbers)[pieces[:, ROW]]
-        np.minimum.at(firsts, (pieces[:, ORDINAL], pieces[:, LANE]), in_rows)
-        yield from find.list_uses(pieces[:, LANE], pieces[:, ORDINAL], in_rows)
+        in_rows = rows.at(lanes, numbers)[pieces[:, row_pieces.ROW]]
+        np.minimum.at(firsts, (pieces[:, row_pieces.ORDINAL], pieces[:, row_pieces.LANE]), in_rows)
+        yield from find.list_uses(
+            pieces[:, row_pieces.LANE], pieces[:, row_pieces.ORDINAL], in_rows
+        )
     yield from _list_others(reading, place, find, firsts)
 
 
@@ -321,16 +315,19 @@ def _list_tail(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[P
     tail, in_run = found
     num_lanes = reading.recipe.num_lanes
     pieces = tail.pieces[: tail.piece_starts[len(in_run)]]
-    remnants = tail.remnants[pieces[:, TAIL_REMNANT]]
+    remnants = tail.remnants[pieces[:, tables.TAIL_REMNANT]]
     rows = np.repeat(in_run, np.diff(tail.piece_starts[: len(in_run) + 1]))
-    lanes, ordinals = remnants[:, REMNANT_LANE] % num_lanes, remnants[:, REMNANT_ORDINAL]
+    lanes, ordinals = (
+        remnants[:, tables.REMNANT_LANE] % num_lanes,
+        remnants[:, tables.REMNANT_ORDINAL],
+    )
     if reading.world.dealing is None and not reading.recipe.config.is_mixed:
         owners = lanes  # the owner of a lane reads its documents for all nodes
     else:
         owners = rows % num_lanes
     yield find.find(lanes, ordinals, rows, owners)
     # with token lengths, nodes may fetch the other remnants ahead, but do not need them
-    lanes, ordinals = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T
+    lanes, ordinals = tail.remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
     starts = np.full(len(lanes), reading.tail_starts[place])
     yield from find.list_uses(
         lanes % num_lanes, ordinals, starts, is_ahead=not reading.measures_rest
@@ -390,7 +387,7 @@ class _LaneRows:
         self._num_lanes, self._stop = recipe.num_lanes, stop
         self._rows: Ints | None = None
         if len(recipe.components) == 1:
-            self.counts = count_lane_rows(recipe.num_lanes, 0, stop)
+            self.counts = mixture_counts.count_lane_rows(recipe.num_lanes, 0, stop)
             """Number of these rows in each lane: int64 [lanes]."""
             return
         rows = np.arange(stop)

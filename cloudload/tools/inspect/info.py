@@ -21,20 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config.stream import Stream
-from cloudload.data.mds.dataset import Dataset, open_corpus
-from cloudload.data.mds.document_columns import is_token_array
-from cloudload.data.mds.index import FIXED_FORMATS, Column, ShardInfo
-from cloudload.data.mds.own_objects import REPORT_NAME
-from cloudload.data.mds.shard_start import open_shard_start
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import read_object
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
+from cloudload.config import Stream
+from cloudload.data import (
+    Dataset,
+    Retry,
+    document_columns,
+    objects,
+    open_corpus,
+    open_shard_start,
+    own_objects,
+    redact,
+    shard_entries,
+    urls,
+)
 from cloudload.errors import StoreError
-from cloudload.system.arrays import Ints
-from cloudload.system.reports import to_json
-from cloudload.system.threads import DaemonThreadPool, run_in_order
+from cloudload.system import DaemonThreadPool, Ints, reports, run_in_order
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class DatasetInfo:
 
     def to_json(self) -> str:
         """Return the summary as indented JSON."""
-        return to_json(self)
+        return reports.to_json(self)
 
 
 def read_info(
@@ -207,7 +208,9 @@ def read_info(
     )
 
 
-def _spread(shards: Sequence[ShardInfo], number: int) -> Sequence[ShardInfo]:
+def _spread(
+    shards: Sequence[shard_entries.ShardInfo], number: int
+) -> Sequence[shard_entries.ShardInfo]:
     """Choose at most `number` shards that have samples, spread evenly."""
     full = [shard for shard in shards if shard.samples]
     if number >= len(full):
@@ -216,14 +219,14 @@ def _spread(shards: Sequence[ShardInfo], number: int) -> Sequence[ShardInfo]:
 
 
 def _distribute(
-    shards: Sequence[ShardInfo], value: Callable[[ShardInfo], int]
+    shards: Sequence[shard_entries.ShardInfo], value: Callable[[shard_entries.ShardInfo], int]
 ) -> Distribution | None:
     return Distribution.of(np.fromiter(map(value, shards), np.int64, len(shards)))
 
 
-def _list_columns(shards: Iterable[ShardInfo]) -> tuple[ColumnInfo, ...]:
-    num_shards: Counter[Column] = Counter()
-    num_samples: Counter[Column] = Counter()
+def _list_columns(shards: Iterable[shard_entries.ShardInfo]) -> tuple[ColumnInfo, ...]:
+    num_shards: Counter[shard_entries.Column] = Counter()
+    num_samples: Counter[shard_entries.Column] = Counter()
     # group shards first, because in most datasets all of them share one tuple of columns
     for columns, group in _group_by_columns(shards).items():
         for column in columns:
@@ -243,34 +246,34 @@ def _list_columns(shards: Iterable[ShardInfo]) -> tuple[ColumnInfo, ...]:
 
 
 def _group_by_columns(
-    shards: Iterable[ShardInfo],
-) -> dict[tuple[Column, ...], list[ShardInfo]]:
-    groups: dict[tuple[Column, ...], list[ShardInfo]] = {}
+    shards: Iterable[shard_entries.ShardInfo],
+) -> dict[tuple[shard_entries.Column, ...], list[shard_entries.ShardInfo]]:
+    groups: dict[tuple[shard_entries.Column, ...], list[shard_entries.ShardInfo]] = {}
     for shard in shards:
         groups.setdefault(shard.columns, []).append(shard)
     return groups
 
 
 def _describe_content(encoding: str) -> str:
-    if is_token_array(encoding):
+    if document_columns.is_token_array(encoding):
         return "token IDs"
-    if encoding in FIXED_FORMATS:
+    if encoding in shard_entries.FIXED_FORMATS:
         return "a number"
     return {"str": "text", "bytes": "text or token IDs", "json": "JSON"}.get(encoding, "other")
 
 
-def _count_tokens(column: Column, num_samples: int) -> int | None:
+def _count_tokens(column: shard_entries.Column, num_samples: int) -> int | None:
     """Count the token IDs in a column of arrays with a fixed shape; None for other columns."""
-    if column.bytes is None or not is_token_array(column.encoding):
+    if column.bytes is None or not document_columns.is_token_array(column.encoding):
         return None
     _, dtype, _ = column.encoding.split(":")
     return num_samples * column.bytes // np.dtype(dtype).itemsize
 
 
-def _read_sizes(dataset: Dataset, shards: Sequence[ShardInfo], retry: Retry) -> Ints:
+def _read_sizes(dataset: Dataset, shards: Sequence[shard_entries.ShardInfo], retry: Retry) -> Ints:
     """Return the size in bytes of every sample in `shards`: int64 [samples]."""
 
-    def read(info: ShardInfo) -> Ints:
+    def read(info: shard_entries.ShardInfo) -> Ints:
         with open_shard_start(dataset, info, 0, retry) as shard:
             return shard.sample_bytes()
 
@@ -289,7 +292,9 @@ def _read_report(url: str, samples: int, retry: Retry) -> dict[str, Any] | None:
     replaced the dataset, and not the report.
     """
     try:
-        data = read_object(join_url(url, REPORT_NAME), retry, _MOST_REPORT_BYTES)
+        data = objects.read_object(
+            urls.join_url(url, own_objects.REPORT_NAME), retry, _MOST_REPORT_BYTES
+        )
         report = json.loads(data)["report"]
     except StoreError as error:
         # a store may deny access to an object that does not exist

@@ -18,22 +18,26 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from cloudload.config.checks import as_integer
-from cloudload.config.rows import TEXT_KEY
-from cloudload.config.stream import Stream
-from cloudload.data.mds.dataset import Dataset, is_in_place, open_corpus
-from cloudload.data.mds.document_columns import check_text_column, is_token_array, open_token_column
-from cloudload.data.mds.download import download_shard
-from cloudload.data.mds.index import FIXED_FORMATS, Column, ShardInfo
-from cloudload.data.mds.shard import ID_KEY, Shard
-from cloudload.data.mds.shard_start import open_shard_start, open_temporary
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
+from cloudload.config import TEXT_KEY, Stream, checks
+from cloudload.data import (
+    ID_KEY,
+    Dataset,
+    Retry,
+    Shard,
+    document_columns,
+    download_shard,
+    is_in_place,
+    open_corpus,
+    open_shard_start,
+    open_temporary,
+    redact,
+    shard_entries,
+    urls,
+)
 from cloudload.errors import DatasetError
-from cloudload.system.temp_files import explained_full_disk
+from cloudload.system import temp_files
 
-_READABLE = ("str", "bytes", "json", *FIXED_FORMATS)
+_READABLE = ("str", "bytes", "json", *shard_entries.FIXED_FORMATS)
 _DEFAULT_LIMIT = 5
 
 
@@ -111,13 +115,13 @@ def read_samples(
         StoreError: the index or a shard cannot be read.
     """
     limit = (1 if id is not None else _DEFAULT_LIMIT) if limit is None else limit
-    limit = as_integer("limit", limit, 1)
+    limit = checks.as_integer("limit", limit, 1)
     retry, stream = retry or Retry(), Stream(os.fspath(dataset), split=split)
     expression = _compile(pattern)
     [found] = open_corpus([stream.location], retry).datasets
     chosen = _Filter(id, expression, text_key or TEXT_KEY)
     if text_key is not None or pattern is not None:
-        check_text_column([found], chosen.text_key)
+        document_columns.check_text_column([found], chosen.text_key)
     chosen.check(found)
     is_searched = id is not None or expression is not None
     return _read(found, _open_whole if is_searched else open_shard_start, limit, retry, chosen)
@@ -160,22 +164,29 @@ class _Filter:
             )
 
 
-def _names(columns: Iterable[Column]) -> set[str]:
+def _names(columns: Iterable[shard_entries.Column]) -> set[str]:
     return {column.name for column in columns}
 
 
-_OpenShard = Callable[[Dataset, ShardInfo, int, Retry], contextlib.AbstractContextManager[Shard]]
+_OpenShard = Callable[
+    [Dataset, shard_entries.ShardInfo, int, Retry], contextlib.AbstractContextManager[Shard]
+]
 
 
 @contextlib.contextmanager
-def _open_whole(dataset: Dataset, info: ShardInfo, _: int, retry: Retry) -> Iterator[Shard]:
+def _open_whole(
+    dataset: Dataset, info: shard_entries.ShardInfo, _: int, retry: Retry
+) -> Iterator[Shard]:
     """Open a whole shard: in place, or downloaded to a temporary file, with its hash checked."""
     if is_in_place(dataset, info):
         with open_shard_start(dataset, info, info.samples, retry) as shard:
             yield shard
         return
-    url = join_url(dataset.url, info.stored.name)
-    with explained_full_disk(), tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
+    url = urls.join_url(dataset.url, info.stored.name)
+    with (
+        temp_files.explained_full_disk(),
+        tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file,
+    ):
         target = cast("BinaryIO", file)
         fault = download_shard(
             url, info, target, retry, checks_hash=True, count_bytes=lambda _: None
@@ -216,7 +227,9 @@ def _read_value(shard: Shard, sample: int, column: int, encoding: str) -> Any:
     name = shard.info.columns[column].name
     if encoding in _READABLE:
         return shard.read_columns(sample, [name])[name]
-    if is_token_array(encoding):
-        [ids] = open_token_column(shard, name, None).read(shard, np.array([sample]))
+    if document_columns.is_token_array(encoding):
+        [ids] = document_columns.open_token_column(shard, name, None).read(
+            shard, np.array([sample])
+        )
         return np.frombuffer(ids.values[0], ids.dtype).tolist()
     return Unread(encoding, len(shard.read_bytes(sample, column)))

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cloudload.data.storage.urls import expand_home
+from cloudload.data import urls
 from cloudload.errors import DatasetError
-from cloudload.system.arrays import Floats, Ints
+from cloudload.system import Floats, Ints
 from cloudload.tools.losses.log_file import (
     EPOCH,
     ROW,
@@ -347,7 +347,7 @@ def read_losses(*places: str | os.PathLike[str]) -> Losses:
     there is no log, a file is not a loss log, or the files belong to different runs, and `OSError`
     if a file cannot be read.
     """
-    paths = [path for place in places for path in _list_files(expand_home(place))]
+    paths = [path for place in places for path in _list_files(urls.expand_home(place))]
     if not paths:
         raise DatasetError(
             f"there is no loss log in {', '.join(map(str, places))}. Pass the folder that LossLog "

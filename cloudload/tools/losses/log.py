@@ -22,14 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloudload.config.checks import as_integer
-from cloudload.data.storage.urls import expand_home
+from cloudload.config import checks
+from cloudload.data import urls
 from cloudload.errors import RanksDisagreeError
-from cloudload.loading.batch import Batch
-from cloudload.loading.loader import CloudLoader
-from cloudload.rows.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP, SPAN_STREAM
+from cloudload.loading import Batch, CloudLoader
+from cloudload.rows import tables
 from cloudload.segments import IGNORED_LABEL, pad_lengths
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 from cloudload.tools.losses.log_file import (
     COLUMNS,
     ROW,
@@ -123,11 +122,11 @@ class LossLog:
         *,
         flush_every: int = 100,
     ) -> None:
-        self._loader, self._flush_every = loader, as_integer("flush_every", flush_every, 1)
+        self._loader, self._flush_every = loader, checks.as_integer("flush_every", flush_every, 1)
         self._path: Path | None = None
         if folder is not None:
             name = f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}{SUFFIX}"
-            self._path = expand_home(folder) / name
+            self._path = urls.expand_home(folder) / name
         self._state = self._find_state()
         self._time, self._file, self._means = 0, _File(), _Means()
 
@@ -167,14 +166,17 @@ class LossLog:
                 f"do not match labels of shape {tuple(labels.shape)} in a batch of "
                 f"{len(batch.rows)} rows. Pass at_row and the labels for the same rows"
             )
-        low, high = np.searchsorted(spans[:, SPAN_ROW], [at_row, stop_row])
+        low, high = np.searchsorted(spans[:, tables.SPAN_ROW], [at_row, stop_row])
         spans = spans[low:high]
-        rows, lengths = spans[:, SPAN_ROW] - at_row, spans[:, SPAN_STOP] - spans[:, SPAN_START]
+        rows, lengths = (
+            spans[:, tables.SPAN_ROW] - at_row,
+            spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START],
+        )
         sums = _sum_by_span(losses, labels, pad_lengths(rows, lengths, (num_rows, seq_len)), rows)
         means = self._means
         if not np.array_equal(batch.rows, means.rows):
             means = _Means(means.sum(len(self._loader.stream_names)), batch.rows)
-        share = _Share(spans[:, SPAN_ROW], spans[:, SPAN_STREAM], sums)
+        share = _Share(spans[:, tables.SPAN_ROW], spans[:, tables.SPAN_STREAM], sums)
         others = (each.without(at_row, stop_row) for each in means.shares)
         self._means = means._replace(shares=(*others, share))
         if self._path is not None:
@@ -187,7 +189,7 @@ class LossLog:
 
     def _describe(self, batch: Batch, spans: Ints) -> Ints:
         """Return the table of records, in which token counts are 0: int64 [records, 8]."""
-        rows = batch.rows[spans[:, SPAN_ROW]]
+        rows = batch.rows[spans[:, tables.SPAN_ROW]]
         steps = self._loader.steps_of(rows)
         return np.column_stack([steps, rows, spans[:, 1:], np.zeros_like(rows)])
 

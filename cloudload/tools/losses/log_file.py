@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from cloudload.errors import DatasetError
-from cloudload.system.arrays import Flags, Floats, Ints
+from cloudload.system import Flags, Floats, Ints
 
 COLUMNS = ("step", "row", "stream", "epoch", "sample", "start", "stop", "tokens")
 STEP, ROW, STREAM, EPOCH, SAMPLE, START, STOP, TOKENS = range(len(COLUMNS))

@@ -28,7 +28,7 @@ matter. To read a single lane, a query simulates a world with one rank per lane,
 loader of that lane's rank.
 """
 
-from cloudload.loading.workers.trace import WholeDocument as WholeDocument
+from cloudload.loading import WholeDocument as WholeDocument
 from cloudload.tools.provenance.checkpoint import load_state as load_state
 from cloudload.tools.provenance.describe_state import Difference as Difference
 from cloudload.tools.provenance.describe_state import StateDescription as StateDescription

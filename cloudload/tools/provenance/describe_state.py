@@ -15,22 +15,11 @@ from typing import Any
 import numpy as np
 
 from cloudload.errors import CloudloadError, StreamChangedError
-from cloudload.loading.loader import CloudLoader
-from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
-from cloudload.run.changes import ACCEPTABLE_FIELDS
-from cloudload.run.recipe import (
-    FAIR,
-    FAIR_FIELD,
-    MAX_EPOCHS_FIELD,
-    SAMPLES_FIELD,
-    STREAM_SHARDS_FIELD,
-    TOKENS_FIELD,
-)
-from cloudload.run.sources import read_sources
-from cloudload.run.state import Saved, read_state
+from cloudload.loading import CloudLoader
+from cloudload.rows import tables
+from cloudload.run import ACCEPTABLE_FIELDS, Saved, read_sources, read_state, state_fields
 from cloudload.stats import DOCUMENTS, FAILED, PADDING, READ, TOKENS
-from cloudload.system.arrays import divisors
-from cloudload.system.reports import to_plain
+from cloudload.system import divisors, reports
 
 _POSITION = ("rows", "table_rows", "batches", "tail", "stream_tails", "skipped", "origin")
 _LANES = ("counts", "cursors", "document_sizes", "residues")
@@ -42,11 +31,13 @@ _FREE = {
     "tokenizer_backend": "may change: all backends give the same IDs",
     "global_batch": "may change: no rows are lost or repeated",
     "cloudload": "may change: it is the version that wrote the state",
-    STREAM_SHARDS_FIELD: "may change: a resume reads the shards that the run began with",
-    FAIR_FIELD: "may change: a resume keeps the rule that the run began with",
-    SAMPLES_FIELD: "compared only if data differs",
+    state_fields.STREAM_SHARDS_FIELD: (
+        "may change: a resume reads the shards that the run began with"
+    ),
+    state_fields.FAIR_FIELD: "may change: a resume keeps the rule that the run began with",
+    state_fields.SAMPLES_FIELD: "compared only if data differs",
 }
-_BY_STREAM = (TOKENS_FIELD, MAX_EPOCHS_FIELD)
+_BY_STREAM = (state_fields.TOKENS_FIELD, state_fields.MAX_EPOCHS_FIELD)
 """The fields with a comma-separated value for each stream. A value may be empty."""
 _HELD = "held: a resume rejects a different value"
 _ACCEPTABLE = "held, unless you accept a different value with on_change={{{name!r}: 'accept'}}"
@@ -122,7 +113,7 @@ class StateDescription:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, as plain JSON types."""
-        values: dict[str, Any] = to_plain(self)
+        values: dict[str, Any] = reports.to_plain(self)
         return values
 
 
@@ -166,7 +157,7 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
             for row, weights in saved.mixture.schedule
         ),
         held=dict(saved.fields),
-        fair_start=FAIR if saved.is_fair else None,
+        fair_start=state_fields.FAIR if saved.is_fair else None,
         data=data,
         tokenizer=tokenizer,
     )
@@ -231,13 +222,13 @@ def _describe_lanes(saved: Saved, names: tuple[str, ...]) -> list[LanePositions]
     ):
         # an epoch is rounded up to a multiple of `num_lanes`, so its last places may be holes
         stride = documents if documents < num_lanes else -(-documents // num_lanes) * num_lanes
-        epochs = cursors[:, CURSOR_ORDINAL] * num_lanes / max(1, stride)
+        epochs = cursors[:, tables.CURSOR_ORDINAL] * num_lanes / max(1, stride)
         found.append(
             LanePositions(
                 names[streams.start : streams.stop],
                 float(epochs.min()),
                 float(epochs.max()),
-                int(np.count_nonzero(cursors[:, CURSOR_OFFSET])),
+                int(np.count_nonzero(cursors[:, tables.CURSOR_OFFSET])),
             )
         )
     return found

@@ -10,15 +10,10 @@ from typing import Any
 import numpy as np
 
 from cloudload.errors import DatasetError
-from cloudload.loading.batch import Batch
-from cloudload.loading.loader import CloudLoader
-from cloudload.loading.workers.trace import Tracer
-from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.order.epoch_order import positions_of
-from cloudload.rows.packing.residue import residue_spans
-from cloudload.rows.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
-from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
-from cloudload.run.lengths.run_lengths import RunLengths
+from cloudload.loading import Batch, CloudLoader, Tracer, WorkerPlan
+from cloudload.order import positions_of
+from cloudload.rows import residue_spans, tables
+from cloudload.run import FoundSpan, RunLengths, find_spans
 from cloudload.tools.provenance.state_run import Run, open_lane
 
 _ROWS_AT_ONCE = 16
@@ -181,7 +176,7 @@ def _occurrences(
 ) -> Iterator[Occurrence]:
     """Yield each occurrence of a document, (stream, sample), in a batch's rows up to `last_row`."""
     rows, spans = batch.rows, batch.spans
-    is_found = (spans[:, [SPAN_STREAM, SPAN_SAMPLE]] == document).all(1)
+    is_found = (spans[:, [tables.SPAN_STREAM, tables.SPAN_SAMPLE]] == document).all(1)
     for row, stream, epoch, sample, start, stop in spans[is_found].tolist():
         number = int(rows[row])
         if number <= last_row:
@@ -216,7 +211,7 @@ def _component_of(plan: WorkerPlan, stream: int) -> int:
 def _current_epochs(plan: WorkerPlan, component: int) -> tuple[int, list[int]]:
     """Return the first epoch with a document that is not yet in a row, and each lane's epoch."""
     lanes, position = plan.recipe.components[component].lanes, plan.position
-    ordinals = position.cursors[component, :, CURSOR_ORDINAL].tolist()
+    ordinals = position.cursors[component, :, tables.CURSOR_ORDINAL].tolist()
     current = [lanes.epoch_position(lane, ordinal)[0] for lane, ordinal in enumerate(ordinals)]
     waiting = [
         lanes.epoch_position(lane, document)[0]
@@ -239,5 +234,5 @@ def _lanes_of(plan: WorkerPlan, stream: int, sample: int, epoch: int) -> list[in
 
 def _last_epoch(batch: Batch, streams: range) -> int:
     """Return the latest epoch of the documents from `streams` in a batch; -1 if there are none."""
-    is_own = np.isin(batch.spans[:, SPAN_STREAM], streams)
-    return int(batch.spans[is_own, SPAN_EPOCH].max(initial=-1))
+    is_own = np.isin(batch.spans[:, tables.SPAN_STREAM], streams)
+    return int(batch.spans[is_own, tables.SPAN_EPOCH].max(initial=-1))

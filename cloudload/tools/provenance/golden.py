@@ -25,12 +25,11 @@ from typing import Any
 
 import xxhash
 
-from cloudload.config.checks import as_integer
+from cloudload.config import checks
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.loading.batch import Batch
-from cloudload.loading.loader import CloudLoader
-from cloudload.rows.packing.tables import SPAN_STREAM
-from cloudload.run.state import read_state
+from cloudload.loading import Batch, CloudLoader
+from cloudload.rows import tables
+from cloudload.run import read_state
 from cloudload.tools.provenance.describe_state import (
     Difference,
     compare_options,
@@ -141,7 +140,7 @@ def record_golden(num_rows: int = NUM_ROWS, **options: Any) -> Golden:
     the whole run is recorded. Raises `ValueError` for a number of rows below 1, and the errors of
     `CloudLoader`.
     """
-    num_rows = as_integer("num_rows", num_rows, 1)
+    num_rows = checks.as_integer("num_rows", num_rows, 1)
     with _open_alone(options) as loader:
         state = loader.state_dict()
         rows = tuple(itertools.islice(_read_rows(loader), num_rows + 1))
@@ -222,7 +221,7 @@ def _record(loader: CloudLoader, batch: Batch) -> Iterator[GoldenSpan]:
     """Yield the spans of a batch with a single row."""
     tokens, place = batch["input_ids"][0].numpy(), 0
     traced = loader.open_tracer().trace_whole(batch.spans, batch.rows)
-    streams = batch.spans[:, SPAN_STREAM].tolist()
+    streams = batch.spans[:, tables.SPAN_STREAM].tolist()
     for stream, (span, document) in zip(streams, traced, strict=True):
         stop = place + span.stop - span.start
         yield GoldenSpan(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.segments import IGNORED_LABEL
-from cloudload.system.arrays import Ints
+from cloudload.system import Ints
 from cloudload.tools.provenance.viewed_rows import ViewedRow, ViewedSpan
 
 _MOST_CHARACTERS = 1 << 24

@@ -19,17 +19,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from cloudload.config.choices import AUTO
-from cloudload.config.stream import Stream, name_streams
-from cloudload.config.transform import GIVEN_ID, Transform
-from cloudload.data.storage.redaction import explain
+from cloudload.config import GIVEN_ID, Stream, Transform, choices, name_streams
+from cloudload.data import explain
 from cloudload.errors import StreamChangedError
-from cloudload.loading.loader import CloudLoader
-from cloudload.rows.tokenization.tokenizer import WITHOUT_TOKENIZER
-from cloudload.run.changes import ACCEPTABLE_FIELDS
-from cloudload.run.recipe import HELD_CONFIG_FIELDS
-from cloudload.run.sources import read_sources
-from cloudload.run.state import Saved, read_state
+from cloudload.loading import CloudLoader
+from cloudload.rows import WITHOUT_TOKENIZER
+from cloudload.run import ACCEPTABLE_FIELDS, Saved, read_sources, read_state, state_fields
 
 
 @dataclass(frozen=True)
@@ -145,7 +140,7 @@ def open_run(
         (row, dict(zip(names, weights, strict=False))) for row, weights in saved.mixture.schedule
     ]
     arguments = {
-        **{name: saved.fields[name] for name in HELD_CONFIG_FIELDS},
+        **{name: saved.fields[name] for name in state_fields.HELD_CONFIG_FIELDS},
         "data": list(streams),
         "tokenizer": tokenizer,
         "transform": transform,
@@ -158,7 +153,7 @@ def open_run(
         "tokens_dtype": sources.tokens_dtype,
         "schedule": schedule if sources.is_mixed else None,
         "stopping": saved.stopping,
-        "lengths": AUTO if lengths is None else lengths,
+        "lengths": choices.AUTO if lengths is None else lengths,
     }
     return Run(state, arguments, global_batch)
 

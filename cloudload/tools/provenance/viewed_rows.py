@@ -24,13 +24,9 @@ from typing import Any
 import numpy as np
 
 from cloudload.errors import DatasetError
-from cloudload.loading.batch import Batch
-from cloudload.loading.loader import CloudLoader
-from cloudload.loading.workers.trace import TracedSpan, WholeDocument
-from cloudload.rows.packing.tables import SPAN_ROW, SPAN_SAMPLE, SPAN_STREAM
-from cloudload.rows.tokenization.loading import load_hf
-from cloudload.system.arrays import Ints, Tokens
-from cloudload.system.reports import escape_text, render_table
+from cloudload.loading import Batch, CloudLoader, TracedSpan, WholeDocument
+from cloudload.rows import load_hf, tables
+from cloudload.system import Ints, Tokens, reports
 from cloudload.tools.provenance.state_run import Run, open_lane
 
 _MOST_TOKENS = 2_048
@@ -104,7 +100,7 @@ class ViewedRow:
             )
             for each in self.spans
         ]
-        return f'<div style="white-space:pre-wrap">{tokens}</div>' + render_table(
+        return f'<div style="white-space:pre-wrap">{tokens}</div>' + reports.render_table(
             title, heads, rows
         )
 
@@ -121,7 +117,7 @@ class ViewedRow:
 def _color_token(text: str, document: int) -> str:
     """Render a token with its document's background color; padding (-1) is gray."""
     color = _COLORS[document % len(_COLORS)] if document >= 0 else "#8883"
-    return f'<span style="background:{color}">{escape_text(text)}</span>'
+    return f'<span style="background:{color}">{reports.escape_text(text)}</span>'
 
 
 def view_rows(
@@ -162,11 +158,11 @@ def _view_batch(
     token_texts: TokenTexts,
 ) -> Iterator[ViewedRow]:
     """View the rows at `places` of a batch. `step` is (step, first row of the step in the run)."""
-    spans = batch.spans[np.isin(batch.spans[:, SPAN_ROW], places)]
+    spans = batch.spans[np.isin(batch.spans[:, tables.SPAN_ROW], places)]
     traced = loader.open_tracer().trace_whole(spans, batch.rows)
     step_index, first_row = step
     for place in places:
-        own = np.flatnonzero(spans[:, SPAN_ROW] == place).tolist()
+        own = np.flatnonzero(spans[:, tables.SPAN_ROW] == place).tolist()
         input_ids = batch["input_ids"][place].numpy().astype(np.int32)
         ids = input_ids.tolist()
         viewed = _place_spans([traced[each] for each in own])
@@ -286,9 +282,9 @@ def trace_steps(
     for step, loader, batch, place in read_steps(run, steps, only, delivery):
         spans = batch.spans
         if place is not None:
-            spans = spans[spans[:, SPAN_ROW] == place]
+            spans = spans[spans[:, tables.SPAN_ROW] == place]
         elif rows is not None:
-            spans = spans[np.isin(spans[:, SPAN_ROW], list(rows))]
+            spans = spans[np.isin(spans[:, tables.SPAN_ROW], list(rows))]
         yield step, loader.open_tracer().trace(spans, batch.rows)
 
 
@@ -343,11 +339,11 @@ def trace_documents(run: Run, spans: Ints, rows: Ints, **delivery: Any) -> list[
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
         starts = loader.recipe.corpus.stream_starts
-        streams = np.minimum(spans[:, SPAN_STREAM], len(starts) - 2)
-        is_known = streams == spans[:, SPAN_STREAM]
-        is_known &= spans[:, SPAN_SAMPLE] < np.diff(starts)[streams]
+        streams = np.minimum(spans[:, tables.SPAN_STREAM], len(starts) - 2)
+        is_known = streams == spans[:, tables.SPAN_STREAM]
+        is_known &= spans[:, tables.SPAN_SAMPLE] < np.diff(starts)[streams]
         if not is_known.all():
-            stream, sample = spans[~is_known][0, [SPAN_STREAM, SPAN_SAMPLE]].tolist()
+            stream, sample = spans[~is_known][0, [tables.SPAN_STREAM, tables.SPAN_SAMPLE]].tolist()
             raise DatasetError(
                 f"the data has no sample {sample:,} in stream {stream}. Either this is not the "
                 "data of the run, or shards are missing. Pass the data that the run read (--data)"

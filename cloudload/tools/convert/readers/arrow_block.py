@@ -11,11 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cloudload.config.choices import STRICT
-from cloudload.data.file_kinds import describe_misnamed
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import download_object, open_object
-from cloudload.data.storage.urls import is_local, local_path
+from cloudload.config import choices
+from cloudload.data import Retry, file_kinds, objects, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import (
     DamagedError,
@@ -122,7 +119,7 @@ class ArrowBlock:
     schema: tuple[str, ...] = ()
     """The names of all columns, to list in errors, if no column has the text; otherwise empty."""
 
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         readers = dict(zip(self.batch.schema.names, map(_reader, self.batch.columns), strict=True))
         for position in range(self.batch.num_rows):
             row = self.start.line + position
@@ -134,7 +131,7 @@ class ArrowBlock:
                         fields[name] = read(position)
                     except UnicodeDecodeError:
                         value = self.batch.column(name)[position]
-                        if errors == STRICT or not hasattr(value, "as_buffer"):
+                        if errors == choices.STRICT or not hasattr(value, "as_buffer"):
                             raise
                         data, is_replaced = make_utf8(bytes(value.as_buffer()), errors)
                         fields[name] = data.decode()
@@ -147,7 +144,7 @@ class ArrowBlock:
             else:
                 yield Record(self.file, str(row), fields, is_replaced=is_replaced)
 
-    def utf8_records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def utf8_records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         if (columns := self._list_values(text_key)) is None:
             yield from self.records(text_key, errors)
             return
@@ -277,10 +274,10 @@ def local_copy(
     decompressed or copied, or if it is not what its name says, and `StoreError` if it cannot be
     read.
     """
-    if file.url != "-" and is_local(file.url) and file.compression is None:
-        with open_object(file.url, tag=file.tag) as stored:
+    if file.url != "-" and urls.is_local(file.url) and file.compression is None:
+        with objects.open_object(file.url, tag=file.tag) as stored:
             _refuse_misnamed(file, stored)
-        return local_path(file.url)
+        return urls.local_path(file.url)
     path = folder / "file"
     try:
         with path.open("w+b") as target:
@@ -289,7 +286,9 @@ def local_copy(
             elif file.url == "-" or file.compression:
                 target.writelines(read_decompressed(file))
             else:
-                check_read(file, download_object(file.url, target, LONG_DOWNLOAD, tag=file.tag))
+                check_read(
+                    file, objects.download_object(file.url, target, LONG_DOWNLOAD, tag=file.tag)
+                )
             target.seek(0)
             _refuse_misnamed(file, target)
     except DamagedError as error:
@@ -307,5 +306,5 @@ def local_copy(
 def _refuse_misnamed(file: InputFile, stored: BinaryIO) -> None:
     """Raise `ConvertError` if a file's first bytes show that it is not what its name says."""
     content = stored.read(_HEAD_BYTES)
-    if problem := describe_misnamed(content, None):
+    if problem := file_kinds.describe_misnamed(content, None):
         raise ConvertError(f"{file.display_name}: {problem}")

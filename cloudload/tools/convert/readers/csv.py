@@ -30,8 +30,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudload.config.choices import CSV_QUOTING, STRICT
-from cloudload.data.mds.writer import shorten
+from cloudload.config import choices
+from cloudload.data import writer
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import (
     MOST_RECORD_BYTES,
@@ -89,7 +89,9 @@ class _Dialect:
 
     @staticmethod
     def of(file: InputFile, fields: Fields) -> _Dialect:
-        return _Dialect("\t" if file.format == "tsv" else ",", fields.quoting == CSV_QUOTING)
+        return _Dialect(
+            "\t" if file.format == "tsv" else ",", fields.quoting == choices.CSV_QUOTING
+        )
 
     def split(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the bytes of each record, with the errors of `split_records`."""
@@ -201,8 +203,8 @@ def _refuse_other_delimiter(name: str, where: str) -> None:
     for delimiter, (noun, advice) in _OTHER_DELIMITERS.items():
         if delimiter in name:
             raise ConvertError(
-                f"{where}: the header has only the field {shorten(name)}. If {noun} separate the "
-                f"fields, {advice}"
+                f"{where}: the header has only the field {writer.shorten(name)}. If {noun} "
+                f"separate the fields, {advice}"
             )
 
 
@@ -250,7 +252,7 @@ class CsvBlock:
     encodings: Mapping[str, str]
     damage: str | None
 
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         line, is_in_head = self.start.line, self.start.offset == 0
         for data in self.dialect.split([self.data]):
             is_blank = _is_blank(data)

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cloudload.config.choices import STRICT
+from cloudload.config import choices
 from cloudload.tools.convert.input_files import (
     MOST_RECORD_BYTES,
     DamagedError,
@@ -106,7 +106,7 @@ class JsonArrayBlock:
     elements: tuple[bytes, ...]
     damage: str | None
 
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for number, element in enumerate(self.elements, self.start.line):
             data, is_replaced = make_utf8(element, errors)
             fields, problem = parse_object(data)

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudload.config.choices import STRICT
+from cloudload.config import choices
 from cloudload.tools.convert.input_files import (
     MOST_RECORD_BYTES,
     DamagedError,
@@ -112,7 +112,7 @@ class LinesBlock:
     damage: str | None
     is_range: bool = False
 
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         is_json = self.file.format != "lines"
         for place, line in self._lines():
             if is_json and not line.strip():

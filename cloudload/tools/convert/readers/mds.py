@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from cloudload.config.choices import STRICT
-from cloudload.data.mds.download import check_hash, download_shard
-from cloudload.data.mds.index import FIXED_FORMATS, Column, ShardInfo
-from cloudload.data.mds.shard import Shard, decode_value
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.urls import is_local, local_path
+from cloudload.config import choices
+from cloudload.data import (
+    Retry,
+    Shard,
+    check_hash,
+    decode_value,
+    download_shard,
+    shard_entries,
+    urls,
+)
 from cloudload.errors import ConvertError, DatasetError
-from cloudload.system.temp_files import explained_full_disk
+from cloudload.system import temp_files
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.records import (
     MAX_BLOCK_ROWS,
@@ -36,7 +40,7 @@ from cloudload.tools.convert.records import (
 )
 
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
-_READABLE = {"str", "bytes", "json", *FIXED_FORMATS}
+_READABLE = {"str", "bytes", "json", *shard_entries.FIXED_FORMATS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +65,17 @@ class MdsUnit(FileUnit):
                     start = BlockStart(0, sample + 2, stored)
                     values, size = [], 0
 
-    def _stored_before(self, sample: int, info: ShardInfo) -> int:
+    def _stored_before(self, sample: int, info: shard_entries.ShardInfo) -> int:
         return (self.file.bytes or 0) * sample // info.samples
 
     @contextmanager
-    def _open(self, info: ShardInfo) -> Iterator[Shard]:
+    def _open(self, info: shard_entries.ShardInfo) -> Iterator[Shard]:
         """Fetch and check the shard. Raises `ConvertError` if it is damaged or cannot be copied."""
         try:
-            with explained_full_disk(), tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
+            with (
+                temp_files.explained_full_disk(),
+                tempfile.TemporaryDirectory(prefix="cloudload-") as folder,
+            ):
                 path, fault = self._fetch(info, Path(folder))
                 if fault is not None:
                     raise DatasetError(f"{self.file.display_name} {fault}")
@@ -81,10 +88,10 @@ class MdsUnit(FileUnit):
                 "full, free space for a copy of the file, or set TMPDIR to a folder on another disk"
             ) from error
 
-    def _fetch(self, info: ShardInfo, folder: Path) -> tuple[Path, str | None]:
+    def _fetch(self, info: shard_entries.ShardInfo, folder: Path) -> tuple[Path, str | None]:
         """Return the path of the raw shard, and a description of its fault, or None if valid."""
-        if is_local(self.file.url) and info.zipped is None:
-            path = local_path(self.file.url)
+        if urls.is_local(self.file.url) and info.zipped is None:
+            path = urls.local_path(self.file.url)
             return path, check_hash(path, info)
         path = folder / "shard.mds"
         with path.open("w+b") as file:
@@ -99,7 +106,9 @@ class MdsUnit(FileUnit):
         return path, found.fault
 
 
-def _choose_columns(file: InputFile, info: ShardInfo, fields: Fields) -> tuple[Column, ...]:
+def _choose_columns(
+    file: InputFile, info: shard_entries.ShardInfo, fields: Fields
+) -> tuple[shard_entries.Column, ...]:
     """Return the columns to read.
 
     Raises `ConvertError` if no column has the text, or if a column to read cannot be decoded.
@@ -132,17 +141,17 @@ class MdsBlock:
     file: InputFile
     start: BlockStart
     input_bytes: int
-    columns: tuple[Column, ...]
+    columns: tuple[shard_entries.Column, ...]
     values: tuple[tuple[bytes, ...], ...]
 
     def column_encodings(self) -> Mapping[str, str]:
         return {column.name: column.encoding for column in self.columns}
 
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for number, values in enumerate(self.values, self.start.line):
             place = str(number)
             valid = [
-                make_utf8(value, errors if column.encoding == "str" else STRICT)
+                make_utf8(value, errors if column.encoding == "str" else choices.STRICT)
                 for column, value in zip(self.columns, values, strict=True)
             ]
             try:

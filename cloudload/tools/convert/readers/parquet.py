@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.data.storage.objects import download_object
+from cloudload.data import objects
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import InputFile, Range, check_read
 from cloudload.tools.convert.readers.arrow_block import (
@@ -152,7 +152,7 @@ def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> N
     if spans:
         first, stop = min(span[0] for span in spans), max(span[1] for span in spans)
         target.seek(first)
-        download_object(
+        objects.download_object(
             file.url, target, LONG_DOWNLOAD, stop - first - 1, start=first, tag=file.tag
         )
         _write_at(target, size - len(tail), tail)
@@ -160,7 +160,7 @@ def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> N
 
 def _read_tail(file: InputFile, size: int, most_bytes: int) -> bytes:
     tail, start = io.BytesIO(), max(0, size - most_bytes)
-    check_read(file, start + download_object(file.url, tail, start=start, tag=file.tag))
+    check_read(file, start + objects.download_object(file.url, tail, start=start, tag=file.tag))
     return tail.getvalue()
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudload.config.choices import STRICT
-from cloudload.data.storage.redaction import contains_secrets, redact
+from cloudload.config import choices
+from cloudload.data import contains_secrets, redact
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.records import (
@@ -119,7 +119,7 @@ class RowsBlock:
         """The dataset's name in messages."""
         return self.name
 
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for number, row in enumerate(self.rows, self.start.line):
             fields = {text_key: row} if isinstance(row, str) else row
             if isinstance(fields, Mapping):

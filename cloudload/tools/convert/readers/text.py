@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from cloudload.config.choices import STRICT
-from cloudload.data.storage.urls import is_local
-from cloudload.system.threads import DaemonThreadPool, run_in_order, settle_future
+from cloudload.config import choices
+from cloudload.data import urls
+from cloudload.system import DaemonThreadPool, run_in_order, settle_future
 from cloudload.tools.convert.input_files import DamagedError, InputFile, read_whole
 from cloudload.tools.convert.records import (
     BYTE_ORDER_MARK,
@@ -56,7 +56,7 @@ class TextBlock:
     start: BlockStart
     input_bytes: int
 
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for file, read in self._read_all():
             try:
                 data, is_replaced = make_utf8(read().removeprefix(BYTE_ORDER_MARK), errors)
@@ -74,7 +74,7 @@ class TextBlock:
         Files in stores are read by several threads, because a request takes longer than reading a
         small file.
         """
-        if all(is_local(file.url) for file in self.group):
+        if all(urls.is_local(file.url) for file in self.group):
             yield from ((file, partial(read_whole, file)) for file in self.group)
             return
         threads = DaemonThreadPool(_NUM_THREADS, "cloudload-text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudload.data.mds.writer import shorten
+from cloudload.data import writer
 
 
 def parse_text(name: str, text: str, encoding: str | None) -> Any:
@@ -21,4 +21,6 @@ def parse_text(name: str, text: str, encoding: str | None) -> Any:
     try:
         return float(text) if encoding.startswith("float") else int(text)
     except ValueError:
-        raise ValueError(f"the field {name!r} is not {encoding} (it is {shorten(text)})") from None
+        raise ValueError(
+            f"the field {name!r} is not {encoding} (it is {writer.shorten(text)})"
+        ) from None

@@ -26,9 +26,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from cloudload.config.choices import STRICT
-from cloudload.data.file_kinds import FORMATS_BY_EXTENSION, split_name
-from cloudload.data.storage.urls import utf8_name
+from cloudload.config import choices
+from cloudload.data import file_kinds, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.chunk_reader import ChunkReader
 from cloudload.tools.convert.input_files import (
@@ -109,12 +108,13 @@ class WebDatasetUnit(FileUnit):
         if {_TEXT, _JSON, fields[0]} & sample.files.keys():
             return
         for extension in sample.files:
-            kind, _ = split_name(f"a.{extension}")
-            if kind in FORMATS_BY_EXTENSION and kind != f".{_JSON}":
+            kind, _ = file_kinds.split_name(f"a.{extension}")
+            if kind in file_kinds.FORMATS_BY_EXTENSION and kind != f".{_JSON}":
                 raise ConvertError(
                     f"{self.file.display_name} is not a WebDataset, because "
                     f"{sample.key}.{extension} is a file of many records "
-                    f"({FORMATS_BY_EXTENSION[kind]}). Unpack the archive, and convert the folder"
+                    f"({file_kinds.FORMATS_BY_EXTENSION[kind]}). Unpack the archive, and convert "
+                    "the folder"
                 )
 
 
@@ -182,7 +182,7 @@ class WebDatasetBlock:
     encodings: Mapping[str, str]
     damage: str | None
 
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for sample in self.samples:
             raw = sample.files.get(_JSON) or sample.files.get(_TEXT)
             valid, is_replaced = _make_utf8(sample, self.encodings, errors)
@@ -281,7 +281,7 @@ def read_members(chunks: Iterator[bytes], is_wanted: Callable[[str], bool]) -> I
                 is_small = member.size <= MOST_RECORD_BYTES
                 is_read = is_small and not is_link and is_wanted(member.name)
                 data = tar.extractfile(member).read() if is_read else None
-                yield Member(member.offset, utf8_name(member.name), member.size, data, is_link)
+                yield Member(member.offset, urls.utf8_name(member.name), member.size, data, is_link)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise DamagedError(f"the tar archive is damaged or incomplete ({error})") from error
     rest = source.since(tar.offset)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from cloudload.config.choices import STRICT
+from cloudload.config import choices
 from cloudload.tools.convert.chunk_reader import ChunkReader
 from cloudload.tools.convert.input_files import (
     MOST_RECORD_BYTES,
@@ -130,7 +130,7 @@ class WetBlock:
     pages: tuple[_Page, ...]
     damage: str | None
 
-    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for number, page in enumerate(self.pages, self.start.line):
             if page.headers.get(_TYPE) != "warcinfo":
                 yield self._record(str(number), page, text_key, errors)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.data.cache.folder import default_cache, sweep
+from cloudload.data.cache.cache_folder import default_cache, sweep
 from cloudload.data.cache.kept_tokenizers import keep, kept_path
 from cloudload.data.mds.open_index import INDEXES_FOLDER
 from cloudload.system.file_locks import locked

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from cloudload import convert_to_mds
-from cloudload.data.cache.folder import default_cache, open_cache_folder
+from cloudload.data.cache.cache_folder import default_cache, open_cache_folder
 from cloudload.data.cache.kept_tokenizers import _hash, keep, read_kept
-from cloudload.data.mds.index import INDEX_NAME
+from cloudload.data.mds.shard_entries import INDEX_NAME
 from cloudload.data.storage.objects import write_pieces
 from cloudload.data.storage.urls import expand_home
 from cloudload.errors import CacheError

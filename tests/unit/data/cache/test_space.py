@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.data.cache import fetch
+from cloudload.data.cache.cache_folder import ACCOUNT, shard_files, space_lock, sweep
 from cloudload.data.cache.fetch import publish, remove, reserve
-from cloudload.data.cache.folder import ACCOUNT, shard_files, space_lock, sweep
 from cloudload.errors import CacheError
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import is_temporary, lock_path, make_folder

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.data.mds.index import Column
+from cloudload.data.mds.shard_entries import Column
 from cloudload.data.mds.writer import ShardFormat, encode_sample
 from testkit.corpora import encode_shard, write_mds
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, Dataset
 from cloudload.data.mds.fingerprints import DATA, SAMPLES, fingerprint
-from cloudload.data.mds.index import Column, FileInfo, ShardInfo, parse_shard
 from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo, parse_shard
 from cloudload.data.mds.shard_table import ShardTable, map_table
 from cloudload.data.storage.base import Retry
 from cloudload.errors import DatasetError

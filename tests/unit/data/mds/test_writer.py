@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.data.mds.codecs import decompress
-from cloudload.data.mds.index import Column
+from cloudload.data.mds.shard_entries import Column
 from cloudload.data.mds.writer import ShardFormat
 from testkit.corpora import cut_into_shards, encode_shard, random_documents, write_mds
 

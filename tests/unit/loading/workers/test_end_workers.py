@@ -35,7 +35,7 @@ def test_the_cleanup_of_a_large_cache_delays_nothing(
         may_end.wait()
         swept.set()
 
-    monkeypatch.setattr(processes, "sweep", sweep)
+    monkeypatch.setattr("cloudload.data.cache.cache_folder.sweep", sweep)
     monkeypatch.setattr(processes, "_SWEEP_S", 0.01)
     worker: Any = KilledWorker()
     end_workers([worker], tmp_path)

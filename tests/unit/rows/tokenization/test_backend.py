@@ -132,7 +132,7 @@ def test_what_fastokens_does_not_load_is_refused(tmp_path: Path) -> None:
 def test_a_version_that_was_not_measured_is_refused(
     found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "package_version", lambda _: found)
+    monkeypatch.setattr("cloudload.system.machine.package_version", lambda _: found)
     reason = choose_backend(JSONS["byte-level"](), "auto", tmp_path).reason
     assert (
         reason == f"fastokens {found} has not been verified to produce the same IDs as tokenizers, "
@@ -148,7 +148,7 @@ def without_fastokens(name: str) -> str | None:
 def test_without_fastokens_hf_is_taken_and_fastokens_cannot_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "package_version", without_fastokens)
+    monkeypatch.setattr("cloudload.system.machine.package_version", without_fastokens)
     assert choose_backend(JSONS["byte-level"](), "auto", tmp_path).name == HF
     with pytest.raises(
         TokenizerError,
@@ -172,7 +172,7 @@ def test_a_fallback_to_hf_is_one_warning_that_names_its_cost_and_the_next_step(
     caplog.set_level(logging.INFO)
     version, name, why, advice = FALLBACKS[kind]
     if version is not None:
-        monkeypatch.setattr(gate, "package_version", version)
+        monkeypatch.setattr("cloudload.system.machine.package_version", version)
     odd = changed(lambda content: content["added_tokens"][0].update(lstrip=True))
     text = odd if name == "odd" else JSONS[name]()
     for _ in range(2):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.data.mds.index import ShardInfo
+from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.mds.shard_table import ShardTable
 from cloudload.run.lengths.lengths_index import (
     Group,

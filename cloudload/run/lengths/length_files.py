@@ -18,13 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.data.cache.folder import LENGTHS_FOLDER
-from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.own_objects import LENGTHS_PLACE
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import read_object
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
+from cloudload.data import Dataset, Retry, cache_folder, objects, own_objects, redact, urls
 from cloudload.errors import CacheError, DatasetError, StoreError
 from cloudload.run.lengths.group_file import LISTED, GroupLengths, decode_group, widen
 from cloudload.run.lengths.lengths_index import (
@@ -34,10 +28,7 @@ from cloudload.run.lengths.lengths_index import (
     cut_groups,
     index_name,
 )
-from cloudload.system.arrays import Ids, Ints
-from cloudload.system.file_locks import locked
-from cloudload.system.temp_files import lock_path, make_folder, partial_file
-from cloudload.system.verified_files import has_unmodified, mark_verified
+from cloudload.system import Ids, Ints, file_locks, temp_files, verified_files
 
 _READ_AT_ONCE = 8
 _MOST_INDEX_BYTES = 1 << 28
@@ -45,7 +36,7 @@ _MOST_INDEX_BYTES = 1 << 28
 
 def place_of(dataset: Dataset, place: str | None) -> str:
     """The location of a dataset's lengths: `place`, or the folder `lengths` of the dataset."""
-    return place or join_url(dataset.url, LENGTHS_PLACE)
+    return place or urls.join_url(dataset.url, own_objects.LENGTHS_PLACE)
 
 
 def find_index(place: str, key: LengthsKey, data: str, retry: Retry) -> LengthsIndex | None:
@@ -54,9 +45,9 @@ def find_index(place: str, key: LengthsKey, data: str, retry: Retry) -> LengthsI
     Returns None if there is no such index. Raises `StoreError` if the store cannot be read, and
     `DatasetError` if the index is damaged or belongs to other lengths.
     """
-    url = join_url(place, f"{key.digest}/{index_name(data)}")
+    url = urls.join_url(place, f"{key.digest}/{index_name(data)}")
     try:
-        content = read_object(url, retry, _MOST_INDEX_BYTES)
+        content = objects.read_object(url, retry, _MOST_INDEX_BYTES)
     except StoreError as error:
         if error.is_missing:
             return None
@@ -149,11 +140,11 @@ def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> D
     # the hash of the index changes with the lengths, even if the data has the same name
     version = hashlib.sha256(counted.index.encode()).hexdigest()[:16]
     name = f"{counted.key.digest}-{counted.index.data[:16]}-{version}.lengths"
-    path = root / LENGTHS_FOLDER / name
+    path = root / cache_folder.LENGTHS_FOLDER / name
     try:
-        make_folder(path.parent)
+        temp_files.make_folder(path.parent)
         if not _is_whole(path):
-            with locked(lock_path(path), is_reentrant=True):
+            with file_locks.locked(temp_files.lock_path(path), is_reentrant=True):
                 if not _is_whole(path):
                     _join_groups(path, counted, retry)
         return _map_file(path)
@@ -176,7 +167,7 @@ def verify_lengths(counted: CountedDataset, retry: Retry) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    return has_unmodified(path)
+    return verified_files.has_unmodified(path)
 
 
 def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
@@ -184,7 +175,7 @@ def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
     samples, long = counted.index.total("samples"), 0
     places: list[Ints] = []
     values: list[Ints] = []
-    with partial_file(path) as part:
+    with temp_files.partial_file(path) as part:
         with part.open("wb") as file:
             file.write(np.array([samples, 0], "<i8").tobytes())
             start = 0
@@ -200,7 +191,7 @@ def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
             file.write(np.array([samples, long], "<i8").tobytes())
             file.flush()
             os.fsync(file.fileno())
-        mark_verified(part)
+        verified_files.mark_verified(part)
         part.replace(path)
 
 
@@ -216,11 +207,11 @@ def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths
     """Read and verify the groups, up to 8 at a time, and yield them in order."""
     expected = list(cut_groups(counted.dataset.table, counted.key))
     groups = counted.index.groups
-    folder = join_url(counted.place, counted.key.digest)
+    folder = urls.join_url(counted.place, counted.key.digest)
 
     def read(place: int) -> GroupLengths:
         group = groups[place]
-        return _read_group(join_url(folder, group.name), group, expected[place].samples, retry)
+        return _read_group(urls.join_url(folder, group.name), group, expected[place].samples, retry)
 
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         for first in range(0, len(groups), _READ_AT_ONCE):
@@ -248,7 +239,7 @@ def _compare_groups(counted: CountedDataset) -> None:
 
 
 def _read_group(url: str, group: Group, samples: int, retry: Retry) -> GroupLengths:
-    data = read_object(url, retry, group.bytes)
+    data = objects.read_object(url, retry, group.bytes)
     try:
         if len(data) != group.bytes or hashlib.sha256(data).hexdigest() != group.hash:
             raise ValueError("the size or hash of the file differs from the one in the index")

@@ -30,15 +30,13 @@ from pathlib import Path
 
 from cloudload.data.cache.kept_tokenizers import sweep_tokenizers
 from cloudload.data.mds.dataset import Corpus, Dataset, are_in_place, join_columns
-from cloudload.data.mds.index import ShardInfo
 from cloudload.data.mds.open_index import INDEXES_FOLDER, sweep_indexes
+from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.storage.locations import same_or_inside
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import expand_home, path_url
 from cloudload.errors import CacheError
-from cloudload.system.arrays import Ints
-from cloudload.system.file_locks import NoLocksError, check_locks, remove_if_orphaned
-from cloudload.system.temp_files import TAG, is_temporary, lock_path
+from cloudload.system import Ints, file_locks, temp_files
 
 ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 
@@ -99,7 +97,7 @@ def cached_bytes(corpus: Corpus) -> Ints:
 
 def space_lock(root: Path) -> Path:
     """The lock file that a process locks while it reserves bytes or changes shards."""
-    return lock_path(root / "space")
+    return temp_files.lock_path(root / "space")
 
 
 def check_cache_folder(root: Path, urls: Iterable[str]) -> None:
@@ -120,9 +118,9 @@ def open_cache_folder(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         if os.access(root, os.W_OK):
-            check_locks(root)
+            file_locks.check_locks(root)
         sweep(root)
-    except NoLocksError as error:
+    except file_locks.NoLocksError as error:
         raise CacheError(
             f"cannot use the cache folder {root}: {error}. Set `local` to a folder on a disk of "
             "this node, or mount the file system with locks (Lustre: flock)"
@@ -141,11 +139,11 @@ def sweep(root: Path) -> None:
 
     Also makes the next reservation list all files, because other programs may have changed them.
     """
-    for path in _own_files(root, ["", ORDERS_FOLDER], is_temporary):
-        remove_if_orphaned(path)
+    for path in _own_files(root, ["", ORDERS_FOLDER], temp_files.is_temporary):
+        file_locks.remove_if_orphaned(path)
     sweep_tokenizers(root)
     sweep_indexes(root)
-    remove_if_orphaned(space_lock(root))
+    file_locks.remove_if_orphaned(space_lock(root))
     with contextlib.suppress(OSError):  # the folder may be read-only, or belong to another user
         (root / ACCOUNT).unlink()  # do not wait for the lock, because a stopped process may hold it
 
@@ -155,7 +153,7 @@ def shard_files(root: Path) -> Iterator[Path]:
     others = root / LENGTHS_FOLDER, root / INDEXES_FOLDER
     return (
         path
-        for path in _own_files(root, [""], lambda name: name not in (TAG, STARTED))
+        for path in _own_files(root, [""], lambda name: name not in (temp_files.TAG, STARTED))
         if not any(path.is_relative_to(other) for other in others)
     )
 
@@ -171,6 +169,6 @@ def _own_files(
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for folder in (root / place).iterdir():
-                if (folder / TAG).is_file():
+                if (folder / temp_files.TAG).is_file():
                     for parent, _, names in os.walk(folder):
                         yield from (Path(parent, name) for name in filter(is_wanted, names))

@@ -13,7 +13,8 @@ import pytest
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.storage.base import Retry
 from cloudload.errors import CacheError, DatasetError
-from cloudload.run.lengths.files import (
+from cloudload.run.lengths.group_file import FAILED, FILTERED, encode_group
+from cloudload.run.lengths.length_files import (
     CorpusLengths,
     CountedDataset,
     DatasetLengths,
@@ -22,7 +23,6 @@ from cloudload.run.lengths.files import (
     place_of,
     verify_lengths,
 )
-from cloudload.run.lengths.group_file import FAILED, FILTERED, encode_group
 from cloudload.run.lengths.lengths_index import (
     Group,
     LengthsIndex,

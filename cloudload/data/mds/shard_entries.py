@@ -20,7 +20,7 @@ from typing import Any
 
 from cloudload.data.file_kinds import describe_misnamed
 from cloudload.data.mds.hashes import SAMPLES_HASH, fastest_hash
-from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
+from cloudload.system import temp_files
 
 INDEX_NAME = "index.json"
 
@@ -57,7 +57,7 @@ MOST_SHARD_BYTES = (1 << 32) - 1
 # the cache appends up to 18 bytes, and file systems allow 255 bytes per path component
 _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
 
-_CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
+_CACHE_SUFFIXES = (temp_files.PART_SUFFIX, temp_files.LOCK_SUFFIX)
 
 # fast path for the names that MDS writers produce, because an index may list a million of them
 _PLAIN_NAME = re.compile(
