@@ -254,7 +254,7 @@ def test_rows_are_taken_from_where_each_lane_is() -> None:
 
 
 def test_marks_lead_to_the_rows_after_every_1024_documents() -> None:
-    lanes = played(5, 5)
+    lanes = played(*[5] * 1_024)
     with lanes.start(ONE, [BEGIN]) as playing:
         playing.play(ONE, np.array([2_100]))
     leap = lanes.marks.after(0, BEGIN)
@@ -265,7 +265,7 @@ def test_marks_lead_to_the_rows_after_every_1024_documents() -> None:
 
 
 def test_a_mark_leads_from_the_last_one_wherever_rows_are_counted_from() -> None:
-    lanes = played(5, 5)
+    lanes = played(*[5] * 1_024)
     for state, rows in ((BEGIN, 3), (LaneState(3, 0, b""), 1_100)):
         with lanes.start(ONE, [state]) as playing:
             playing.play(ONE, np.array([rows]))
@@ -273,7 +273,7 @@ def test_a_mark_leads_from_the_last_one_wherever_rows_are_counted_from() -> None
 
 
 def test_a_document_is_approached_from_the_mark_before_it() -> None:
-    lanes = played(5, 5)
+    lanes = played(*[5] * 1_024)
     with lanes.start(ONE, [BEGIN]) as playing:
         playing.play(ONE, np.array([2_100]))
         for ordinal, row in ((2_049, 2_048), (2_048, 1_024), (1_024, 0), (7, 0)):
