@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 from cloudload.tools.convert.inputs import list_inputs, list_units
-from cloudload.tools.convert.records import BlockStart, Fields, InputBlock, Record
 
 BLOCK_SIZES = (1, 700, 1 << 20)
 _MOST_RESTARTS = 12

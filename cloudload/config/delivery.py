@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloudload.config.checks import as_choice, as_integer, parse_bytes, settle_given, settle_options
+from cloudload.config import checks
 from cloudload.config.choices import (
     AUTO,
     EPOCH,
@@ -131,20 +131,20 @@ class DeliveryConfig:
                 raise ValueError(f"local is {self.local!r}. Use the path of a folder")
             object.__setattr__(self, "local", os.fspath(self.local))
         numbers = ("batch_size", "prefetch_batches", "download_threads", "exchange_every")
-        settle_options(self, numbers, as_integer, 1)
-        settle_given(self, ("num_workers",), as_integer, 0)
-        settle_given(self, ("predownload",), as_integer, 1)
-        settle_given(self, ("dp_rank", "dp_world_size"), as_integer)
+        checks.settle_options(self, numbers, checks.as_integer, 1)
+        checks.settle_given(self, ("num_workers",), checks.as_integer, 0)
+        checks.settle_given(self, ("predownload",), checks.as_integer, 1)
+        checks.settle_given(self, ("dp_rank", "dp_world_size"), checks.as_integer)
         for name, choices in _CHOICES.items():
-            settle_options(self, (name,), as_choice, choices)
+            checks.settle_options(self, (name,), checks.as_choice, choices)
         for name in self.fields:
-            as_choice("fields", name, tuple(FIELDS))
+            checks.as_choice("fields", name, tuple(FIELDS))
         if isinstance(self.stop_every, str) and self.stop_every != EPOCH:
             raise ValueError(
                 f"stop_every is {self.stop_every!r}. Use a number of batches, or {EPOCH!r}"
             )
         if not isinstance(self.stop_every, str):
-            settle_given(self, ("stop_every",), as_integer, 1)
+            checks.settle_given(self, ("stop_every",), checks.as_integer, 1)
         check_seconds("exchange_timeout_s", self.exchange_timeout_s)
         if not isinstance(self.retry, Retry):
             raise ValueError(
@@ -192,6 +192,6 @@ class DeliveryConfig:
     def cache_limit_bytes(self) -> int | None:
         """The cache limit in bytes, or None. Raises `ValueError` if it is not a size."""
         try:
-            return None if self.cache_limit is None else parse_bytes(self.cache_limit)
+            return None if self.cache_limit is None else checks.parse_bytes(self.cache_limit)
         except ValueError as error:
             raise ValueError(f"cache_limit: {error}") from None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from cloudload.config.choices import EPOCH
+from cloudload.config import choices
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
@@ -30,11 +30,12 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     given = {**_pick(DeliveryConfig, options), "retry": Retry() if retry is None else retry}
     delivery = DeliveryConfig(**given)
     _check_memory(rows, delivery)
-    if rows.epochs is not None or rows.has_stream_ends or delivery.stop_every == EPOCH:
+    if rows.epochs is not None or rows.has_stream_ends or delivery.stop_every == choices.EPOCH:
         delivery = replace(delivery, exchange_every=1)
-    if delivery.stop_every == EPOCH and rows.is_mixed:
+    if delivery.stop_every == choices.EPOCH and rows.is_mixed:
         raise ValueError(
-            f"stop_every is {EPOCH!r}, but streams that are mixed by proportion each have their "
+            f"stop_every is {choices.EPOCH!r}, but streams that are mixed by proportion each have "
+            "their "
             "own epochs. Set stop_every to a number of batches"
         )
     return rows, delivery

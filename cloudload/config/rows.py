@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cloudload.config.checks import (
-    as_choice,
-    as_integer,
-    as_text,
-    as_token,
-    check_tokens_column,
-    settle_given,
-    settle_options,
-)
+from cloudload.config import checks
 from cloudload.config.choices import (
     AUTO,
     FIRST,
@@ -159,11 +151,11 @@ class RowsConfig:
             object.__setattr__(self, "schedule", _read_schedule(self.schedule, self.streams))
         if not self.streams:
             raise ValueError("data is empty. Pass a URL, a Stream, or a list of them")
-        settle_options(self, ("seq_len", "open_rows"), as_integer, 1)
-        settle_options(self, ("min_tokens",), as_integer, 0)
-        settle_options(self, ("seed",), as_integer, 0, (1 << 32) - 1)
+        checks.settle_options(self, ("seq_len", "open_rows"), checks.as_integer, 1)
+        checks.settle_options(self, ("min_tokens",), checks.as_integer, 0)
+        checks.settle_options(self, ("seed",), checks.as_integer, 0, (1 << 32) - 1)
         numbers = ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs")
-        settle_given(self, numbers, as_integer, 1)
+        checks.settle_given(self, numbers, checks.as_integer, 1)
         if self.num_lanes is not None and self.num_lanes > MAX_LANES:
             raise ValueError(f"num_lanes is {self.num_lanes:,}. Use at most {MAX_LANES:,}")
         if self.shuffle_block_size == 1:
@@ -171,10 +163,10 @@ class RowsConfig:
                 "shuffle_block_size is 1. Use at least 2. To keep the order of the data, use "
                 "shuffle=False"
             )
-        settle_options(self, ("text_key",), as_text)
-        settle_options(self, ("bos", "eos"), as_token)
+        checks.settle_options(self, ("text_key",), checks.as_text)
+        checks.settle_options(self, ("bos", "eos"), checks.as_token)
         for name, choices in _CHOICES.items():
-            settle_options(self, (name,), as_choice, choices)
+            checks.settle_options(self, (name,), checks.as_choice, choices)
         self._check_tokens_columns()
         if self.transform is not None and not callable(self.transform):
             raise ValueError(
@@ -194,7 +186,7 @@ class RowsConfig:
             )
 
     def _check_tokens_columns(self) -> None:
-        check_tokens_column(self.tokens_key, self.tokens_dtype)
+        checks.check_tokens_column(self.tokens_key, self.tokens_dtype)
         if SAME in (self.tokens_key, self.tokens_dtype):
             raise ValueError(
                 f"tokens_key is {self.tokens_key!r} and tokens_dtype is {self.tokens_dtype!r}, but "

@@ -18,8 +18,7 @@ import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
 
-from cloudload.config.checks import as_integer, as_token, check_tokens_column, is_number
-from cloudload.config.choices import SAME
+from cloudload.config import checks, choices
 from cloudload.data import locations, redact, urls
 from cloudload.system import option_help
 
@@ -54,16 +53,16 @@ class Stream:
     """The stream's name in schedules, statistics and traces. By default, the last folder of its
     location that has no common name such as `train` or `v2`, plus a number if an earlier stream has
     the same name."""
-    bos: str | int | None = SAME
+    bos: str | int | None = choices.SAME
     """Token before each document of this stream: a token, its ID, None, `auto`, or `same`, which is
     the loader's `bos`, or `auto` if the stream has its own `tokens_key`."""
-    eos: str | int | None = SAME
+    eos: str | int | None = choices.SAME
     """Token after each document of this stream: a token, its ID, None, `auto`, or `same`, which is
     the loader's `eos`, or `auto` if the stream has its own `tokens_key`."""
-    tokens_key: str | None = SAME
+    tokens_key: str | None = choices.SAME
     """The column that holds this stream's documents as token IDs, None if they are text, or `same`,
     which is the loader's `tokens_key`."""
-    tokens_dtype: str | None = SAME
+    tokens_dtype: str | None = choices.SAME
     """The dtype of the IDs in a column of bytes, or `same`, which is the loader's
     `tokens_dtype`."""
 
@@ -74,7 +73,7 @@ class Stream:
             )
         urls.check_location(self.remote)
         share = self.proportion
-        if share is not None and (not is_number(share) or not 0 <= share < math.inf):
+        if share is not None and (not checks.is_number(share) or not 0 <= share < math.inf):
             raise ValueError(
                 f"the proportion of {self.label} is {share!r}. Use a finite number of at least 0"
             )
@@ -85,12 +84,12 @@ class Stream:
             )
         for name in ("choose", "max_epochs"):
             if (value := getattr(self, name)) is not None:
-                number = as_integer(f"{name} of {self.label}", value, 1)
+                number = checks.as_integer(f"{name} of {self.label}", value, 1)
                 object.__setattr__(self, name, number)
         for name in ("bos", "eos"):
-            token = as_token(f"{name} of {self.label}", getattr(self, name))
+            token = checks.as_token(f"{name} of {self.label}", getattr(self, name))
             object.__setattr__(self, name, token)
-        check_tokens_column(self.tokens_key, self.tokens_dtype, f" of {self.label}")
+        checks.check_tokens_column(self.tokens_key, self.tokens_dtype, f" of {self.label}")
 
     def __repr__(self) -> str:
         shown = {

@@ -27,16 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.order.bijection import (
-    CHUNK,
-    GOLDEN,
-    HALF_BITS,
-    group_starts,
-    narrow_dtype,
-    permute,
-    permute_groups,
-    scramble,
-)
+from cloudload.order import bijection
 from cloudload.system import Ids, Words
 
 Weights = Sequence[tuple[int, int]]
@@ -111,12 +102,14 @@ def lay_spans(runs: ShardSpans, bounds: Ids, keys: tuple[Words, Words] | None) -
     offsets 0 0 2, starts 0 3 5 7. Arrays are narrow and freed early, because 10^10 samples can have
     millions of spans.
     """
-    sizes = runs.sizes.astype(narrow_dtype(int(runs.sizes.max(initial=0))))
+    sizes = runs.sizes.astype(bijection.narrow_dtype(int(runs.sizes.max(initial=0))))
     order = (
-        np.arange(len(sizes)) if keys is None else permute_groups(np.array([len(sizes)]), keys[0])
+        np.arange(len(sizes))
+        if keys is None
+        else bijection.permute_groups(np.array([len(sizes)]), keys[0])
     )
     sizes = _take(sizes, order)
-    ends = group_starts(sizes)[1:]
+    ends = bijection.group_starts(sizes)[1:]
     cut_runs = np.searchsorted(ends, bounds, side="right")
     cuts = bounds - np.where(cut_runs > 0, ends[cut_runs - 1], 0)
     del ends
@@ -131,20 +124,25 @@ def lay_spans(runs: ShardSpans, bounds: Ids, keys: tuple[Words, Words] | None) -
     sizes = stops - offsets
     del stops
     if keys is not None:
-        turn = permute_groups(np.diff(np.concatenate([[0], first_spans, [len(order)]])), keys[1])
+        turn = bijection.permute_groups(
+            np.diff(np.concatenate([[0], first_spans, [len(order)]])), keys[1]
+        )
         order, offsets, sizes = _take(order, turn), _take(offsets, turn), _take(sizes, turn)
         del turn
     shards = order if runs.shards is None else runs.shards[order]
     return Spans(
-        shards, offsets, group_starts(sizes), None if runs.is_draw is None else runs.is_draw[order]
+        shards,
+        offsets,
+        bijection.group_starts(sizes),
+        None if runs.is_draw is None else runs.is_draw[order],
     )
 
 
 def _take(values: Ids, places: Ids) -> Ids:
     """Compute `values[places]` without the int64 copy that NumPy makes of narrow `places`."""
     taken = np.empty(len(places), values.dtype)
-    for first in range(0, len(places), CHUNK):
-        taken[first : first + CHUNK] = values[places[first : first + CHUNK]]
+    for first in range(0, len(places), bijection.CHUNK):
+        taken[first : first + bijection.CHUNK] = values[places[first : first + bijection.CHUNK]]
     return taken
 
 
@@ -199,11 +197,11 @@ class SeekableOrder:
             .generate_state(5, np.uint64)
             .astype(np.uint64)
         )
-        nodes = np.arange(shuffle.num_nodes, dtype=np.uint64) * GOLDEN
+        nodes = np.arange(shuffle.num_nodes, dtype=np.uint64) * bijection.GOLDEN
         self._draw_key, self._node_keys, span_keys = (
             words[1],
-            scramble(words[2] + nodes),
-            scramble(words[3] + nodes),
+            bijection.scramble(words[2] + nodes),
+            bijection.scramble(words[3] + nodes),
         )
         runs = (
             ShardSpans(shard_sizes)
@@ -216,14 +214,14 @@ class SeekableOrder:
         self._longer_nodes = np.flatnonzero(np.diff(self._node_starts) > self._num_rounds)
         self._block_size = shuffle.block_size
         if self._block_size is not None:
-            stagger = scramble(words[4] + nodes) >> HALF_BITS
+            stagger = bijection.scramble(words[4] + nodes) >> bijection.HALF_BITS
             self._first_blocks = self._block_size // 2 + (
-                stagger * np.uint64(self._block_size) >> HALF_BITS
+                stagger * np.uint64(self._block_size) >> bijection.HALF_BITS
             ).astype(np.int64)
         keys = None if self._block_size is None else (run_key, span_keys)
         self._spans = lay_spans(runs, self._node_starts[1:-1], keys)
         del runs
-        self._shard_starts = group_starts(shard_sizes)
+        self._shard_starts = bijection.group_starts(shard_sizes)
 
     def __len__(self) -> int:
         return self._length
@@ -247,9 +245,9 @@ class SeekableOrder:
                 f"{self._length:,} samples"
             )
         samples = np.empty(len(flat), np.int64)
-        for first in range(0, len(flat), CHUNK):
-            part = flat[first : first + CHUNK]
-            samples[first : first + CHUNK] = self._samples(
+        for first in range(0, len(flat), bijection.CHUNK):
+            part = flat[first : first + bijection.CHUNK]
+            samples[first : first + bijection.CHUNK] = self._samples(
                 np.where(part < 0, part + self._length, part)
             )
         return samples.reshape(wanted.shape) if wanted.ndim else int(samples[0])
@@ -326,10 +324,10 @@ class SeekableOrder:
         if self._block_size is None:
             return within
         starts, sizes, numbers = self._blocks(nodes, within)
-        keys = numbers.astype(np.uint64) * GOLDEN
+        keys = numbers.astype(np.uint64) * bijection.GOLDEN
         keys += self._node_keys[nodes]
-        scramble(keys)
-        shuffled = permute(
+        bijection.scramble(keys)
+        shuffled = bijection.permute(
             (within - starts).astype(np.uint64), sizes.astype(np.uint64), keys, inverse=inverse
         )
         return starts + shuffled.astype(np.int64)
@@ -352,8 +350,8 @@ class SeekableOrder:
 
     def _draw(self, within: Ids, shards: Ids, *, inverse: bool = False) -> Ids:
         """Map places in a shard's draw to places in the shard, or apply the inverse."""
-        keys = scramble(shards.astype(np.uint64) * GOLDEN + self._draw_key)
+        keys = bijection.scramble(shards.astype(np.uint64) * bijection.GOLDEN + self._draw_key)
         sizes = self._shard_starts[shards.astype(np.int64) + 1] - self._shard_starts[shards]
-        return permute(
+        return bijection.permute(
             within.astype(np.uint64), sizes.astype(np.uint64), keys, inverse=inverse
         ).astype(np.int64)

@@ -15,12 +15,11 @@ import numpy as np
 from cloudload.config import choices
 from cloudload.errors import StreamChangedError
 from cloudload.order import KNOWN_VERSIONS
+from cloudload.run import state_codec, state_fields
 from cloudload.run.recipe import Recipe
 from cloudload.run.same_data import explain_data, has_same_samples
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
-from cloudload.run.state_codec import show
-from cloudload.run.state_fields import MAX_EPOCHS_FIELD, ORDER_FIELD, SAMPLES_FIELD
 from cloudload.stats import FAILED
 from cloudload.system import machine
 
@@ -33,20 +32,20 @@ FIELD_MEANINGS = {
     "shards": "fingerprints of the shards' sample counts, on which the order depends",
     "tokenizer": "fingerprint",
     "token_ids": "fingerprint of the IDs of fixed texts",
-    ORDER_FIELD: "hash of the order of fixed shards, which NumPy's generators shuffle",
+    state_fields.ORDER_FIELD: "hash of the order of fixed shards, which NumPy's generators shuffle",
     "tokens_key": "the columns of token IDs and the dtypes of bytes, by stream",
     "bos_eos": "IDs before and after a document, by stream",
     "choose": "samples in an epoch, by stream or corpus",
-    MAX_EPOCHS_FIELD: "by stream",
+    state_fields.MAX_EPOCHS_FIELD: "by stream",
 }
 """The meaning of each field whose name does not say it."""
 # a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
-    *("data", "shards", "bos_eos", "tokens_key", "choose", MAX_EPOCHS_FIELD),
+    *("data", "shards", "bos_eos", "tokens_key", "choose", state_fields.MAX_EPOCHS_FIELD),
     *("num_canonical_nodes", "shuffle_block_size"),
 )
 # cursors stay valid if these fields change, unless a smaller number of epochs ends before them
-_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", MAX_EPOCHS_FIELD, "on_error")
+_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", state_fields.MAX_EPOCHS_FIELD, "on_error")
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),
     "overflow",
@@ -84,7 +83,7 @@ def find_changes(saved: Saved, recipe: Recipe) -> Changes:
     found, grows = recipe.fields, len(recipe.components) > len(saved.position.cursors)
     changes = {}
     for name, value in saved.fields.items():
-        if name == SAMPLES_FIELD:
+        if name == state_fields.SAMPLES_FIELD:
             continue  # compared only if `data` differs
         now = found[name]
         if grows and name in _GROWING_FIELDS and isinstance(value, str):
@@ -122,7 +121,10 @@ def _locate(saved: Saved, recipe: Recipe) -> Changes:
             saved.tokenizer_backend,
             f"tokenizers {machine.package_version('tokenizers')}",
         ),
-        ORDER_FIELD: (_NUMPY_OF[bool(saved.fields[ORDER_FIELD])], f"NumPy {np.__version__}"),
+        state_fields.ORDER_FIELD: (
+            _NUMPY_OF[bool(saved.fields[state_fields.ORDER_FIELD])],
+            f"NumPy {np.__version__}",
+        ),
     }
 
 
@@ -149,7 +151,11 @@ def refuse_changes(
 
 def _show_at(value: Any, name: str, side: int, places: Changes) -> str:
     """Show a value and the location that it belongs to, if it has one."""
-    return f"{show(value)} of {places[name][side]}" if name in places else show(value)
+    return (
+        f"{state_codec.show(value)} of {places[name][side]}"
+        if name in places
+        else state_codec.show(value)
+    )
 
 
 def check_moment(saved: Saved, changes: Changes) -> None:

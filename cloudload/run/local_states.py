@@ -14,6 +14,7 @@ import numpy as np
 
 from cloudload.errors import StreamChangedError
 from cloudload.rows import tables
+from cloudload.run import state_codec
 from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.position import UNKNOWN, LaneArrays, Position
 from cloudload.run.state import (
@@ -27,7 +28,6 @@ from cloudload.run.state import (
     encode_lanes,
     read_position,
 )
-from cloudload.run.state_codec import show
 from cloudload.system import Ints
 
 
@@ -50,7 +50,8 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
                 else "Pass the states of one run"
             )
             raise StreamChangedError(
-                f"{name} differs among the local states: {', '.join(map(show, values))}. {advice}"
+                f"{name} differs among the local states: "
+                f"{', '.join(map(state_codec.show, values))}. {advice}"
             )
     parts = [read_position(state).lanes.arrays for state in states]
     merged = _unknown_like(parts[0])
@@ -58,12 +59,13 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
         known = part.cursors[..., tables.CURSOR_ORDINAL] != UNKNOWN
         if (merged.cursors[known] != UNKNOWN).any():
             raise StreamChangedError(
-                f"part: the local state {show(state['part'])} has lanes that another local state "
+                f"part: the local state {state_codec.show(state['part'])} has lanes that another "
+                "local state "
                 "also has. Pass each rank's local state only once"
             )
         merged.set_lanes(known, part)
     if (merged.cursors < 0).any():
-        names = ", ".join(show(state["part"]) for state in states)
+        names = ", ".join(state_codec.show(state["part"]) for state in states)
         raise StreamChangedError(
             f"the local states {names} do not cover all lanes. Pass the local state of every rank"
         )

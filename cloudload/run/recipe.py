@@ -28,6 +28,7 @@ from cloudload.rows import (
     frame_without_tokenizer,
     load_tokenizer,
 )
+from cloudload.run import state_fields
 from cloudload.run.components import (
     Component,
     ComponentSpec,
@@ -35,17 +36,6 @@ from cloudload.run.components import (
     specify_components,
 )
 from cloudload.run.sources import describe_sources
-from cloudload.run.state_fields import (
-    FAIR,
-    FAIR_FIELD,
-    HELD_CONFIG_FIELDS,
-    MAX_EPOCHS_FIELD,
-    OPTIONAL_FIELDS,
-    ORDER_FIELD,
-    SAMPLES_FIELD,
-    STREAM_SHARDS_FIELD,
-    TOKENS_FIELD,
-)
 from cloudload.system import Ints
 
 
@@ -133,13 +123,13 @@ class Recipe:
             for each in self.components
         ]
         return {
-            **{name: getattr(self.config, name) for name in HELD_CONFIG_FIELDS},
+            **{name: getattr(self.config, name) for name in state_fields.HELD_CONFIG_FIELDS},
             "transform": self.config.transform_name,
             "num_lanes": self.layout.num_lanes,
             "num_canonical_nodes": ",".join(map(str, self.layout.canonical_nodes)),
             "shuffle_block_size": ",".join(map(str, self.layout.shuffle_block_sizes)),
             "data": ",".join(self.corpus.fingerprint(each.streams) for each in self.components),
-            SAMPLES_FIELD: ",".join(
+            state_fields.SAMPLES_FIELD: ",".join(
                 self.corpus.fingerprint_samples(each.streams) for each in self.components
             ),
             "shards": ",".join(_hash_sizes(each.shard_sizes) for each in self.components),
@@ -147,12 +137,18 @@ class Recipe:
             "token_ids": self.tokenizer.token_ids if self.has_text else "",
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
-            TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
-            STREAM_SHARDS_FIELD: self._describe_shards(),
-            MAX_EPOCHS_FIELD: ",".join(str(each.max_epochs or "") for each in self.config.streams),
+            state_fields.TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
+            state_fields.STREAM_SHARDS_FIELD: self._describe_shards(),
+            state_fields.MAX_EPOCHS_FIELD: ",".join(
+                str(each.max_epochs or "") for each in self.config.streams
+            ),
             "stopping": self.config.stopping,
-            ORDER_FIELD: ",".join(sorted({each.order_ids for each in self.components})),
-            FAIR_FIELD: FAIR if self.packing.has_residue and self.fair_from is not None else "",
+            state_fields.ORDER_FIELD: ",".join(
+                sorted({each.order_ids for each in self.components})
+            ),
+            state_fields.FAIR_FIELD: state_fields.FAIR
+            if self.packing.has_residue and self.fair_from is not None
+            else "",
         }
 
     @cached_property
@@ -164,7 +160,7 @@ class Recipe:
         return {
             name: value
             for name, value in self.fields.items()
-            if name not in OPTIONAL_FIELDS
+            if name not in state_fields.OPTIONAL_FIELDS
             or value.strip(",") not in ("", choices.RAISE, choices.ALL)
         }
 

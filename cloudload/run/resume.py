@@ -35,6 +35,7 @@ from cloudload.data import Corpus
 from cloudload.errors import StreamChangedError
 from cloudload.order import Lanes, Mixture
 from cloudload.rows import residue_spans, tables, unpack_residue
+from cloudload.run import state_fields
 from cloudload.run.changes import (
     CONTENT_FIELDS,
     SAME,
@@ -50,7 +51,6 @@ from cloudload.run.position import LaneArrays, LaneLog, Position
 from cloudload.run.recipe import Recipe
 from cloudload.run.same_data import CHOOSE_FIELD, DATA_FIELD
 from cloudload.run.state import Saved
-from cloudload.run.state_fields import SAMPLES_FIELD
 from cloudload.system import Ints
 
 logger = logging.getLogger("cloudload.resume")
@@ -284,7 +284,9 @@ def describe_left_out(recipe: Recipe) -> Iterator[str]:
 
 def _list_fingerprints(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The (data, samples) fingerprints of each component; "" for a missing fingerprint."""
-    data, samples = (str(fields.get(name, "")).split(",") for name in (DATA_FIELD, SAMPLES_FIELD))
+    data, samples = (
+        str(fields.get(name, "")).split(",") for name in (DATA_FIELD, state_fields.SAMPLES_FIELD)
+    )
     return list(itertools.zip_longest(data, samples[: len(data)], fillvalue=""))
 
 

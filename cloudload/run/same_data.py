@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from cloudload.run.state_fields import SAMPLES_FIELD
+from cloudload.run import state_fields
 
 DATA_FIELD, SHARDS_FIELD, CHOOSE_FIELD = "data", "shards", "choose"
 
@@ -70,7 +70,7 @@ def _list_differing(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[
     columns = [
         str(fields.get(name, "")).split(",")
         for fields in (saved, found)
-        for name in (DATA_FIELD, SAMPLES_FIELD)
+        for name in (DATA_FIELD, state_fields.SAMPLES_FIELD)
     ]
     rows = itertools.zip_longest(*columns, fillvalue="")
     return [

@@ -72,39 +72,22 @@ from cloudload._version import __version__
 from cloudload.config import MAX_LANES, choices
 from cloudload.errors import StreamChangedError
 from cloudload.order import Layout, Mixture
+from cloudload.run import state_codec, state_fields
 from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, MOST_ROWS, LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.state_codec import (
-    damaged,
-    decode_residues,
-    encode_counts,
-    join_pairs,
-    join_tails,
-    read_counts,
-    read_cursors,
-    read_numbers,
-    read_pairs,
-    read_tails,
-    show,
-)
-from cloudload.run.state_fields import (
-    FAIR,
-    FAIR_FIELD,
-    HELD_CONFIG_FIELDS,
-    MAX_EPOCHS_FIELD,
-    OPTIONAL_FIELDS,
-    ORDER_FIELD,
-    SAMPLES_FIELD,
-    STREAM_SHARDS_FIELD,
-    TOKENS_FIELD,
-)
 
 VERSION = 3
 State = dict[str, Any]
 _HELD_FIELDS = (
-    *(*HELD_CONFIG_FIELDS, "transform", "num_lanes", "num_canonical_nodes", "shuffle_block_size"),
+    *(
+        *state_fields.HELD_CONFIG_FIELDS,
+        "transform",
+        "num_lanes",
+        "num_canonical_nodes",
+        "shuffle_block_size",
+    ),
     *("choose", "shards", "data", "tokenizer", "bos_eos"),
 )
 _MOST = {
@@ -123,7 +106,7 @@ PARTIAL = (
     "tokenizer_backend",
 )
 """Fields that may differ among the local states of ranks."""
-OPTIONAL_KEYS = OPTIONAL_FIELDS | {"origin", "document_sizes", "stream_tails"}
+OPTIONAL_KEYS = state_fields.OPTIONAL_FIELDS | {"origin", "document_sizes", "stream_tails"}
 KEYS = (
     frozenset((*COUNTED, *_HELD_FIELDS, *PARTIAL, "version", "cloudload", "seq_len", "mixture"))
     | {"tail", "skipped"}
@@ -153,10 +136,10 @@ def build_state(
         "sources": recipe.sources,
         "tokenizer_backend": tokenizer_backend,
         "part": part,
-        "tail": "" if position.tail is None else join_pairs(position.tail),
-        "skipped": join_pairs(position.skipped),
+        "tail": "" if position.tail is None else state_codec.join_pairs(position.tail),
+        "skipped": state_codec.join_pairs(position.skipped),
         **encode_lanes(position.lanes.arrays, position.lanes.texts),
-        **({"origin": join_pairs([origin])} if any(origin) else {}),
+        **({"origin": state_codec.join_pairs([origin])} if any(origin) else {}),
     }
     check_saved(state)
     return state
@@ -166,7 +149,7 @@ def check_saved(state: State) -> None:
     """Raise `ValueError` for a state that `check_keys` would refuse, or `torch.load` would."""
     for name, value in state.items():
         if type(value) not in (str, int, bool, type(None)):
-            fault = f"{show(value)}, a {type(value).__name__}"
+            fault = f"{state_codec.show(value)}, a {type(value).__name__}"
             raise ValueError(f"this state cannot be saved, because {name} is {fault}")
     try:
         check_keys(state)
@@ -177,9 +160,9 @@ def check_saved(state: State) -> None:
 def encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
     """Encode the cursors, residues and statistics of lanes as fields of a state."""
     return {
-        "counts": encode_counts(arrays.counts),
+        "counts": state_codec.encode_counts(arrays.counts),
         **texts.encode(arrays.cursors, arrays.residues),
-        **({"stream_tails": join_tails(arrays.tails)} if any(arrays.tails) else {}),
+        **({"stream_tails": state_codec.join_tails(arrays.tails)} if any(arrays.tails) else {}),
     }
 
 
@@ -216,7 +199,8 @@ def read_state(state: Mapping[str, Any]) -> Saved:
     check_keys(state)
     if state["part"]:
         raise StreamChangedError(
-            f"this is only one rank's local state (part {show(state['part'])}). Merge the local "
+            f"this is only one rank's local state (part {state_codec.show(state['part'])}). Merge "
+            "the local "
             "states of all ranks with merge_state_dicts, and load the result"
         )
     position = read_position(state)
@@ -227,18 +211,20 @@ def read_state(state: Mapping[str, Any]) -> Saved:
         )
     layout, mixture = _read_layout(state), Mixture.from_json(state["mixture"])
     if len(mixture.names) != len(layout.canonical_nodes):
-        raise damaged(
+        raise state_codec.damaged(
             "mixture",
             f"it has {len(mixture.names)} streams, but num_canonical_nodes has "
             f"{len(layout.canonical_nodes)} values",
         )
-    names = (*_HELD_FIELDS, "token_ids", SAMPLES_FIELD)
+    names = (*_HELD_FIELDS, "token_ids", state_fields.SAMPLES_FIELD)
     fields = {name: state[name] for name in names if name in state}
     fields["on_error"] = state.get("on_error", choices.RAISE)
-    fields[ORDER_FIELD] = state.get(ORDER_FIELD, "")
+    fields[state_fields.ORDER_FIELD] = state.get(state_fields.ORDER_FIELD, "")
     if fields["on_error"] not in choices.ON_ERROR:
-        raise damaged("on_error", f"{show(fields['on_error'])} is not {choices.SKIP!r}")
-    for name in (TOKENS_FIELD, MAX_EPOCHS_FIELD):
+        raise state_codec.damaged(
+            "on_error", f"{state_codec.show(fields['on_error'])} is not {choices.SKIP!r}"
+        )
+    for name in (state_fields.TOKENS_FIELD, state_fields.MAX_EPOCHS_FIELD):
         fields[name] = state.get(name, "," * str(state["bos_eos"]).count(","))
     return Saved(
         position=position,
@@ -250,8 +236,10 @@ def read_state(state: Mapping[str, Any]) -> Saved:
         tokenizer_backend=state["tokenizer_backend"],
         stopping=_read_stopping(state),
         stream_shards=(
-            read_numbers(STREAM_SHARDS_FIELD, state[STREAM_SHARDS_FIELD])
-            if STREAM_SHARDS_FIELD in state
+            state_codec.read_numbers(
+                state_fields.STREAM_SHARDS_FIELD, state[state_fields.STREAM_SHARDS_FIELD]
+            )
+            if state_fields.STREAM_SHARDS_FIELD in state
             else ()
         ),
         is_fair=_read_fair(state),
@@ -259,31 +247,37 @@ def read_state(state: Mapping[str, Any]) -> Saved:
 
 
 def _read_fair(state: Mapping[str, Any]) -> bool:
-    rule = state.get(FAIR_FIELD)
-    if rule not in (None, FAIR):
-        raise damaged(FAIR_FIELD, f"{show(rule)} is not {FAIR!r}")
-    return rule == FAIR
+    rule = state.get(state_fields.FAIR_FIELD)
+    if rule not in (None, state_fields.FAIR):
+        raise state_codec.damaged(
+            state_fields.FAIR_FIELD, f"{state_codec.show(rule)} is not {state_fields.FAIR!r}"
+        )
+    return rule == state_fields.FAIR
 
 
 def _read_stopping(state: Mapping[str, Any]) -> str:
     stopping = state.get("stopping", choices.ALL)
     if stopping not in choices.STOPPINGS:
-        raise damaged("stopping", f"{show(stopping)} is not one of {list(choices.STOPPINGS)}")
+        raise state_codec.damaged(
+            "stopping", f"{state_codec.show(stopping)} is not one of {list(choices.STOPPINGS)}"
+        )
     return str(stopping)
 
 
 def _read_layout(state: Mapping[str, Any]) -> Layout:
     nodes, blocks = (
-        read_numbers(name, state[name]) for name in ("num_canonical_nodes", "shuffle_block_size")
+        state_codec.read_numbers(name, state[name])
+        for name in ("num_canonical_nodes", "shuffle_block_size")
     )
     if any(not number or state["num_lanes"] % number for number in nodes):
-        raise damaged(
-            "num_canonical_nodes", f"{show(nodes)} do not divide num_lanes {state['num_lanes']}"
+        raise state_codec.damaged(
+            "num_canonical_nodes",
+            f"{state_codec.show(nodes)} do not divide num_lanes {state['num_lanes']}",
         )
     if len(blocks) != len(nodes) or min(blocks) < 2 or max(blocks) > MOST_ROWS:
-        raise damaged(
+        raise state_codec.damaged(
             "shuffle_block_size",
-            f"{show(blocks)} are not {len(nodes)} block sizes from 2 to {MOST_ROWS:,}",
+            f"{state_codec.show(blocks)} are not {len(nodes)} block sizes from 2 to {MOST_ROWS:,}",
         )
     return Layout(state["num_lanes"], nodes, blocks)
 
@@ -299,13 +293,14 @@ def check_keys(state: Mapping[str, Any]) -> None:
         raise StreamChangedError(explain_not_a_state(state))
     if not isinstance(state["version"], int) or state["version"] != VERSION:
         raise StreamChangedError(
-            f"version: the state has format version {show(state['version'])}, but this version of "
+            f"version: the state has format version {state_codec.show(state['version'])}, but "
+            "this version of "
             f"cloudload reads only {VERSION}. Use the version of cloudload that wrote the state "
-            f"({show(state.get('cloudload', 'unknown'))})"
+            f"({state_codec.show(state.get('cloudload', 'unknown'))})"
         )
     missing, unknown = (
         sorted(KEYS - state.keys()),
-        sorted(map(show, state.keys() - KEYS - OPTIONAL_KEYS)),
+        sorted(map(state_codec.show, state.keys() - KEYS - OPTIONAL_KEYS)),
     )
     if missing or unknown:
         raise StreamChangedError(
@@ -314,34 +309,48 @@ def check_keys(state: Mapping[str, Any]) -> None:
         )
     for name, value in state.items():
         if not isinstance(value, str | int | None):
-            raise damaged(name, f"{type(value).__name__} is neither text nor a whole number")
+            raise state_codec.damaged(
+                name, f"{type(value).__name__} is neither text nor a whole number"
+            )
     for name, most in _MOST.items():
         value, least = state[name], int(name not in COUNTED)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise damaged(name, f"{show(value)} is not a whole number from {least} to {most:,}")
+            raise state_codec.damaged(
+                name, f"{state_codec.show(value)} is not a whole number from {least} to {most:,}"
+            )
 
 
 def read_position(state: Mapping[str, Any]) -> Position:
     """The position of a state, whole or local. Raises `StreamChangedError` if it is damaged."""
     rows, table_rows = state["rows"], state["table_rows"]
     if table_rows > rows:
-        raise damaged("table_rows", f"{table_rows} is greater than rows, which is {rows}")
-    cursors = read_cursors(state)
-    skipped = read_pairs("skipped", state["skipped"])
+        raise state_codec.damaged(
+            "table_rows", f"{table_rows} is greater than rows, which is {rows}"
+        )
+    cursors = state_codec.read_cursors(state)
+    skipped = state_codec.read_pairs("skipped", state["skipped"])
     bounds = [0, *(row for pair in skipped for row in pair), rows]
     if any(row > after for row, after in itertools.pairwise(bounds)):
-        raise damaged(
-            "skipped", f"{show(state['skipped'])} are not ascending ranges of rows before {rows}"
+        raise state_codec.damaged(
+            "skipped",
+            f"{state_codec.show(state['skipped'])} are not ascending ranges of rows before {rows}",
         )
-    origin = [Origin(*pair) for pair in read_pairs("origin", state.get("origin", ""))]
+    origin = [Origin(*pair) for pair in state_codec.read_pairs("origin", state.get("origin", ""))]
     if len(origin) > 1:
-        raise damaged("origin", f"{show(state['origin'])} is not a single pair epoch:num_read")
-    residues, counts = decode_residues(state, cursors), read_counts(state["counts"])
+        raise state_codec.damaged(
+            "origin", f"{state_codec.show(state['origin'])} is not a single pair epoch:num_read"
+        )
+    residues, counts = (
+        state_codec.decode_residues(state, cursors),
+        state_codec.read_counts(state["counts"]),
+    )
     return Position(
         rows=rows,
         table_rows=table_rows,
-        lanes=LaneLog(LaneArrays(cursors, residues, counts, read_tails(state, len(cursors)))),
-        tail=read_pairs("tail", state["tail"]) or None,
+        lanes=LaneLog(
+            LaneArrays(cursors, residues, counts, state_codec.read_tails(state, len(cursors)))
+        ),
+        tail=state_codec.read_pairs("tail", state["tail"]) or None,
         skipped=skipped,
         batches=state["batches"],
         global_batch=state["global_batch"],

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from cloudload.system.temp_files import partial_file
+from cloudload.system import temp_files
 
 _MAGIC = b"cloudload arrays 1\n".ljust(24, b"\0")
 _DIGEST_BYTES, _SIZE_BYTES, _ALIGNED = 16, 8, 8
@@ -74,7 +74,7 @@ def write_arrays(path: Path, key: str, facts: Mapping[str, Any], arrays: Sequenc
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(part)
-    with partial_file(path) as temporary:
+    with temp_files.partial_file(path) as temporary:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o644), "wb") as file:
             file.writelines([_MAGIC, digest.digest(), *parts])

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from cloudload.system.file_locks import HeldLock, acquire
+from cloudload.system import file_locks
 from cloudload.system.parent_watch import exit_with_trainer, open_trainer_pidfd
 
 logger = logging.getLogger("cloudload.system")
@@ -46,7 +46,7 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
     `function` is a name such as "package.module:name". Returns False if the lock is already held or
     if no process can be started, otherwise True. Raises `OSError` if the lock cannot be created.
     """
-    held = acquire(lock, wait=False) if sys.executable else None
+    held = file_locks.acquire(lock, wait=False) if sys.executable else None
     if held is None:
         return False
     trainer = open_trainer_pidfd()
@@ -94,7 +94,7 @@ def _spawn(
 
 def _child_main(function: str, lock: str, descriptor: str, trainer: str | None = None) -> None:
     os.nice(_NICENESS)
-    held = HeldLock.inherit(Path(lock), int(descriptor))
+    held = file_locks.HeldLock.inherit(Path(lock), int(descriptor))
     if trainer is not None:
         exit_with_trainer(int(trainer))
     module, name = function.split(":")

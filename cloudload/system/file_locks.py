@@ -19,16 +19,8 @@ from io import FileIO
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from cloudload.system import temp_files
 from cloudload.system.activity import Text, doing
-from cloudload.system.temp_files import (
-    PART_SUFFIX,
-    create,
-    is_temporary,
-    lock_path,
-    register,
-    target_of,
-    unregister,
-)
 
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _LOOK_EVERY_S = 0.05
@@ -68,7 +60,7 @@ class HeldLock:
 
     def __init__(self, path: Path, file: FileIO) -> None:
         self._path, self._file, self._process = path, file, os.getpid()
-        register(path, file.fileno())
+        temp_files.register(path, file.fileno())
 
     @classmethod
     def inherit(cls, path: Path, descriptor: int) -> HeldLock:
@@ -83,7 +75,7 @@ class HeldLock:
         """Delete the lock's file, and unlock it, also for forked processes that inherited it."""
         try:
             if not self._file.closed and self._process == os.getpid():
-                unregister(self._path)
+                temp_files.unregister(self._path)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._path)
                 _unlock(self._file)
@@ -92,7 +84,7 @@ class HeldLock:
 
     def hand_over(self) -> None:
         """Leave the lock to a process that inherited the descriptor."""
-        unregister(self._path)
+        temp_files.unregister(self._path)
         self._file.close()
 
 
@@ -106,7 +98,7 @@ def check_locks(folder: Path) -> None:
     This does not detect locks that exclude only processes of the same node. Raises `OSError` if no
     file can be created.
     """
-    path = lock_path(folder / "check")
+    path = temp_files.lock_path(folder / "check")
     try:
         with locked(path), FileIO(os.open(path, os.O_RDWR | os.O_CLOEXEC), "r+") as other:
             if _lock_at_once(other):
@@ -166,7 +158,7 @@ def acquire(
         return f"waiting for another process on this node to {work or f'unlock {path}'}"
 
     while True:
-        found = create(lambda: _try_to_lock(path))
+        found = temp_files.create(lambda: _try_to_lock(path))
         if isinstance(found, HeldLock):
             return found
         try:
@@ -229,9 +221,9 @@ def _wait_for(file: FileIO, deadline_s: float) -> bool:
 
 def remove_if_orphaned(path: Path) -> bool:
     """Remove a partial file or a lock file unless its lock is held. Return whether it is gone."""
-    lock = lock_path(target_of(path))
+    lock = temp_files.lock_path(temp_files.target_of(path))
     with contextlib.suppress(OSError), locked(lock, wait=False) as is_free:
-        if is_free and path.suffix == PART_SUFFIX:
+        if is_free and path.suffix == temp_files.PART_SUFFIX:
             path.unlink(missing_ok=True)
         return is_free
     return False  # the lock cannot be opened, for example in another user's folder
@@ -244,7 +236,7 @@ def remove_orphans(folder: Path, names: re.Pattern[str]) -> None:
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            if is_temporary(name) and names.match(name):
+            if temp_files.is_temporary(name) and names.match(name):
                 remove_if_orphaned(folder / name)
 
 

@@ -16,7 +16,7 @@ import threading
 from multiprocessing.connection import wait
 from typing import Any
 
-from cloudload.system.temp_files import remove_all_and_stop
+from cloudload.system import temp_files
 
 _CHECK_EVERY_S = 1.0
 
@@ -88,6 +88,6 @@ def _watch_trainer(pidfd: int) -> None:
 
 
 def _exit(status: int = 0) -> None:
-    remove_all_and_stop()
+    temp_files.remove_all_and_stop()
     # sys.exit would end only this thread, or wait for threads that are blocked on a store
     os._exit(status)

@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cloudload.data.cache.kept_tokenizers import sweep_tokenizers
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Corpus, Dataset, are_in_place, join_columns
 from cloudload.data.mds.open_index import INDEXES_FOLDER, sweep_indexes
-from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.storage.locations import same_or_inside
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import expand_home, path_url
@@ -77,7 +77,7 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
     return root / f"{name}-{digest}"
 
 
-def shard_path(folder: Path, info: ShardInfo) -> Path:
+def shard_path(folder: Path, info: shard_entries.ShardInfo) -> Path:
     """The path of a raw shard in the folder of its dataset, unique to that shard."""
     files = [
         (file.name, file.bytes, sorted(file.hashes.items())) for file in (info.raw, info.stored)

@@ -58,6 +58,7 @@ from cloudload.data.cache.cache_folder import (
 )
 from cloudload.data.cache.counters import TrafficCounter
 from cloudload.data.cache.republished import check_fetched
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.download import (
     Download,
@@ -67,10 +68,9 @@ from cloudload.data.mds.download import (
     download_shard,
 )
 from cloudload.data.mds.hashes import fastest_hash
-from cloudload.data.mds.shard_entries import ShardInfo
+from cloudload.data.storage import urls
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
 from cloudload.errors import CacheError, DatasetError
 from cloudload.system import activity, file_locks, temp_files, verified_files
 
@@ -111,7 +111,7 @@ class Fetcher:
     """Maps the URL of each slow or failed download to a description of its wait."""
 
     def fetch(
-        self, number: int, dataset: Dataset, info: ShardInfo, *, wait: bool = True
+        self, number: int, dataset: Dataset, info: shard_entries.ShardInfo, *, wait: bool = True
     ) -> Path | None:
         """Fetch a raw shard unless it is on disk and valid, and return its path.
 
@@ -134,7 +134,7 @@ class Fetcher:
                     f"{path} is outside the cache folder {folder}, because of a symbolic link. "
                     "Remove the link, and run again"
                 )
-            url = join_url(dataset.url, info.stored.name)
+            url = urls.join_url(dataset.url, info.stored.name)
             what = partial(self._describe_lock, url)
             with file_locks.locked(temp_files.lock_path(path), wait=wait, what=what) as is_held:
                 if not is_held:
@@ -145,9 +145,9 @@ class Fetcher:
             raise CacheError(self._explain(error, info)) from error
         return path
 
-    def describe(self, dataset: Dataset, info: ShardInfo) -> str:
+    def describe(self, dataset: Dataset, info: shard_entries.ShardInfo) -> str:
         """Describe the download of a shard, and why it is waiting, for a message."""
-        url = join_url(dataset.url, info.stored.name)
+        url = urls.join_url(dataset.url, info.stored.name)
         wait = self._waits.get(url)
         return f"downloading {redact(url)}" + (f" ({wait})" if wait else "")
 
@@ -161,7 +161,7 @@ class Fetcher:
         here = f"; this process is downloading {redact(own[0])} ({own[1]})" if own else ""
         return f"download {redact(url)}{here}"
 
-    def discard(self, path: Path, info: ShardInfo) -> None:
+    def discard(self, path: Path, info: shard_entries.ShardInfo) -> None:
         """Remove a cached shard whose size or header is invalid.
 
         Checks the shard again first, because another process may have replaced it.
@@ -171,7 +171,7 @@ class Fetcher:
                 logger.warning("%s %s. Fetching it again", path, fault)
                 remove(self.root, [path])
 
-    def _is_valid(self, path: Path, info: ShardInfo) -> bool:
+    def _is_valid(self, path: Path, info: shard_entries.ShardInfo) -> bool:
         """Whether a cached shard exists and is valid. `verify` says when to check its hash."""
         try:
             found = path.lstat()
@@ -196,16 +196,16 @@ class Fetcher:
             logger.warning("%s %s. Fetching it again", path, fault_found)
         return False
 
-    def _fetch_locked(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
-        path, url = shard_path(folder, info), join_url(dataset.url, info.stored.name)
+    def _fetch_locked(self, folder: Path, dataset: Dataset, info: shard_entries.ShardInfo) -> None:
+        path, url = shard_path(folder, info), urls.join_url(dataset.url, info.stored.name)
         remove(self.root, [path, *path.parent.glob(f"{path.name}.*{temp_files.PART_SUFFIX}")])
         try:
             self._download(folder, dataset, info)
         finally:
             self._waits.pop(url, None)
 
-    def _download(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
-        path, url = shard_path(folder, info), join_url(dataset.url, info.stored.name)
+    def _download(self, folder: Path, dataset: Dataset, info: shard_entries.ShardInfo) -> None:
+        path, url = shard_path(folder, info), urls.join_url(dataset.url, info.stored.name)
 
         began = time.monotonic()
         with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):
@@ -229,7 +229,7 @@ class Fetcher:
                     logger.warning("%s %s. Fetching it again", redact(url), fault)
         raise DatasetError(describe_second_fault(url, str(fault)))
 
-    def _download_once(self, url: str, info: ShardInfo, file: BinaryIO) -> Download:
+    def _download_once(self, url: str, info: shard_entries.ShardInfo, file: BinaryIO) -> Download:
         times = [time.perf_counter_ns()]
 
         def count_bytes(number: int) -> None:
@@ -248,7 +248,7 @@ class Fetcher:
         self.traffic.count_unpacking(time.perf_counter_ns() - times[-1])
         return found
 
-    def _explain(self, error: OSError, info: ShardInfo) -> str:
+    def _explain(self, error: OSError, info: shard_entries.ShardInfo) -> str:
         what = f"{info.raw.name} ({info.raw.bytes:,} bytes)"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return (

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from cloudload.data.cache.republished import check_written
 from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.data.mds.download import check_data, decompress_checked, describe_second_fault
 from cloudload.data.mds.shard import Shard
-from cloudload.data.mds.shard_entries import ShardInfo
+from cloudload.data.storage import objects, urls
 from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import read_object_version
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
 from cloudload.errors import DatasetError
 from cloudload.system import DaemonThreadPool, await_unless_failed
 
@@ -83,8 +82,8 @@ class MemoryShards:
         self._kept = None
         self._cache.close()
 
-    def _fetch_twice(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
-        url = join_url(dataset.url, info.stored.name)
+    def _fetch_twice(self, number: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Shard:
+        url = urls.join_url(dataset.url, info.stored.name)
         fetch = self._fetches.pop(number, None)
         stored = await_unless_failed(fetch) or self._fetch(dataset, info)
         shard = self._open(*stored, info, url)
@@ -95,15 +94,17 @@ class MemoryShards:
             raise DatasetError(describe_second_fault(url, shard))
         return shard
 
-    def _fetch(self, dataset: Dataset, info: ShardInfo) -> Stored:
-        url = join_url(dataset.url, info.stored.name)
-        data, version = read_object_version(url, self._retry, info.stored.bytes)
+    def _fetch(self, dataset: Dataset, info: shard_entries.ShardInfo) -> Stored:
+        url = urls.join_url(dataset.url, info.stored.name)
+        data, version = objects.read_object_version(url, self._retry, info.stored.bytes)
         fault = check_data(data, info.stored, True)
         if fault is None:
             check_written(dataset, info, version.written_s)
         return data, fault
 
-    def _open(self, stored: bytes, fault: str | None, info: ShardInfo, url: str) -> Shard | str:
+    def _open(
+        self, stored: bytes, fault: str | None, info: shard_entries.ShardInfo, url: str
+    ) -> Shard | str:
         """Open a shard from its stored bytes. Returns the shard, or a description of its fault."""
         if fault is not None:
             return fault
@@ -136,5 +137,5 @@ class MemoryShards:
         return memoryview(self._buffer)[:size]
 
 
-def _fits(dataset: Dataset, info: ShardInfo) -> bool:
+def _fits(dataset: Dataset, info: shard_entries.ShardInfo) -> bool:
     return not is_in_place(dataset, info) and info.raw.bytes <= MOST_BYTES

@@ -20,10 +20,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cloudload.data.cache.cache_folder import STARTED
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.shard_entries import ShardInfo
+from cloudload.data.storage import urls
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
 from cloudload.data.storage.versions import Version
 from cloudload.errors import DatasetError
 from cloudload.system import file_locks, temp_files
@@ -31,7 +31,9 @@ from cloudload.system import file_locks, temp_files
 _IF_WRONG = "If the store's timestamps are wrong, set verify='off' to turn off this check"
 
 
-def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Version) -> None:
+def check_fetched(
+    folder: Path, dataset: Dataset, info: shard_entries.ShardInfo, version: Version
+) -> None:
     """Raise `DatasetError` if a shard without a hash was written after its folder was started."""
     if info.has_hash or version.written_s is None:
         return
@@ -45,13 +47,13 @@ def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Vers
         )
 
 
-def check_in_place(dataset: Dataset, info: ShardInfo, path: Path) -> None:
+def check_in_place(dataset: Dataset, info: shard_entries.ShardInfo, path: Path) -> None:
     """Raise `DatasetError` if a local shard without a hash was written after the index was read."""
     if not info.has_hash:
         check_written(dataset, info, path.stat().st_mtime)
 
 
-def check_written(dataset: Dataset, info: ShardInfo, written_s: float | None) -> None:
+def check_written(dataset: Dataset, info: shard_entries.ShardInfo, written_s: float | None) -> None:
     """Raise `DatasetError` if a shard without a hash was written after the index was read.
 
     `written_s` is the time at which it was written, in seconds since 1970; None if unknown.
@@ -76,8 +78,8 @@ def _read_start(folder: Path, read_s: float) -> float:
     return float(path.read_text())
 
 
-def _explain(dataset: Dataset, info: ShardInfo, written_s: float) -> str:
-    url = redact(join_url(dataset.url, info.stored.name))
+def _explain(dataset: Dataset, info: shard_entries.ShardInfo, written_s: float) -> str:
+    url = redact(urls.join_url(dataset.url, info.stored.name))
     return f"{url} has no hash in the index, and was written ({_show(written_s)}) after"
 
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from cloudload.data.cache.counters import TrafficCounter
 from cloudload.data.cache.fetch import ALWAYS, OFF, Fetcher
 from cloudload.data.cache.republished import check_in_place
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.data.mds.download import check_hash
 from cloudload.data.mds.shard import Shard
-from cloudload.data.mds.shard_entries import ShardInfo
+from cloudload.data.storage import urls
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url, local_path
 from cloudload.errors import CacheError, DatasetError
 from cloudload.system import DaemonThreadPool, Ints, activity, await_unless_failed, verified_files
 
@@ -114,11 +114,13 @@ class ShardCache:
         self._open.clear()
         self._fetches.clear()
 
-    def _prefetch(self, number: int, dataset: Dataset, info: ShardInfo) -> Path | None:
+    def _prefetch(
+        self, number: int, dataset: Dataset, info: shard_entries.ShardInfo
+    ) -> Path | None:
         # if another process is fetching this shard, do not wait, so that this thread fetches others
         return self._fetcher.fetch(number, dataset, info, wait=False)
 
-    def _map_cached(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
+    def _map_cached(self, number: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Shard:
         for attempt in range(_ATTEMPTS):
             fetch = self._fetches.pop(number, None)
             with (
@@ -140,8 +142,8 @@ class ShardCache:
             "may exceed cache_limit. Raise cache_limit in every job that shares the cache"
         )
 
-    def _map_in_place(self, dataset: Dataset, info: ShardInfo) -> Shard:
-        path = local_path(dataset.url) / info.raw.name
+    def _map_in_place(self, dataset: Dataset, info: shard_entries.ShardInfo) -> Shard:
+        path = urls.local_path(dataset.url) / info.raw.name
         try:
             shard = Shard(path, info)
             if self._verify != OFF:
@@ -157,7 +159,7 @@ class ShardCache:
 
     def _keep(self, number: int, shard: Shard) -> None:
         dataset, info = self._corpus.find_shard(number)
-        shard.url = redact(join_url(dataset.url, info.stored.name))
+        shard.url = redact(urls.join_url(dataset.url, info.stored.name))
         if not is_in_place(dataset, info):
             verified_files.mark_used(shard.path)
         self._open[number] = (shard, time.monotonic())

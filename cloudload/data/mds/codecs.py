@@ -10,7 +10,7 @@ import gzip
 import zlib
 from collections.abc import Callable
 
-from cloudload.data.mds.shard_entries import COMPRESSIONS
+from cloudload.data.mds import shard_entries
 from cloudload.errors import DatasetError
 
 
@@ -64,7 +64,9 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
         return _decompress_brotli(data, raw_bytes)
     if name == "snappy":
         return _decompress_snappy(data, raw_bytes)
-    raise ValueError(f"compression is {compression!r}, not one of {', '.join(COMPRESSIONS)}")
+    raise ValueError(
+        f"compression is {compression!r}, not one of {', '.join(shard_entries.COMPRESSIONS)}"
+    )
 
 
 def decompress_into(compression: str, data: bytes, target: memoryview) -> int:

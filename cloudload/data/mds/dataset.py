@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.codecs import check_codec
 from cloudload.data.mds.fingerprints import DATA, SAMPLES, find_beginning, fingerprint
 from cloudload.data.mds.hashes import fastest_hash
 from cloudload.data.mds.open_index import open_index
-from cloudload.data.mds.shard_entries import ShardInfo
 from cloudload.data.mds.shard_table import ShardTable
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.locations import Location
@@ -38,7 +38,7 @@ class Dataset:
     """An MDS dataset, as described by its index."""
 
     url: str
-    shards: Sequence[ShardInfo]
+    shards: Sequence[shard_entries.ShardInfo]
     """The shards, in order. They are a `ShardTable` if `open_corpus` opened the dataset."""
     index_hash: str
     """SHA-256 of `index.json`, in hex digits."""
@@ -110,7 +110,7 @@ class Corpus:
         owner = bisect.bisect_right(self._first_shards, number) - 1
         return owner, number - self._first_shards[owner]
 
-    def find_shard(self, number: int) -> tuple[Dataset, ShardInfo]:
+    def find_shard(self, number: int) -> tuple[Dataset, shard_entries.ShardInfo]:
         """The dataset of the shard with index `number`, and the shard's entry in its index."""
         owner, shard = self.find_owner(number)
         dataset = self.datasets[owner]
@@ -186,7 +186,7 @@ def join_columns(columns: Sequence[Ints]) -> Ints:
     return columns[0] if len(columns) == 1 else np.concatenate([np.zeros(0, np.int64), *columns])
 
 
-def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:
+def is_in_place(dataset: Dataset, shard: shard_entries.ShardInfo) -> bool:
     """Whether a shard is mapped in place, because it is local and uncompressed."""
     return is_local(dataset.url) and shard.zipped is None
 

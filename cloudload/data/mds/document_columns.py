@@ -25,9 +25,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.shard import Shard
-from cloudload.data.mds.shard_entries import Column
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
@@ -90,7 +90,9 @@ def is_token_array(encoding: str) -> bool:
     return encoding.startswith(_ARRAY) and holds_tokens(encoding)
 
 
-def _list_columns(datasets: Iterable[Dataset]) -> Iterable[tuple[str, tuple[Column, ...]]]:
+def _list_columns(
+    datasets: Iterable[Dataset],
+) -> Iterable[tuple[str, tuple[shard_entries.Column, ...]]]:
     """Yield each dataset's redacted URL with each distinct set of columns of its shards."""
     for dataset in datasets:
         for columns in dataset.table.column_sets():
@@ -116,7 +118,7 @@ def _advise_on_text(encodings: Mapping[str, str]) -> str:
     )
 
 
-def _check_encoding(where: str, column: Column, dtype: str | None) -> None:
+def _check_encoding(where: str, column: shard_entries.Column, dtype: str | None) -> None:
     encoding = column.encoding
     if not holds_tokens(encoding):
         raise DatasetError(

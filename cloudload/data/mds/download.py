@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.codecs import decompress, decompress_into
 from cloudload.data.mds.hashes import fastest_hash, new_hash
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
-from cloudload.data.mds.shard_entries import FileInfo, ShardInfo
+from cloudload.data.storage import objects
 from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import download_object_version
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.retries import Watch
 from cloudload.data.storage.versions import Version
@@ -38,7 +38,7 @@ class Download(NamedTuple):
 
 def download_shard(
     url: str,
-    info: ShardInfo,
+    info: shard_entries.ShardInfo,
     file: BinaryIO,
     retry: Retry,
     *,
@@ -54,7 +54,7 @@ def download_shard(
     """
     file.seek(0)
     target = file if info.zipped is None else io.BytesIO()
-    version = download_object_version(url, target, retry, info.stored.bytes, watch)
+    version = objects.download_object_version(url, target, retry, info.stored.bytes, watch)
     count_bytes(target.tell())
     if isinstance(target, io.BytesIO):
         data = target.getvalue()
@@ -67,7 +67,7 @@ def download_shard(
 
 
 def decompress_checked(
-    data: bytes, info: ShardInfo, target: memoryview, *, checks_hash: bool
+    data: bytes, info: shard_entries.ShardInfo, target: memoryview, *, checks_hash: bool
 ) -> str | None:
     """Decompress a stored shard to `target`, and return the fault of the raw shard, or None.
 
@@ -93,7 +93,9 @@ def describe_second_fault(url: str, fault: str) -> str:
     )
 
 
-def _decompress(data: bytes, info: ShardInfo, file: BinaryIO, *, checks_hash: bool) -> str | None:
+def _decompress(
+    data: bytes, info: shard_entries.ShardInfo, file: BinaryIO, *, checks_hash: bool
+) -> str | None:
     """Write the raw bytes of a compressed shard to `file`, and return its fault or None."""
     assert info.compression is not None
     try:
@@ -109,7 +111,7 @@ def _decompress(data: bytes, info: ShardInfo, file: BinaryIO, *, checks_hash: bo
     return None
 
 
-def check_header(path: Path, info: ShardInfo) -> str | None:
+def check_header(path: Path, info: shard_entries.ShardInfo) -> str | None:
     """Check a raw shard's size, sample count, offsets and columns; return the fault or None.
 
     Raises `FileNotFoundError` if there is no file.
@@ -122,7 +124,7 @@ def check_header(path: Path, info: ShardInfo) -> str | None:
     return None
 
 
-def check_hash(path: Path, info: ShardInfo) -> str | None:
+def check_hash(path: Path, info: shard_entries.ShardInfo) -> str | None:
     """Check a raw shard's size, and its hash if the index has one; return the fault or None.
 
     Raises `FileNotFoundError` if there is no file.
@@ -131,19 +133,24 @@ def check_hash(path: Path, info: ShardInfo) -> str | None:
         return _check_file(file, info.raw, True)
 
 
-def check_data(data: bytes | memoryview, expected: FileInfo, checks_hash: bool) -> str | None:
+def check_data(
+    data: bytes | memoryview, expected: shard_entries.FileInfo, checks_hash: bool
+) -> str | None:
     """Check the size of a file's bytes, and their hash if the index has one; return any fault."""
     return _check(len(data), [data], expected, checks_hash)
 
 
-def _check_file(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | None:
+def _check_file(file: BinaryIO, expected: shard_entries.FileInfo, checks_hash: bool) -> str | None:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     return _check(size, iter(partial(file.read, 1 << 20), b""), expected, checks_hash)
 
 
 def _check(
-    size: int, parts: Iterable[bytes | memoryview], expected: FileInfo, checks_hash: bool
+    size: int,
+    parts: Iterable[bytes | memoryview],
+    expected: shard_entries.FileInfo,
+    checks_hash: bool,
 ) -> str | None:
     if size != expected.bytes:
         found = "more than" if size > expected.bytes else f"{size:,} of"

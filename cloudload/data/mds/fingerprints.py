@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from cloudload.data.mds.shard_entries import Column
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.shard_table import ShardTable, SharedTable
 from cloudload.system import array_files, file_locks, temp_files
 
@@ -99,7 +99,7 @@ def _hash(tables: Sequence[ShardTable]) -> dict[str, str]:
 
 def _encode(table: ShardTable) -> Iterator[dict[str, bytes]]:
     """Yield for each shard the line that a fingerprint of each kind hashes."""
-    last: tuple[Column, ...] = ()
+    last: tuple[shard_entries.Column, ...] = ()
     columns = "[]"
     for shard in table:
         if shard.columns is not last:

@@ -5,15 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cloudload.data.mds.shard_entries import (
-    FAULTS,
-    INDEX_NAME,
-    check_extent,
-    check_names,
-    check_version,
-    explain_fault,
-    parse_shard,
-)
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.shard_table import ShardTable, TableBuilder
 from cloudload.errors import DatasetError
 
@@ -39,23 +31,24 @@ def parse_index(data: bytes, dataset: str) -> ShardTable:
         # add entries while the JSON is parsed, so that their dicts do not fill memory
         if "raw_data" not in entry:
             return entry
-        builder.add(parse_shard(entry))
+        builder.add(shard_entries.parse_shard(entry))
         return _ROW
 
     try:
-        check_extent(data)
+        shard_entries.check_extent(data)
         index = json.loads(data, object_hook=take_shard_or_keep)
-        check_version(index)
+        shard_entries.check_version(index)
         shards = index["shards"]
         if not isinstance(shards, list) or not all(shard is _ROW for shard in shards):
             raise ValueError("'shards' is not a list of entries with raw_data")
         if len(shards) != len(builder):
             raise ValueError("an entry with raw_data is outside 'shards'")
-        check_names(builder.names)
+        shard_entries.check_names(builder.names)
         return builder.build()
-    except FAULTS as error:
-        reason = explain_fault(error)[:500]
+    except shard_entries.FAULTS as error:
+        reason = shard_entries.explain_fault(error)[:500]
         raise DatasetError(
-            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert the raw corpus "
+            f"{dataset}/{shard_entries.INDEX_NAME} is not an MDS index: {reason}. Convert the raw "
+            "corpus "
             "with cloudload convert, or copy the dataset again"
         ) from error

@@ -36,21 +36,13 @@ from cloudload.data.file_kinds import (
     refuse_table,
     split_name,
 )
-from cloudload.data.mds.shard_entries import INDEX_NAME
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.survey import JOURNAL_FOLDER, Survey, survey_folder
+from cloudload.data.storage import objects, urls
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.globs import Glob, find_glob
 from cloudload.data.storage.locations import Location
-from cloudload.data.storage.objects import open_object
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import (
-    BUCKET_SCHEMES,
-    is_local,
-    join_url,
-    local_path,
-    scheme_of,
-    split_url,
-)
 from cloudload.errors import StoreError
 
 _MOST_NAMED = 8
@@ -105,7 +97,7 @@ def explain_not_a_dataset(location: Location, retry: Retry) -> str | None:
 def _explain_glob(location: str, glob: Glob, retry: Retry) -> str | None:
     root, found = glob.folder, survey_folder(glob.folder, retry)
     files, folders = (
-        [join_url(root, name) for name in names if glob.matches(name)]
+        [urls.join_url(root, name) for name in names if glob.matches(name)]
         for names in (found.files, found.datasets)
     )
     shown = f"{redact(location)} is a glob, but a loader reads only folders of MDS datasets"
@@ -123,8 +115,8 @@ def _explain_glob(location: str, glob: Glob, retry: Retry) -> str | None:
 
 def _explain_file(url: str, split: str | None) -> str:
     folder, _, name = url.rpartition("/")
-    if name == INDEX_NAME or ".mds" in name:
-        what = "the index" if name == INDEX_NAME else "a shard"
+    if name == shard_entries.INDEX_NAME or ".mds" in name:
+        what = "the index" if name == shard_entries.INDEX_NAME else "a shard"
         return f"{redact(url)} is {what} of a dataset. Pass its folder: {redact(folder) or '.'}"
     advice = advise_on_files(folder, [name])
     if advice and RUN in advice:
@@ -138,14 +130,15 @@ def _explain_location(location: Location, retry: Retry) -> str | None:
     if found.datasets:
         prefix = f"{location.split}/" if location.split else ""
         names = [prefix + name for name in found.datasets]
-        missing = f"{redact(location.url)} has no {INDEX_NAME}"
+        missing = f"{redact(location.url)} has no {shard_entries.INDEX_NAME}"
         return _advise_split(missing, redact(location.remote), names)
     if (reason := _explain_folder(location.url, location.split, found)) or not location.split:
         return reason
     found = survey_folder(location.remote, retry)
     missing = f"{redact(location.remote)} has no split {location.split!r}"
     if "" in found.datasets:
-        return f"{missing}, because it is itself a dataset with an {INDEX_NAME}. Omit split"
+        index = shard_entries.INDEX_NAME
+        return f"{missing}, because it is itself a dataset with an {index}. Omit split"
     if found.datasets:
         return _advise_split(missing, redact(location.remote), found.datasets)
     return _explain_folder(location.remote, location.split, found)
@@ -156,7 +149,8 @@ def _advise_split(missing: str, url: str, names: Sequence[str]) -> str:
     several = ". To read several datasets, pass a list" if len(names) > 1 else ""
     return (
         f"{missing}, but {len(names):,} {noun} an index: {_name_some(names)}. "
-        f"Pass Stream({url!r}, split={names[0]!r}) as data, or {join_url(url, names[0])!r}{several}"
+        f"Pass Stream({url!r}, split={names[0]!r}) as data, or "
+        f"{urls.join_url(url, names[0])!r}{several}"
     )
 
 
@@ -165,22 +159,25 @@ def _explain_folder(url: str, split: str | None, found: Survey) -> str | None:
     files = found.files
     if found.unfinished:
         return (
-            f"the conversion to {redact(join_url(url, found.unfinished[0]))} has not finished. The "
-            f"folder has a journal ({JOURNAL_FOLDER}), but no {INDEX_NAME}. Wait for the "
+            f"the conversion to {redact(urls.join_url(url, found.unfinished[0]))} has not "
+            "finished. The "
+            f"folder has a journal ({JOURNAL_FOLDER}), but no {shard_entries.INDEX_NAME}. Wait "
+            "for the "
             "conversion, or run the same cloudload convert command again to resume it"
         )
     if found.tables and any(map(is_table_data, files)):
         folder, kind = found.tables[0]
-        return refuse_table(redact(join_url(url, folder.rstrip("/"))), kind)
+        return refuse_table(redact(urls.join_url(url, folder.rstrip("/"))), kind)
     if _SAVED_DATASETS in files or set(files) >= _SAVED_DATASET:
         return _explain_saved(url, is_dict=_SAVED_DATASETS in files)
     if not files:
         return None
-    shown = f"{redact(url)} is not an MDS dataset, because it has no {INDEX_NAME}"
+    shown = f"{redact(url)} is not an MDS dataset, because it has no {shard_entries.INDEX_NAME}"
     shown += f". Found {_count(found, files)}"
     if any(".mds" in name for name in files):
         return (
-            f"{shown}. A writer stores {INDEX_NAME} last, so finish writing or copying the "
+            f"{shown}. A writer stores {shard_entries.INDEX_NAME} last, so finish writing or "
+            "copying the "
             "dataset. If several writers wrote shards, run streaming.base.util.merge_index"
         )
     return _end(shown, advise_on_files(url, files, split))
@@ -206,12 +203,12 @@ def _is_file(url: str, retry: Retry) -> bool:
     An HTTP URL must also have a dot in its last part, because a web server may return a page for a
     folder.
     """
-    if is_local(url):
-        return local_path(url).is_file()
-    if scheme_of(url) in ("http", "https") and "." not in url.rpartition("/")[2]:
+    if urls.is_local(url):
+        return urls.local_path(url).is_file()
+    if urls.scheme_of(url) in ("http", "https") and "." not in url.rpartition("/")[2]:
         return False
     try:
-        open_object(url.rstrip("/"), retry).close()
+        objects.open_object(url.rstrip("/"), retry).close()
     except StoreError:
         return False
     return True
@@ -269,7 +266,9 @@ def advise_on_files(location: str, names: Sequence[str], split: str | None = Non
     commands = []
     for each in splits:
         below, own = (_list_below(each, files) for files in (names, taken))
-        commands.append(_command(_list_inputs(join_url(location, each), below, own), out, each))
+        commands.append(
+            _command(_list_inputs(urls.join_url(location, each), below, own), out, each)
+        )
     return convert_advice(commands, out)
 
 
@@ -299,17 +298,17 @@ def output_beside(location: str, split: str | None = None) -> str:
     cloudload cannot write beside `location`, the result is in the current folder.
     """
     location = location.rstrip("/")
-    if not is_local(location):
+    if not urls.is_local(location):
         location = redact(location)  # the name of the output must not contain a password
     if split and location.endswith(f"/{split}"):
         location = location[: -len(split) - 1]
-    if is_local(location):
-        path = os.path.normpath(local_path(location))
+    if urls.is_local(location):
+        path = os.path.normpath(urls.local_path(location))
         path = os.path.abspath(path) if path.startswith(".") else path
         return os.path.join(os.path.dirname(path), output_name(path))
-    can_write = scheme_of(location) in BUCKET_SCHEMES and split_url(location)[1]
+    can_write = urls.scheme_of(location) in urls.BUCKET_SCHEMES and urls.split_url(location)[1]
     name = output_name(location)
-    return join_url(location.rpartition("/")[0], name) if can_write else name
+    return urls.join_url(location.rpartition("/")[0], name) if can_write else name
 
 
 def _choose_files(names: Sequence[str]) -> list[str]:
@@ -336,7 +335,7 @@ def _list_inputs(location: str, names: Sequence[str], taken: Sequence[str]) -> l
     for suffix in dict.fromkeys(map(_suffix_of, taken)):
         own = [name for name in taken if _suffix_of(name) == suffix]
         pattern = f"**/*{suffix}" if any("/" in name for name in own) else f"*{suffix}"
-        inputs += [join_url(location, name) for name in ([pattern] if suffix else own)]
+        inputs += [urls.join_url(location, name) for name in ([pattern] if suffix else own)]
     return inputs
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudload._version import __version__
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
 from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.not_a_dataset import (
@@ -35,14 +36,12 @@ from cloudload.data.mds.not_a_dataset import (
     explain_hub_name,
     explain_not_a_dataset,
 )
-from cloudload.data.mds.shard_entries import INDEX_NAME, MOST_INDEX_BYTES
 from cloudload.data.mds.shard_table import ShardTable, map_table
+from cloudload.data.storage import objects, urls
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.nearby import raise_if_nothing
-from cloudload.data.storage.objects import name_endpoint, read_object_version
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
 from cloudload.data.storage.versions import Version
 from cloudload.errors import DatasetError, StoreError
 from cloudload.system import array_files, file_locks, machine, temp_files, verified_files
@@ -110,8 +109,11 @@ def read_index(
     if reason := explain_hub_name(location):
         raise DatasetError(reason)
     try:
-        return read_object_version(
-            join_url(location.url, INDEX_NAME), retry, MOST_INDEX_BYTES, unless
+        return objects.read_object_version(
+            urls.join_url(location.url, shard_entries.INDEX_NAME),
+            retry,
+            shard_entries.MOST_INDEX_BYTES,
+            unless,
         )
     except StoreError as error:
         if not error.is_missing:
@@ -141,7 +143,7 @@ class _Place(NamedTuple):
 
 def _place_of(folder: Path, url: str, version: Version) -> _Place:
     """Return the file for a table. Each release of cloudload and each user has its own files."""
-    origin = f"{url}\n{name_endpoint(url)}\n{os.geteuid()}"
+    origin = f"{url}\n{objects.name_endpoint(url)}\n{os.geteuid()}"
     key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
     name = f"{_digest(origin)[:16]}-{_digest(key)[:32]}{_SUFFIX}"
     return _Place(folder / name, _digest(key))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from cloudload.data.mds.shard_entries import INDEX_NAME
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.survey import JOURNAL_FOLDER
 
 REPORT_NAME = "convert-report.json"
@@ -38,6 +38,6 @@ def is_of_dataset(name: str) -> bool:
 
     The journal of a conversion does not belong to a dataset, but to its place.
     """
-    return name in (INDEX_NAME, REPORT_NAME) or any(
+    return name in (shard_entries.INDEX_NAME, REPORT_NAME) or any(
         pattern.fullmatch(name) for pattern in (SHARD, LENGTHS, TEMPORARY)
     )

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.hashes import hash_samples
-from cloudload.data.mds.shard_entries import FIXED_FORMATS, ShardInfo
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
 
@@ -54,7 +54,9 @@ class Shard:
     not match `info`.
     """
 
-    def __init__(self, path: Path, info: ShardInfo, data: memoryview | None = None) -> None:
+    def __init__(
+        self, path: Path, info: shard_entries.ShardInfo, data: memoryview | None = None
+    ) -> None:
         self.path, self.info = path, info
         self.url = ""
         """The shard's redacted URL, for error messages; empty until the cache sets it."""
@@ -276,7 +278,7 @@ class Shard:
         )
 
 
-def _map_file(path: Path, info: ShardInfo) -> mmap.mmap | memoryview:
+def _map_file(path: Path, info: shard_entries.ShardInfo) -> mmap.mmap | memoryview:
     with _open_regular(path) as file:
         size = file.seek(0, 2)
         if size != info.raw.bytes:
@@ -324,9 +326,10 @@ def decode_value(encoding: str, data: bytes) -> Any:
         return data
     if encoding == "json":
         return json.loads(data)
-    if encoding in FIXED_FORMATS:
-        return struct.unpack(FIXED_FORMATS[encoding], data)[0]
+    if encoding in shard_entries.FIXED_FORMATS:
+        return struct.unpack(shard_entries.FIXED_FORMATS[encoding], data)[0]
     raise DatasetError(
         f"cannot read a column with the encoding {encoding!r}. cloudload reads the encodings str, "
-        f"bytes, json, {', '.join(FIXED_FORMATS)}. Convert the corpus again without this column"
+        f"bytes, json, {', '.join(shard_entries.FIXED_FORMATS)}. Convert the corpus again without "
+        "this column"
     )

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.codecs import decompress
 from cloudload.data.mds.dataset import Dataset, is_in_place
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
-from cloudload.data.mds.shard_entries import ShardInfo
+from cloudload.data.storage import objects, urls
 from cloudload.data.storage.base import CHUNK_BYTES, Retry
-from cloudload.data.storage.objects import read_object
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url, local_path
 from cloudload.errors import DatasetError
 from cloudload.system import temp_files
 
@@ -33,16 +32,16 @@ _GROWTH = 4
 
 @contextlib.contextmanager
 def open_shard_start(
-    dataset: Dataset, info: ShardInfo, num_samples: int, retry: Retry
+    dataset: Dataset, info: shard_entries.ShardInfo, num_samples: int, retry: Retry
 ) -> Iterator[Shard]:
     """Open a shard to read its first `num_samples` samples, or all samples if it has fewer.
 
     An uncompressed shard of a local dataset is mapped in place. Raises `DatasetError` if the shard
     is damaged, and `StoreError` if it cannot be read.
     """
-    url = join_url(dataset.url, info.stored.name)
+    url = urls.join_url(dataset.url, info.stored.name)
     if is_in_place(dataset, info):
-        path = local_path(url)
+        path = urls.local_path(url)
         if not path.is_file():
             raise DatasetError(
                 f"{path} is missing, but the index lists it. Copy the shard again, or run the same "
@@ -60,7 +59,7 @@ def open_shard_start(
         yield open_temporary(Path(file.name), info, url)
 
 
-def open_temporary(path: Path, info: ShardInfo, url: str) -> Shard:
+def open_temporary(path: Path, info: shard_entries.ShardInfo, url: str) -> Shard:
     """Open a temporary file as the shard at `url`. Each `DatasetError` names the URL."""
     try:
         shard = Shard(path, info)
@@ -71,7 +70,7 @@ def open_temporary(path: Path, info: ShardInfo, url: str) -> Shard:
     return shard
 
 
-def _read_samples(url: str, info: ShardInfo, num_samples: int, retry: Retry) -> bytes:
+def _read_samples(url: str, info: shard_entries.ShardInfo, num_samples: int, retry: Retry) -> bytes:
     """The raw bytes of a shard, at least up to the end of its first `num_samples` samples."""
     stop = 4 * (num_samples + 2)
     raw = _read_raw(url, info, 4 * (info.samples + 2) + _USUAL_HEADER_BYTES, retry)
@@ -80,14 +79,14 @@ def _read_samples(url: str, info: ShardInfo, num_samples: int, retry: Retry) -> 
     return raw if len(raw) >= stop else _read_raw(url, info, stop, retry)
 
 
-def _read_raw(url: str, info: ShardInfo, num_bytes: int, retry: Retry) -> bytes:
+def _read_raw(url: str, info: shard_entries.ShardInfo, num_bytes: int, retry: Retry) -> bytes:
     """At least the first `num_bytes` bytes of a raw shard, or all bytes if it has fewer.
 
     Raises `DatasetError` if the stored shard has fewer bytes than the index says.
     """
     num_bytes = min(num_bytes, info.raw.bytes)
     raw = (
-        read_object(url, retry, num_bytes - 1)
+        objects.read_object(url, retry, num_bytes - 1)
         if info.zipped is None or info.compression is None
         else _read_decompressed(url, info.compression, num_bytes, retry)
     )
@@ -103,7 +102,7 @@ def _read_decompressed(url: str, compression: str, num_bytes: int, retry: Retry)
     """At least the first `num_bytes` bytes of a decompressed object, or all if it has fewer."""
     size = max(CHUNK_BYTES, num_bytes // 8)
     while True:
-        stored = read_object(url, retry, size - 1)
+        stored = objects.read_object(url, retry, size - 1)
         is_whole = len(stored) < size
         try:
             raw = decompress(compression, stored, num_bytes)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo
+from cloudload.data.mds import shard_entries
 from cloudload.errors import CacheError
 from cloudload.system import Flags, Ids, Ints, array_files, verified_files
 
@@ -35,7 +35,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 class Form(NamedTuple):
     """The fields of a shard that are the same for most shards of a dataset."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[shard_entries.Column, ...]
     compression: str | None
     raw_hashes: tuple[str, ...]
     """The names of the hashes of the raw file."""
@@ -65,7 +65,7 @@ class SharedTable(NamedTuple):
         return self._replace(start=self.start + start, stop=self.start + stop)
 
 
-class ShardTable(Sequence[ShardInfo]):
+class ShardTable(Sequence[shard_entries.ShardInfo]):
     """The shards of an index, in order.
 
     `numbers` (int64 [4, shards]) has the samples, raw bytes, stored bytes, and form of each shard.
@@ -91,7 +91,7 @@ class ShardTable(Sequence[ShardInfo]):
         """The fingerprints of these shards computed so far, by kind (see `fingerprints`)."""
 
     @staticmethod
-    def of(shards: Iterable[ShardInfo]) -> ShardTable:
+    def of(shards: Iterable[shard_entries.ShardInfo]) -> ShardTable:
         """Build a table of `shards`."""
         builder = TableBuilder()
         for shard in shards:
@@ -136,7 +136,7 @@ class ShardTable(Sequence[ShardInfo]):
         order = np.argsort(firsts).tolist()
         return {self._forms[int(found[place])]: int(counts[place]) for place in order}
 
-    def column_sets(self) -> list[tuple[Column, ...]]:
+    def column_sets(self) -> list[tuple[shard_entries.Column, ...]]:
         """The distinct columns that shards have, in the order of their first shards."""
         return list(dict.fromkeys(form.columns for form in self.count_forms()))
 
@@ -144,10 +144,10 @@ class ShardTable(Sequence[ShardInfo]):
         return int(self._numbers.shape[1])
 
     @overload
-    def __getitem__(self, place: int) -> ShardInfo: ...
+    def __getitem__(self, place: int) -> shard_entries.ShardInfo: ...
     @overload
     def __getitem__(self, place: slice) -> ShardTable: ...
-    def __getitem__(self, place: int | slice) -> ShardInfo | ShardTable:
+    def __getitem__(self, place: int | slice) -> shard_entries.ShardInfo | ShardTable:
         if isinstance(place, slice):
             start, stop, step = place.indices(len(self))
             if step != 1:
@@ -156,7 +156,7 @@ class ShardTable(Sequence[ShardInfo]):
         number = range(len(self))[place]
         return next(self._make(number, number + 1))
 
-    def __iter__(self) -> Iterator[ShardInfo]:
+    def __iter__(self) -> Iterator[shard_entries.ShardInfo]:
         for start in range(0, len(self), _AT_ONCE):
             yield from self._make(start, min(start + _AT_ONCE, len(self)))
 
@@ -188,7 +188,7 @@ class ShardTable(Sequence[ShardInfo]):
         numbers, starts = self._numbers[:, start:stop], self._starts[start : stop + 1]
         return ShardTable(self._forms, numbers, starts, self._texts, origin=origin)
 
-    def _make(self, start: int, stop: int) -> Iterator[ShardInfo]:
+    def _make(self, start: int, stop: int) -> Iterator[shard_entries.ShardInfo]:
         """Yield the shards from `start` to `stop`."""
         first, end = self._starts[start], self._starts[stop]
         texts = json.loads(b"[%b]" % self._texts[first:end].tobytes()[:-1])
@@ -236,7 +236,7 @@ class TableBuilder:
         self._forms: dict[Form, int] = {}
         self._known: dict[tuple[int, tuple[Any, ...]], int] = {}
         """The index of each form, by the `id()` of its columns and by its other fields."""
-        self._columns: list[tuple[Column, ...]] = []
+        self._columns: list[tuple[shard_entries.Column, ...]] = []
         self._numbers, self._starts, self._texts = array("q"), array("q", [0]), bytearray()
         self.names: list[str] = []
         """The names of all raw and stored files, in order, for `check_names`."""
@@ -244,7 +244,7 @@ class TableBuilder:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def add(self, shard: ShardInfo) -> None:
+    def add(self, shard: shard_entries.ShardInfo) -> None:
         """Add a shard to the end."""
         raw, zipped = shard.raw, shard.zipped
         zipped_hashes = None if zipped is None else tuple(zipped.hashes)
@@ -275,25 +275,29 @@ class TableBuilder:
 
 def _make_shard(
     form: Form, samples: int, raw_bytes: int, stored_bytes: int, words: Iterator[str]
-) -> ShardInfo:
-    raw = FileInfo(next(words), raw_bytes, {name: next(words) for name in form.raw_hashes})
+) -> shard_entries.ShardInfo:
+    raw = shard_entries.FileInfo(
+        next(words), raw_bytes, {name: next(words) for name in form.raw_hashes}
+    )
     zipped = None
     if form.zipped_hashes is not None:
         name = next(words)
         hashes = {each: next(words) for each in form.zipped_hashes}
-        zipped = FileInfo(name, stored_bytes, hashes)
+        zipped = shard_entries.FileInfo(name, stored_bytes, hashes)
     samples_hash = next(words) if form.has_samples_hash else None
-    return ShardInfo(samples, form.columns, raw, zipped, form.compression, samples_hash)
+    return shard_entries.ShardInfo(
+        samples, form.columns, raw, zipped, form.compression, samples_hash
+    )
 
 
-def _encode_column(column: Column) -> list[Any]:
+def _encode_column(column: shard_entries.Column) -> list[Any]:
     return [column.name, column.encoding, column.bytes]
 
 
 def _decode_form(values: list[Any]) -> Form:
     columns, compression, raw_hashes, zipped_hashes, has_samples_hash = values
     return Form(
-        tuple(Column(*column) for column in columns),
+        tuple(shard_entries.Column(*column) for column in columns),
         compression,
         tuple(raw_hashes),
         None if zipped_hashes is None else tuple(zipped_hashes),

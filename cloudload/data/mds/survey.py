@@ -17,11 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cloudload.data.file_kinds import find_table, hidden_part
-from cloudload.data.mds.shard_entries import INDEX_NAME
+from cloudload.data.mds import shard_entries
+from cloudload.data.storage import objects, urls
 from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import MOST_PEEKED, peek_folder
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError, StoreError
 
 JOURNAL_FOLDER = ".convert"
@@ -63,9 +62,9 @@ def survey_folder(url: str, retry: Retry) -> Survey:
         if not waiting:
             break
         folder = waiting.popleft()
-        names = _peek(join_url(url, folder.rstrip("/")), retry)
-        is_complete = is_complete and len(names) < MOST_PEEKED
-        if INDEX_NAME in names:
+        names = _peek(urls.join_url(url, folder.rstrip("/")), retry)
+        is_complete = is_complete and len(names) < objects.MOST_PEEKED
+        if shard_entries.INDEX_NAME in names:
             datasets.append(folder.rstrip("/"))
         elif f"{JOURNAL_FOLDER}/" in names:
             unfinished.append(folder.rstrip("/"))
@@ -79,7 +78,7 @@ def survey_folder(url: str, retry: Retry) -> Survey:
 
 def _peek(url: str, retry: Retry) -> list[str]:
     try:
-        return peek_folder(url, retry)
+        return objects.peek_folder(url, retry)
     except StoreError as error:
         if error.is_missing:
             return []
@@ -94,7 +93,7 @@ def refuse_to_hide(location: str, names: Iterable[str]) -> None:
 
     `names` are the names of all objects below the location.
     """
-    suffix = f"/{INDEX_NAME}"
+    suffix = f"/{shard_entries.INDEX_NAME}"
     folders = [name.removesuffix(suffix) for name in sorted(names) if name.endswith(suffix)]
     if not folders:
         return
@@ -111,7 +110,8 @@ def describe_hidden_datasets(location: str, splits: Sequence[str]) -> str:
     """Return an error message about new splits below a location that is itself a dataset."""
     noun = "split" if len(splits) == 1 else "splits"
     return (
-        f"{redact(location)} has an {INDEX_NAME}, so it is a dataset that would hide the {noun} "
+        f"{redact(location)} has an {shard_entries.INDEX_NAME}, so it is a dataset that would "
+        f"hide the {noun} "
         f"{', '.join(map(redact, splits))}. Choose another output, or move the dataset to a "
         "subfolder"
     )

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.codecs import compress, compression_extension
 from cloudload.data.mds.hashes import SAMPLES_HASH, hash_bytes, hash_samples, new_hash
-from cloudload.data.mds.shard_entries import FIXED_FORMATS, Column
 from cloudload.system import Ints
 
 DEFAULT_SHARD_BYTES = 1 << 26
@@ -32,7 +32,7 @@ class ShardFormat:
     Raises `ValueError` if the columns are not sorted, or if the compression or a hash is invalid.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[shard_entries.Column, ...]
     """The columns, sorted by name."""
     compression: str | None = "zstd"
     """`zstd`, `gz`, `bz2` or `br`, with an optional level such as `zstd:7`; or None."""
@@ -75,7 +75,7 @@ class ShardFormat:
         return 8 + len(self.header())
 
 
-def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes:
+def encode_sample(columns: Sequence[shard_entries.Column], sample: Mapping[str, Any]) -> bytes:
     """Encode a sample, which must have a value for every column.
 
     Raises `ValueError` if a value does not fit its column, or the sample does not fit a shard.
@@ -192,7 +192,7 @@ def _describe_file(form: ShardFormat, name: str, data: bytes | memoryview) -> di
     return {"basename": name, "bytes": len(data), "hashes": hashes}
 
 
-def _encode_value(column: Column, value: Any) -> bytes:
+def _encode_value(column: shard_entries.Column, value: Any) -> bytes:
     try:
         if column.encoding == "str":
             return bytes(value.encode("utf-8"))
@@ -221,13 +221,13 @@ def _encode(encoding: str, value: Any) -> bytes:
         return bytes(value)
     if encoding == "json":
         return json.dumps(value).encode()
-    if encoding in FIXED_FORMATS:
-        return struct.pack(FIXED_FORMATS[encoding], value)
+    if encoding in shard_entries.FIXED_FORMATS:
+        return struct.pack(shard_entries.FIXED_FORMATS[encoding], value)
     if encoding.startswith(_ARRAY):
         return _encode_array(value, encoding.removeprefix(_ARRAY))
     raise ValueError(
         f"cannot write a column with the encoding {encoding!r}. Use str, bytes, json, "
-        f"ndarray:<dtype>, or one of {', '.join(FIXED_FORMATS)}"
+        f"ndarray:<dtype>, or one of {', '.join(shard_entries.FIXED_FORMATS)}"
     )
 
 

@@ -13,10 +13,9 @@ import re
 from urllib.parse import urlsplit
 from urllib.request import proxy_bypass
 
+from cloudload.data.storage import clients, urls
 from cloudload.data.storage.base import Backend
-from cloudload.data.storage.clients import list_causes
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import BUCKET_SCHEMES, scheme_of
 from cloudload.errors import FailureKind
 
 _ADVICE = {
@@ -71,7 +70,7 @@ def advise(
         general = "Nothing can be stored there. Check the location"
     advice = [hint] if hint and kind is FailureKind.OTHER else [general, *filter(None, [hint])]
     proxy = describe_proxy(backend.describe_endpoint(url))
-    may_be_proxy = is_from_proxy(error) or scheme_of(url) in BUCKET_SCHEMES
+    may_be_proxy = is_from_proxy(error) or urls.scheme_of(url) in urls.BUCKET_SCHEMES
     if proxy and may_be_proxy and (kind.is_of_connection or kind in _REFUSED):
         advice.append(proxy)
     return ". ".join(advice)
@@ -93,7 +92,7 @@ def name_server(backend: Backend, url: str, error: BaseException) -> str:
     if is_from_proxy(error):
         return _name_proxy(endpoint)
     host = urlsplit(endpoint.partition(" ")[0]).hostname
-    texts = [str(each) for each in list_causes(error)]
+    texts = [str(each) for each in clients.list_causes(error)]
     if not host or not any(host in text for text in texts):
         return ""
     # a request may go to a host named after the bucket
@@ -105,7 +104,7 @@ def name_server(backend: Backend, url: str, error: BaseException) -> str:
 
 def is_from_proxy(error: BaseException) -> bool:
     """Whether a client says that an error is about a proxy."""
-    kinds = [kind.__name__ for each in list_causes(error) for kind in type(each).__mro__]
+    kinds = [kind.__name__ for each in clients.list_causes(error) for kind in type(each).__mro__]
     return any("Proxy" in name for name in kinds) or "407 Proxy" in str(error)
 
 
@@ -119,7 +118,7 @@ def describe_proxy(endpoint: str) -> str:
 
 def _name_proxy(endpoint: str) -> str:
     """Name the proxy for the scheme of an endpoint, and its environment variable."""
-    for name in (f"{scheme_of(endpoint)}_proxy", "all_proxy"):
+    for name in (f"{urls.scheme_of(endpoint)}_proxy", "all_proxy"):
         for variable in (name, name.upper()):  # clients prefer lower case
             if value := os.environ.get(variable):
                 return f"the proxy {redact(value)} (from {variable})"

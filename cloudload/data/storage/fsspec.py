@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from cloudload.data.storage import clients, urls
 from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
-from cloudload.data.storage.clients import (
-    LengthCheckedReader,
-    call_with_timeout,
-    check_tag,
-    failure_kind_of_any,
-    skip_bytes,
-)
 from cloudload.data.storage.hub import check_connection
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.streaming import StreamingStore
-from cloudload.data.storage.urls import SCHEME_ALIASES, scheme_of
 from cloudload.data.storage.versions import Version, version_of_details, version_of_headers
 from cloudload.errors import FailureKind, StoreError
 
@@ -37,27 +30,27 @@ class FsspecStore(Backend):
     """
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
-        if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
+        if urls.scheme_of(url) in _STREAMING_TOO and not _is_served(url):
             return StreamingStore().open(url, retry, start, tag)
         if tag:
-            found = call_with_timeout(retry.timeout_s, lambda: _resolve(url)[0].info(url))
-            check_tag(url, tag, _tag(found))
-        return call_with_timeout(retry.timeout_s, lambda: self._open(url, retry, start))
+            found = clients.call_with_timeout(retry.timeout_s, lambda: _resolve(url)[0].info(url))
+            clients.check_tag(url, tag, _tag(found))
+        return clients.call_with_timeout(retry.timeout_s, lambda: self._open(url, retry, start))
 
     def _open(self, url: str, retry: Retry, start: int) -> ObjectStream:
         filesystem, _ = _resolve(url)
         # these options skip fsspec's preliminary request, which would report every failure as a
         # missing object
-        options = {"block_size": 0, "size": 1} if scheme_of(url) in ("http", "https") else {}
+        options = {"block_size": 0, "size": 1} if urls.scheme_of(url) in ("http", "https") else {}
         with _evicted_on_failure(filesystem):
             opened = filesystem.open(url, "rb", **options)
             if start and not options:
                 opened.seek(start)
         size = None if start else getattr(opened, "size", None)
         body = _TimeLimitedBody(opened, filesystem, retry.timeout_s)
-        checked = LengthCheckedReader(body, size if isinstance(size, int) else None)
+        checked = clients.LengthCheckedReader(body, size if isinstance(size, int) else None)
         stream = ObjectStream(checked, _version_of(opened))
-        skip_bytes(stream, start if options else 0)  # opened with options, it cannot seek
+        clients.skip_bytes(stream, start if options else 0)  # opened with options, it cannot seek
         return stream
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
@@ -72,7 +65,7 @@ class FsspecStore(Backend):
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         filesystem, root = _resolve(url)
-        if scheme_of(url) in ("http", "https") and "?" in url:  # a signed URL is one file
+        if urls.scheme_of(url) in ("http", "https") and "?" in url:  # a signed URL is one file
             yield StoredObject(url, int(filesystem.info(url).get("size") or 0))
             return
         for name, info in _find(filesystem, root):
@@ -89,11 +82,11 @@ class FsspecStore(Backend):
                 yield path.rpartition("/")[2] + ("/" if is_folder else "")
 
     def failure_kind(self, error: BaseException) -> FailureKind:
-        return failure_kind_of_any(error)
+        return clients.failure_kind_of_any(error)
 
     def describe_endpoint(self, url: str) -> str:
         # only HTTP URLs name a server
-        scheme = scheme_of(url)
+        scheme = urls.scheme_of(url)
         return f"{scheme}://{urlsplit(url).netloc}" if scheme in ("http", "https") else ""
 
 
@@ -152,12 +145,12 @@ class _TimeLimitedBody:
 
     def read(self, size: int) -> bytes:
         with _evicted_on_failure(self._filesystem):
-            return call_with_timeout(self._timeout_s, lambda: bytes(self._body.read(size)))
+            return clients.call_with_timeout(self._timeout_s, lambda: bytes(self._body.read(size)))
 
     def close(self) -> None:
         # closing may also block if the server has stopped responding
         with contextlib.suppress(TimeoutError):
-            call_with_timeout(min(self._timeout_s, 1.0), self._body.close)
+            clients.call_with_timeout(min(self._timeout_s, 1.0), self._body.close)
 
 
 @contextlib.contextmanager
@@ -194,14 +187,16 @@ def _resolve(url: str) -> tuple[Any, str]:
             check_connection()
         return filesystem, str(path)
     except (ImportError, ValueError) as error:
-        if ours := SCHEME_ALIASES.get(scheme_of(url)):
+        if ours := urls.SCHEME_ALIASES.get(urls.scheme_of(url)):
             meant = redact(f"{ours}://{url.partition('://')[2]}")
             raise StoreError(
-                f"cannot access {scheme_of(url)}:// URLs with the packages installed here ({error})"
+                f"cannot access {urls.scheme_of(url)}:// URLs with the packages installed here "
+                f"({error})"
                 f". Use {meant}, which needs no other package"
             ) from None
         raise StoreError(
-            f"cannot access {scheme_of(url)}:// URLs ({error}). If fsspec or the package for this "
+            f"cannot access {urls.scheme_of(url)}:// URLs ({error}). If fsspec or the package for "
+            "this "
             "scheme is missing, install it. Otherwise, check the URL and the settings for this "
             "scheme"
         ) from None
@@ -211,7 +206,7 @@ def _is_served(url: str) -> bool:
     try:
         import fsspec
 
-        fsspec.get_filesystem_class(scheme_of(url))
+        fsspec.get_filesystem_class(urls.scheme_of(url))
     except (ImportError, ValueError):
         return False
     return True

@@ -16,19 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cloudload.data.storage import clients, urls
 from cloudload.data.storage.advice import is_from_proxy
 from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
-from cloudload.data.storage.clients import (
-    LengthCheckedReader,
-    check_endpoint,
-    check_tag,
-    failure_kind_of_connection,
-    failure_kind_of_status,
-    is_on,
-    name_setting,
-    status_of,
-)
-from cloudload.data.storage.urls import folder_prefix, is_below, split_url
 from cloudload.data.storage.versions import version_of_headers
 from cloudload.errors import FailureKind
 
@@ -65,7 +55,7 @@ class GCSStore(Backend):
         return False
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
-        bucket, key = split_url(url)
+        bucket, key = urls.split_url(url)
         found = self._bucket(bucket)
         client = found.client
         # send our own request, because the library's stream requests ranges, and returns no bytes
@@ -84,13 +74,13 @@ class GCSStore(Backend):
             from google.api_core.exceptions import from_http_response
 
             raise from_http_response(answer)
-        check_tag(url, tag, answer.headers.get("X-Goog-Generation", ""))
+        clients.check_tag(url, tag, answer.headers.get("X-Goog-Generation", ""))
         size = answer.headers.get("Content-Length")
-        body = LengthCheckedReader(answer.raw, None if size is None else int(size))
+        body = clients.LengthCheckedReader(answer.raw, None if size is None else int(size))
         return ObjectStream(body, version_of_headers(answer.headers))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
-        bucket, key = split_url(url)
+        bucket, key = urls.split_url(url)
         self._bucket(bucket).blob(key).upload_from_filename(
             str(path), timeout=retry.deadline_s, retry=None
         )
@@ -98,28 +88,28 @@ class GCSStore(Backend):
     def create(self, path: Path, url: str, retry: Retry) -> None:
         from google.api_core.exceptions import PreconditionFailed
 
-        bucket, key = split_url(url)
+        bucket, key = urls.split_url(url)
         with contextlib.suppress(PreconditionFailed):  # the object exists
             self._bucket(bucket).blob(key).upload_from_filename(
                 str(path), timeout=retry.deadline_s, retry=None, if_generation_match=0
             )
 
     def delete(self, url: str, retry: Retry) -> None:
-        bucket, key = split_url(url)
+        bucket, key = urls.split_url(url)
         self._bucket(bucket).blob(key).delete(timeout=retry.timeout_s, retry=None)
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
-        bucket, prefix = split_url(url)
+        bucket, prefix = urls.split_url(url)
         for blob in self._bucket(bucket).list_blobs(
             prefix=prefix, timeout=retry.timeout_s, retry=None
         ):
-            if is_below(blob.name, prefix):
+            if urls.is_below(blob.name, prefix):
                 tag = str(blob.generation or "")
                 yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size, tag)
 
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
-        bucket, key = split_url(url)
-        prefix = folder_prefix(key)
+        bucket, key = urls.split_url(url)
+        prefix = urls.folder_prefix(key)
         blobs = self._bucket(bucket).list_blobs(
             prefix=prefix, delimiter="/", timeout=retry.timeout_s, retry=None
         )
@@ -130,9 +120,9 @@ class GCSStore(Backend):
     def failure_kind(self, error: BaseException) -> FailureKind:
         from google.auth.exceptions import GoogleAuthError, TransportError
 
-        if (status := status_of(error)) is not None:
+        if (status := clients.status_of(error)) is not None:
             return self._failure_kind_of_answer(error, status)
-        kind = failure_kind_of_connection(error)
+        kind = clients.failure_kind_of_connection(error)
         if not isinstance(error, GoogleAuthError):
             return kind
         if isinstance(error, TransportError) or getattr(error, "retryable", False):
@@ -147,7 +137,7 @@ class GCSStore(Backend):
         if "requester pays" in str(error):
             return f"Set {_PAYS} to the Google Cloud project that pays for the requests"
         if kind is FailureKind.NO_CREDENTIALS:
-            if is_on(_UNSIGNED):
+            if clients.is_on(_UNSIGNED):
                 return f"{_UNSIGNED} is set, so no credentials were used. Unset it to use them"
             return (
                 "No credentials were found. Run gcloud auth application-default login, or set "
@@ -160,7 +150,9 @@ class GCSStore(Backend):
     def describe_endpoint(self, url: str) -> str:
         if self._client is None:
             return ""
-        return name_setting(self._client._connection.API_BASE_URL, _ENDPOINTS, "Google's default")
+        return clients.name_setting(
+            self._client._connection.API_BASE_URL, _ENDPOINTS, "Google's default"
+        )
 
     def _failure_kind_of_answer(self, error: BaseException, status: int) -> FailureKind:
         details = getattr(error, "errors", ())
@@ -173,7 +165,7 @@ class GCSStore(Backend):
             return FailureKind.NO_CREDENTIALS
         if "authError" in reasons:
             return FailureKind.BAD_CREDENTIALS
-        return failure_kind_of_status(status)
+        return clients.failure_kind_of_status(status)
 
     def _is_anonymous(self) -> bool:
         from google.auth.credentials import AnonymousCredentials
@@ -185,8 +177,8 @@ def _make_client() -> Any:
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage
 
-    check_endpoint(_ENDPOINTS)
-    if is_on(_UNSIGNED):
+    clients.check_endpoint(_ENDPOINTS)
+    if clients.is_on(_UNSIGNED):
         return storage.Client.create_anonymous_client()
     try:
         return storage.Client(project=None)

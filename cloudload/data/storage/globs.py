@@ -15,10 +15,9 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from cloudload.data.storage import objects, urls
 from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import collect_objects
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import is_local, local_path, plain_location, scheme_of
 from cloudload.errors import StoreError
 
 _SIGNS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -67,8 +66,8 @@ def find_glob(location: str, retry: Retry | None = None) -> Glob | None:
     The query of an HTTP URL is not a part of a glob. If the location has a wildcard, this sends a
     request to its store. Raises `ValueError` for a set of characters that is not valid.
     """
-    location = plain_location(location)
-    is_web = scheme_of(location) in ("http", "https")
+    location = urls.plain_location(location)
+    is_web = urls.scheme_of(location) in ("http", "https")
     path, signs = (location.partition("?")[0], "*[") if is_web else (location, "*?[")
     first = next((place for place, sign in enumerate(path) if sign in signs), None)
     if first is None or _does_exist(location, retry):
@@ -85,10 +84,10 @@ def find_glob(location: str, retry: Retry | None = None) -> Glob | None:
 
 
 def _does_exist(location: str, retry: Retry | None) -> bool:
-    if is_local(location):
-        return os.path.exists(local_path(location))  # false for a name that is too long
+    if urls.is_local(location):
+        return os.path.exists(urls.local_path(location))  # false for a name that is too long
     try:
-        return collect_objects(location, lambda found: any(True for _ in found), retry)
+        return objects.collect_objects(location, lambda found: any(True for _ in found), retry)
     except StoreError:
         return False  # a later request explains what is wrong
 

@@ -12,10 +12,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from cloudload.data.storage import clients, urls
 from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject, Wanted
-from cloudload.data.storage.clients import check_tag
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import local_path, path_url
 from cloudload.data.storage.versions import version_of_file
 from cloudload.errors import FailureKind, StoreError
 from cloudload.system import temp_files
@@ -25,21 +24,21 @@ class LocalStore(Backend):
     """The backend for paths and `file://` URLs."""
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
-        path = local_path(url)
+        path = urls.local_path(url)
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise _special(path_url(path))
+            raise _special(urls.path_url(path))
         file = io.FileIO(path)
-        check_tag(url, tag, _tag(os.fstat(file.fileno())))
+        clients.check_tag(url, tag, _tag(os.fstat(file.fileno())))
         file.seek(start)
         return ObjectStream(file, version_of_file(file.fileno()))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
-        with _copied(path, local_path(url)) as (temporary, target):
+        with _copied(path, urls.local_path(url)) as (temporary, target):
             temporary.replace(target)
 
     def create(self, path: Path, url: str, retry: Retry) -> None:
-        with _copied(path, local_path(url)) as (temporary, target):
+        with _copied(path, urls.local_path(url)) as (temporary, target):
             try:
                 target.hardlink_to(temporary)
             except FileExistsError:
@@ -49,7 +48,7 @@ class LocalStore(Backend):
                     temporary.replace(target)
 
     def delete(self, url: str, retry: Retry) -> None:
-        local_path(url).unlink()
+        urls.local_path(url).unlink()
 
     def list(
         self, url: str, retry: Retry, wanted: Wanted = lambda _: True
@@ -60,7 +59,7 @@ class LocalStore(Backend):
         `/`. Raises an error for a folder that cannot be read, and for a link to nothing, a pipe,
         or a device, unless it is not wanted.
         """
-        root = local_path(url)
+        root = urls.local_path(url)
         try:
             status = root.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +72,7 @@ class LocalStore(Backend):
             raise _special(url)
 
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
-        with os.scandir(local_path(url)) as entries:
+        with os.scandir(urls.local_path(url)) as entries:
             for entry in entries:
                 yield f"{entry.name}/" if entry.is_dir() else entry.name
 
@@ -114,7 +113,7 @@ def _walk(root: Path, identity: tuple[int, int], wanted: Wanted) -> Iterator[Sto
         folder, above = waiting.pop()
         for entry in _scan(folder):
             path = folder / entry.name
-            url, status = path_url(path), _look_at(path, entry, wanted)
+            url, status = urls.path_url(path), _look_at(path, entry, wanted)
             if status is None:
                 continue
             if not stat.S_ISDIR(status.st_mode):
@@ -150,14 +149,14 @@ def _look_at(path: Path, entry: os.DirEntry[str], wanted: Wanted) -> os.stat_res
     except OSError as error:
         with contextlib.suppress(FileNotFoundError):
             own = path.lstat()
-            if wanted(path_url(path)):
+            if wanted(urls.path_url(path)):
                 raise _unreadable(path, error) from error
             return own
         return None
 
 
 def _unreadable(path: Path, error: OSError) -> StoreError:
-    what = redact(path_url(path))
+    what = redact(urls.path_url(path))
     if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
         return StoreError(
             f"{what} is a link to {redact(os.readlink(path))}, which does not exist. Restore the "

@@ -14,14 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from cloudload.data.storage.urls import (
-    BUCKET_SCHEMES,
-    SCHEME_ALIASES,
-    is_local,
-    join_url,
-    local_path,
-    scheme_of,
-)
+from cloudload.data.storage import urls
 
 
 @dataclass(frozen=True)
@@ -37,7 +30,7 @@ class Location:
     @property
     def url(self) -> str:
         """The URL of the folder that contains `index.json`."""
-        return join_url(self.remote, self.split or "").rstrip("/")
+        return urls.join_url(self.remote, self.split or "").rstrip("/")
 
 
 def same_or_inside(inner: str, outer: str) -> bool:
@@ -50,12 +43,12 @@ def name_inside(inner: str, outer: str) -> str | None:
 
     Follows links. A file and a hard link to it are the same. Neither location needs to exist.
     """
-    if is_local(inner) != is_local(outer):
+    if urls.is_local(inner) != urls.is_local(outer):
         return None
     own, folder = canonical(inner), canonical(outer)
     if f"{own}/".startswith(f"{folder.rstrip('/')}/"):
         return own[len(folder.rstrip("/")) + 1 :]
-    return _name_by_identity(own, folder) if is_local(inner) else None
+    return _name_by_identity(own, folder) if urls.is_local(inner) else None
 
 
 def canonical(url: str) -> str:
@@ -63,14 +56,14 @@ def canonical(url: str) -> str:
 
     In a bucket, every character of a key counts. Elsewhere, several slashes are one.
     """
-    if is_local(url):
-        return os.path.realpath(local_path(url))
-    scheme = SCHEME_ALIASES.get(scheme_of(url), scheme_of(url))
+    if urls.is_local(url):
+        return os.path.realpath(urls.local_path(url))
+    scheme = urls.SCHEME_ALIASES.get(urls.scheme_of(url), urls.scheme_of(url))
     rest = url.partition("://")[2] or url.partition(":")[2]
     if scheme in ("http", "https"):
         host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
         rest = host.lower() + slash + unquote(path)
-    if scheme not in BUCKET_SCHEMES:
+    if scheme not in urls.BUCKET_SCHEMES:
         rest = re.sub("/+", "/", rest)
     return f"{scheme}://{rest.rstrip('/')}"
 

@@ -15,10 +15,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from cloudload.data.storage import objects, urls
 from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import peek_folder
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import is_local, join_url, local_path, split_url
 from cloudload.errors import FailureKind, StoreError
 
 _DEADLINE_S = 10.0
@@ -54,15 +53,15 @@ def explain_nothing(url: str, noun: str, retry: Retry) -> str | None:
     """
     retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
     try:
-        return _explain_path(url, noun, retry) if is_local(url) else _explain_url(url, retry)
+        return _explain_path(url, noun, retry) if urls.is_local(url) else _explain_url(url, retry)
     except StoreError:
         return None
 
 
 def _explain_path(url: str, noun: str, retry: Retry) -> str | None:
-    path = local_path(url).absolute()
+    path = urls.local_path(url).absolute()
     if path.is_dir():
-        names = peek_folder(str(path), retry)
+        names = objects.peek_folder(str(path), retry)
         if any(not name.startswith(".") for name in names):
             return None
         return f"the folder {redact(url)} {'has only hidden files' if names else 'is empty'}"
@@ -73,7 +72,7 @@ def _explain_path(url: str, noun: str, retry: Retry) -> str | None:
     if not nearest.is_dir():
         return f"{missing}, because {nearest} is a file"
     first, *others = path.relative_to(nearest).parts
-    names = peek_folder(str(nearest), retry)
+    names = objects.peek_folder(str(nearest), retry)
     for name in _find_close(first, names):
         if Path(nearest, name, *others).exists():
             meant = os.path.relpath(Path(nearest, name, *others))
@@ -83,19 +82,19 @@ def _explain_path(url: str, noun: str, retry: Retry) -> str | None:
 
 def path_like(url: str, relative: str) -> str:
     """Return the path `relative`, but as an absolute path if the path `url` is absolute."""
-    return relative if not local_path(url).is_absolute() else os.path.abspath(relative)
+    return relative if not urls.local_path(url).is_absolute() else os.path.abspath(relative)
 
 
 def _explain_url(url: str, retry: Retry) -> str | None:
-    missing, (_, key) = f"nothing is stored in {redact(url)}", split_url(url)
+    missing, (_, key) = f"nothing is stored in {redact(url)}", urls.split_url(url)
     if not key.strip("/"):
-        return None if peek_folder(url, retry) else missing
+        return None if objects.peek_folder(url, retry) else missing
     parent, _, name = url.rstrip("/").rpartition("/")
-    names = peek_folder(f"{parent}/", retry)
+    names = objects.peek_folder(f"{parent}/", retry)
     if f"{name}/" in names or name in names:
         return None
     if close := _find_close(name, names):
-        return f"{missing}. Did you mean {redact(join_url(parent, close[0]))}?"
+        return f"{missing}. Did you mean {redact(urls.join_url(parent, close[0]))}?"
     if (meant := re.sub("(?<!:)/+", "/", url)) != url:  # two slashes are another key than one
         return f"{missing}. Did you mean {redact(meant)}?"
     return f"{missing}. {redact(parent)} {_describe_names(names)}"

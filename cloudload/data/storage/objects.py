@@ -33,6 +33,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from cloudload.data.storage import urls
 from cloudload.data.storage.base import CHUNK_BYTES, Backend, Retry, StoredObject, Wanted
 from cloudload.data.storage.fsspec import FsspecStore
 from cloudload.data.storage.gcs import GCSStore
@@ -40,7 +41,6 @@ from cloudload.data.storage.local import LocalStore
 from cloudload.data.storage.retries import TargetError, Watch, retrying
 from cloudload.data.storage.s3 import GCSByHMAC, S3Store
 from cloudload.data.storage.streaming import STREAMING_ONLY, StreamingStore
-from cloudload.data.storage.urls import scheme_of
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import StoreError
 from cloudload.system import temp_files
@@ -313,7 +313,7 @@ def backend_of(url: str) -> Backend:
 
     Each process creates its own backends, so a forked worker never uses an inherited connection.
     """
-    scheme = scheme_of(url)
+    scheme = urls.scheme_of(url)
     key = (os.getpid(), scheme)
     # if several threads create a backend at the same time, keep the first
     return _open.get(key) or _open.setdefault(key, _BACKENDS.get(scheme, FsspecStore)())

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
+from cloudload.data.storage import clients
 from cloudload.data.storage.advice import advise, advise_by_kind, name_server
 from cloudload.data.storage.base import Backend, Retry
-from cloudload.data.storage.clients import call_with_timeout
 from cloudload.data.storage.local import LocalStore
 from cloudload.data.storage.redaction import contains_secrets, explain, redact
 from cloudload.errors import FailureKind, StoreError
@@ -88,7 +88,9 @@ def retrying(
         try:
             if has_no_limit:
                 return attempt(request.receive)
-            return call_with_timeout(left_s, partial(attempt, request.receive), request.look)
+            return clients.call_with_timeout(
+                left_s, partial(attempt, request.receive), request.look
+            )
         except (StoreError, TargetError):
             raise
         except Exception as caught:

@@ -16,19 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cloudload.data.storage import clients, urls
 from cloudload.data.storage.advice import is_from_proxy
 from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
-from cloudload.data.storage.clients import (
-    LengthCheckedReader,
-    check_endpoint,
-    check_tag,
-    failure_kind_of_connection,
-    failure_kind_of_status,
-    is_on,
-    name_setting,
-    status_of,
-)
-from cloudload.data.storage.urls import folder_prefix, is_below, split_url
 from cloudload.data.storage.versions import version_of_headers
 from cloudload.errors import FailureKind
 
@@ -76,10 +66,12 @@ class S3Store(Backend):
     def _client(self, retry: Retry) -> Any:
         with self._lock:  # look up the credentials once if several threads start together
             if retry.timeout_s not in self._clients:
-                check_endpoint(self._endpoint_variables)
+                clients.check_endpoint(self._endpoint_variables)
                 if self._session is None:
                     self._session = self._open_session()
-                    self._is_anonymous = is_on(_UNSIGNED) or _secrets_of(self._session) is None
+                    self._is_anonymous = (
+                        clients.is_on(_UNSIGNED) or _secrets_of(self._session) is None
+                    )
                 self._clients[retry.timeout_s] = self._make_client(retry)
             return self._clients[retry.timeout_s]
 
@@ -115,24 +107,24 @@ class S3Store(Backend):
         return {"RequestPayer": "requester"} if bucket in buckets else {}
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
-        bucket, key = split_url(url)
+        bucket, key = urls.split_url(url)
         part = {"Range": f"bytes={start}-"} if start else {}
         answer = self._client(retry).get_object(
             Bucket=bucket, Key=key, **part, **self._payer(bucket)
         )
-        check_tag(url, tag, _tag(answer))
-        body = LengthCheckedReader(answer["Body"], answer.get("ContentLength"))
+        clients.check_tag(url, tag, _tag(answer))
+        body = clients.LengthCheckedReader(answer["Body"], answer.get("ContentLength"))
         return ObjectStream(body, version_of_headers(answer["ResponseMetadata"]["HTTPHeaders"]))
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
-        bucket, key = split_url(url)
+        bucket, key = urls.split_url(url)
         with path.open("rb") as file:  # boto3's upload_file hides the error's class and code
             self._client(retry).upload_fileobj(file, bucket, key, ExtraArgs=self._payer(bucket))
 
     def create(self, path: Path, url: str, retry: Retry) -> None:
         from botocore.exceptions import ClientError, ParamValidationError
 
-        bucket, key = split_url(url)
+        bucket, key = urls.split_url(url)
         client = self._client(retry)
         try:
             with path.open("rb") as file:
@@ -140,11 +132,11 @@ class S3Store(Backend):
                     Bucket=bucket, Key=key, Body=file, IfNoneMatch="*", **self._payer(bucket)
                 )
         except ClientError as error:
-            if status_of(error) == 409:  # another client is creating the object
+            if clients.status_of(error) == 409:  # another client is creating the object
                 raise ConnectionError(f"another client is creating the object ({error})") from error
-            if status_of(error) not in (412, 501):
+            if clients.status_of(error) not in (412, 501):
                 raise
-            if status_of(error) == 501:
+            if clients.status_of(error) == 501:
                 self._create_after_check(path, url, retry)
         except ParamValidationError:  # an older botocore has no IfNoneMatch
             self._create_after_check(path, url, retry)
@@ -154,21 +146,21 @@ class S3Store(Backend):
             self.upload(path, url, retry)
 
     def delete(self, url: str, retry: Retry) -> None:
-        bucket, key = split_url(url)
+        bucket, key = urls.split_url(url)
         self._client(retry).delete_object(Bucket=bucket, Key=key, **self._payer(bucket))
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
-        bucket, prefix = split_url(url)
+        bucket, prefix = urls.split_url(url)
         pages = self._client(retry).get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=bucket, Prefix=prefix, **self._payer(bucket)):
             for item in page.get("Contents", []):
-                if is_below(item["Key"], prefix):
+                if urls.is_below(item["Key"], prefix):
                     name = f"{self.scheme}://{bucket}/{item['Key']}"
                     yield StoredObject(name, item["Size"], _tag(item))
 
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
-        bucket, key = split_url(url)
-        prefix = folder_prefix(key)
+        bucket, key = urls.split_url(url)
+        prefix = urls.folder_prefix(key)
         page = self._client(retry).list_objects_v2(
             Bucket=bucket, Prefix=prefix, Delimiter="/", **self._payer(bucket)
         )
@@ -191,14 +183,14 @@ class S3Store(Backend):
             exceptions.CredentialRetrievalError,
         )
         if isinstance(error, of_connections) or not isinstance(error, exceptions.BotoCoreError):
-            return failure_kind_of_connection(error)
+            return clients.failure_kind_of_connection(error)
         # most other botocore errors concern arguments, profiles, or credentials
         words = ("Credential", "Profile", "Token", "SSO")
         is_about_credentials = any(word in type(error).__name__ for word in words)
         return FailureKind.BAD_CREDENTIALS if is_about_credentials else FailureKind.OTHER
 
     def hint(self, url: str, error: BaseException, kind: FailureKind) -> str:
-        bucket, _ = split_url(url)
+        bucket, _ = urls.split_url(url)
         if kind is FailureKind.NO_CREDENTIALS:
             return self._explain_credentials()
         if kind is FailureKind.EXPIRED_CREDENTIALS:
@@ -222,7 +214,7 @@ class S3Store(Backend):
         return ""
 
     def _explain_credentials(self) -> str:
-        if is_on(_UNSIGNED):
+        if clients.is_on(_UNSIGNED):
             return f"{_UNSIGNED} is set, so no credentials were used. Unset it to use them"
         return (
             "No credentials were found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or set "
@@ -242,7 +234,7 @@ class S3Store(Backend):
         endpoint, region = client.meta.endpoint_url, client.meta.region_name
         is_default = ".amazonaws.com" in endpoint
         other = f"the endpoint of region {region}" if is_default else "from the AWS configuration"
-        return name_setting(endpoint, self._endpoint_variables, other)
+        return clients.name_setting(endpoint, self._endpoint_variables, other)
 
 
 class GCSByHMAC(S3Store):
@@ -317,8 +309,8 @@ def _code_of(error: Any) -> str:
 
 def _failure_kind_of_answer(error: Any) -> FailureKind:
     code = _code_of(error)
-    status = status_of(error) or 0
+    status = clients.status_of(error) or 0
     if status == 400 and code in ("", "400") and error.operation_name.startswith("Head"):
         # a HEAD response has no body that would identify an expired token or a wrong region
         return FailureKind.DENIED
-    return _KIND_OF_CODE.get(code) or failure_kind_of_status(status)
+    return _KIND_OF_CODE.get(code) or clients.failure_kind_of_status(status)

@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cloudload.data.storage import clients, urls
 from cloudload.data.storage.base import Backend, ObjectStream, Retry
-from cloudload.data.storage.clients import failure_kind_of_any
-from cloudload.data.storage.urls import scheme_of
 from cloudload.errors import FailureKind, StoreError
 from cloudload.system import temp_files
 
@@ -29,7 +28,8 @@ class StreamingStore(Backend):
             from streaming.base.storage.download import CloudDownloader
         except ImportError as error:
             raise StoreError(
-                f"cannot read {scheme_of(url)}:// URLs ({error}). Install Streaming: pip install "
+                f"cannot read {urls.scheme_of(url)}:// URLs ({error}). Install Streaming: pip "
+                "install "
                 "mosaicml-streaming"
             ) from None
         with (
@@ -41,7 +41,8 @@ class StreamingStore(Backend):
                 CloudDownloader.direct_download(url, str(path), retry.timeout_s)
             except ImportError as error:
                 raise StoreError(
-                    f"cannot read {scheme_of(url)}:// URLs ({error}). Install the missing package"
+                    f"cannot read {urls.scheme_of(url)}:// URLs ({error}). Install the missing "
+                    "package"
                 ) from None
             file = io.FileIO(path)  # the open file stays readable after the folder is removed
             file.seek(start)
@@ -56,4 +57,4 @@ class StreamingStore(Backend):
     upload = create = delete = list = peek = _refuse
 
     def failure_kind(self, error: BaseException) -> FailureKind:
-        return failure_kind_of_any(error)
+        return clients.failure_kind_of_any(error)

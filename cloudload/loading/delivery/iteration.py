@@ -41,22 +41,10 @@ import numpy as np
 
 from cloudload.errors import WorkerError
 from cloudload.loading.batch import Batch
-from cloudload.loading.delivery import tail_sharing
+from cloudload.loading.delivery import progress, tail_sharing
 from cloudload.loading.delivery.block_stream import BlockStream, OpenBlocks
 from cloudload.loading.delivery.collate import join_blocks
 from cloudload.loading.delivery.exchange import Exchange
-from cloudload.loading.delivery.progress import (
-    AgreedWindow,
-    KnownLanes,
-    Report,
-    Update,
-    Window,
-    check_not_dry,
-    merge_reports,
-    move_lanes,
-    report_batch,
-    start_check,
-)
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.tail_sharing import share_documents
@@ -80,9 +68,9 @@ class _Fetched(NamedTuple):
     batch: Batch
     stop: int
     """The first row of the run after the global batch."""
-    window: Window | None
+    window: progress.Window | None
     """The rows that the batch's exchange covers. None if no exchange follows the batch."""
-    finish: Callable[[], AgreedWindow | None]
+    finish: Callable[[], progress.AgreedWindow | None]
 
 
 class Iteration(Iterator[Batch]):
@@ -96,7 +84,7 @@ class Iteration(Iterator[Batch]):
         start_log: StartLog,
         open_blocks: OpenBlocks,
         *,
-        known: KnownLanes | None = None,
+        known: progress.KnownLanes | None = None,
     ) -> None:
         self._known = known
         """The lanes of all ranks, or None if ranks exchange them."""
@@ -107,7 +95,7 @@ class Iteration(Iterator[Batch]):
         self._fetched: deque[_Fetched | None] = deque()
         """Batches that wait to be delivered. None marks the end of the run."""
         self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
-        self._reports: list[Report] = []
+        self._reports: list[progress.Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
         self.is_replaced = False
         """Whether a new iteration replaces this one. If so, the pass continues with the new one."""
@@ -235,15 +223,19 @@ class Iteration(Iterator[Batch]):
         self._blocks.advance()
         batch_rows = plan.rows_by_worker(rows)
         if isinstance(plan.phase, Foreseen) or self._known is not None:
-            check_not_dry(self._blocks.current, stop, plan.num_lanes)
+            progress.check_not_dry(self._blocks.current, stop, plan.num_lanes)
         if self._known is not None:
             return batch_rows
         current, number = self._blocks.current, self._blocks.number
-        report = report_batch(current, number, batch_rows, stop=stop, rank_index=plan.world_index)
+        report = progress.report_batch(
+            current, number, batch_rows, stop=stop, rank_index=plan.world_index
+        )
         self._reports.append(report)
         return batch_rows
 
-    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], AgreedWindow | None]]:
+    def _start_exchange(
+        self, stop: int
+    ) -> tuple[progress.Window | None, Callable[[], progress.AgreedWindow | None]]:
         """Start an exchange if its window ends at row `stop`.
 
         Returns the window, or None, and a function that waits for the exchange.
@@ -251,11 +243,11 @@ class Iteration(Iterator[Batch]):
         plan = self._plan
         if stop - self._window_start < plan.delivery.exchange_every * plan.global_batch:
             return None, lambda: None
-        window = Window(self._window_start, stop, plan.world_size, plan.recipe)
+        window = progress.Window(self._window_start, stop, plan.world_size, plan.recipe)
         self._window_start = stop
         if self._known is not None:
-            return window, start_check(self._exchange, stop)
-        report = merge_reports(self._reports)
+            return window, progress.start_check(self._exchange, stop)
+        report = progress.merge_reports(self._reports)
         self._reports = []
         return window, window.exchange(self._exchange, report)
 
@@ -272,10 +264,14 @@ class Iteration(Iterator[Batch]):
             if joined is not None:
                 recipe, first_dry = window.recipe, window.first_dry(joined)
                 if first_dry < NEVER:
-                    ended = lanes.with_update(Update(recipe, joined, first_dry), move_lanes)
+                    ended = lanes.with_update(
+                        progress.Update(recipe, joined, first_dry), progress.move_lanes
+                    )
                     self._start_measuring(ended, first_dry, fetched.batch)
                     return False
-                lanes = lanes.with_update(Update(recipe, joined, fetched.stop), move_lanes)
+                lanes = lanes.with_update(
+                    progress.Update(recipe, joined, fetched.stop), progress.move_lanes
+                )
             elif self._known is not None:
                 lanes = self._known.at(fetched.stop)
             table_rows = fetched.stop

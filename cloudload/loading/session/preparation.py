@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from cloudload.config import choices
 from cloudload.data import cache_folder
+from cloudload.loading.delivery import progress
 from cloudload.loading.delivery.exchange import Exchange
-from cloudload.loading.delivery.progress import KnownLanes
 from cloudload.loading.delivery.rank_checks import check_can_end
 from cloudload.loading.delivery.working_set import check_cache_limit, open_current_orders
 from cloudload.loading.delivery.world import count_cores, default_num_workers, explain_lone_rank
@@ -101,21 +101,21 @@ def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan
     return replace(plan, phase=Foreseen(lengths.find_ending(plan.position), pauses))
 
 
-def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> KnownLanes | None:
+def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> progress.KnownLanes | None:
     """Return the lanes of all ranks, or None if ranks must exchange them or there is one rank."""
     lengths = run.open_lengths()
     if lengths is not None and isinstance(plan.phase, Mixed):
-        return KnownLanes(lengths, plan.position)
+        return progress.KnownLanes(lengths, plan.position)
     if plan.world_size == 1 or lengths is None:
         return None
     # computing all best_fit lanes takes time, and workers know their own lanes anyway
     is_exchanged = plan.recipe.packing.has_residue and plan.is_even and not exchange.is_alone
     is_known = isinstance(plan.phase, Foreseen) or plan.recipe.config.epochs is None
-    return KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
+    return progress.KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
 
 
 def check_alone(
-    run: CurrentRun, member: Membership, exchange: Exchange, known: KnownLanes | None
+    run: CurrentRun, member: Membership, exchange: Exchange, known: progress.KnownLanes | None
 ) -> None:
     """Warn ranks that cannot communicate, and refuse a run that they could not end together."""
     world, delivery = member.world, member.delivery

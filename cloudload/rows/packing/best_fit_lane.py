@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cloudload.rows.packing import tables
 from cloudload.rows.packing.packers import BestFitPacker, Cursor, Packing
 from cloudload.rows.packing.residue import (
     EMPTY_GROUP,
@@ -22,7 +23,6 @@ from cloudload.rows.packing.residue import (
     encode_spans,
     extend_group,
 )
-from cloudload.rows.packing.tables import FLAT_LANE, ORDINAL, SIZE, START
 from cloudload.system import Ints, count_within
 
 _PIECE_BYTES = 4
@@ -142,18 +142,18 @@ def split_documents(table: Ints, seq_len: int) -> Ints:
 
     Returns a document table with a row for each piece, whose `START` is the start of the piece.
     """
-    lefts = table[:, SIZE] - table[:, START]
+    lefts = table[:, tables.SIZE] - table[:, tables.START]
     if lefts.max(initial=0) <= seq_len:
         return table
     numbers = np.maximum(1, -(-lefts // seq_len))
     pieces: Ints = np.repeat(table, numbers, axis=0)
-    pieces[:, START] += seq_len * count_within(numbers)
+    pieces[:, tables.START] += seq_len * count_within(numbers)
     return pieces
 
 
 def find_stops(table: Ints, seq_len: int) -> Ints:
     """The end of each piece of `split_documents` in its document: int64 [pieces]."""
-    return np.minimum(table[:, SIZE], table[:, START] + seq_len)
+    return np.minimum(table[:, tables.SIZE], table[:, tables.START] + seq_len)
 
 
 def list_packed(
@@ -165,12 +165,12 @@ def list_packed(
     the cursor after each piece.
     """
     stops = find_stops(table, seq_len)
-    is_last = stops == table[:, SIZE]
+    is_last = stops == table[:, tables.SIZE]
     return (
-        encode_spans(np.stack([table[:, ORDINAL], table[:, START], stops], axis=1)),
-        table[:, FLAT_LANE].tolist(),
-        (stops - table[:, START]).tolist(),
-        (table[:, ORDINAL] + is_last).tolist(),
+        encode_spans(np.stack([table[:, tables.ORDINAL], table[:, tables.START], stops], axis=1)),
+        table[:, tables.FLAT_LANE].tolist(),
+        (stops - table[:, tables.START]).tolist(),
+        (table[:, tables.ORDINAL] + is_last).tolist(),
         np.where(is_last, 0, stops).tolist(),
     )
 

@@ -19,32 +19,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloudload.rows.packing.best_fit_lane import (
-    BestFitLane,
-    Row,
-    decode_pieces,
-    encode_pieces,
-    find_stops,
-    list_packed,
-    restore_lane,
-    split_documents,
-)
+from cloudload.rows.packing import best_fit_lane, tables
 from cloudload.rows.packing.lane_packer import CutRows
 from cloudload.rows.packing.packers import Packing, check_start
 from cloudload.rows.packing.residue import residue_spans
-from cloudload.rows.packing.tables import (
-    BASE,
-    COUNT,
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    FLAT_LANE,
-    NUM_DOCUMENT_COLUMNS,
-    ORDINAL,
-    SIZE,
-    START,
-    STREAM,
-    Documents,
-)
 from cloudload.system import Flags, Ints
 
 _TOKEN_BYTES = 4
@@ -61,13 +39,13 @@ class BestFitLanes:
     ) -> None:
         self._packing, self._num_lanes = packing, num_lanes
         self._cursors, self._residues = cursors, residues
-        self._offsets = cursors[:, CURSOR_OFFSET].copy()
+        self._offsets = cursors[:, tables.CURSOR_OFFSET].copy()
         """Number of tokens of each lane's first document that are before the starting cursor; 0
         once the document is added."""
-        self._lanes: list[BestFitLane | None] = [None] * len(cursors)
+        self._lanes: list[best_fit_lane.BestFitLane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
         """Pieces in residues, by flat lane and ordinal, whose documents must be read again."""
-        self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
+        self._table = np.empty((0, tables.NUM_DOCUMENT_COLUMNS), np.int64)
         """Each piece's row of the document table. `START` is the start of the piece."""
         self._tokens = np.empty(0, np.object_)
         """The IDs of each piece: int32, as bytes."""
@@ -91,21 +69,21 @@ class BestFitLanes:
         )
         return np.maximum(0, wanted - ready) * self._packing.seq_len
 
-    def add(self, documents: Documents, has_begun: Flags) -> None:
+    def add(self, documents: tables.Documents, has_begun: Flags) -> None:
         table = documents.table.copy()
         buffer = documents.ids.data
         if self._unread:
             table = self._take_again(table, buffer)
         self._start(table)
-        self._pack(split_documents(table, self._packing.seq_len), buffer)
+        self._pack(best_fit_lane.split_documents(table, self._packing.seq_len), buffer)
 
     def _pack(self, table: Ints, buffer: memoryview) -> None:
         """Pack the pieces in `table`, which `split_documents` returned."""
         pieces = self._new_pieces(len(table))
         self._hold(pieces, table, buffer)
-        lanes, packed = self._lanes, list_packed(table, self._packing.seq_len)
+        lanes, packed = self._lanes, best_fit_lane.list_packed(table, self._packing.seq_len)
         for piece, span, flat_lane, size, ordinal, offset in zip(
-            encode_pieces(pieces), *packed, strict=True
+            best_fit_lane.encode_pieces(pieces), *packed, strict=True
         ):
             (lanes[flat_lane] or self._open(flat_lane)).pack(piece, size, span, ordinal, offset)
 
@@ -113,7 +91,7 @@ class BestFitLanes:
         if len(self._unused) < number:
             held, more = len(self._table), max(number, len(self._table))
             self._table = np.concatenate(
-                [self._table, np.empty((more, NUM_DOCUMENT_COLUMNS), np.int64)]
+                [self._table, np.empty((more, tables.NUM_DOCUMENT_COLUMNS), np.int64)]
             )
             self._tokens = np.concatenate([self._tokens, np.full(more, b"", np.object_)])
             self._unused = np.concatenate([self._unused, np.arange(held, held + more)])
@@ -123,10 +101,12 @@ class BestFitLanes:
 
     def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
         """Store pieces and copies of their IDs, because views would keep all of `buffer` alive."""
-        froms = np.maximum(0, table[:, BASE] + table[:, START])
-        stops = np.maximum(froms, table[:, BASE] + find_stops(table, self._packing.seq_len))
+        froms = np.maximum(0, table[:, tables.BASE] + table[:, tables.START])
+        stops = np.maximum(
+            froms, table[:, tables.BASE] + best_fit_lane.find_stops(table, self._packing.seq_len)
+        )
         self._table[pieces] = table
-        self._table[pieces, BASE] -= froms
+        self._table[pieces, tables.BASE] -= froms
         # the GC does not track bytes, but would track views
         parts = [
             buffer[start:stop].tobytes()
@@ -135,7 +115,7 @@ class BestFitLanes:
         self._tokens[pieces] = np.array(parts, np.object_)
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        rows: list[Row] = []
+        rows: list[best_fit_lane.Row] = []
         num_rows: list[int] = []
         for flat_lane, most in zip(flat_lanes.tolist(), wanted.tolist(), strict=True):
             # `add` has packed all documents, so complete rows only have to be taken
@@ -146,26 +126,30 @@ class BestFitLanes:
         ordinals, offsets, residues, of_rows, passed = (
             zip(*rows, strict=True) if rows else ((),) * 5
         )
-        piece_rows, taken = decode_pieces(of_rows)
+        piece_rows, taken = best_fit_lane.decode_pieces(of_rows)
         table = self._table[taken]
         parts = self._release(taken)
         # the parts become one buffer, in which a piece follows all pieces before it
         sizes = np.array(list(map(len, parts)), np.int64) // _TOKEN_BYTES
-        table[:, BASE] += np.cumsum(sizes) - sizes
+        table[:, tables.BASE] += np.cumsum(sizes) - sizes
         # a document that the cursor has passed is counted, even if it waits in an open row
-        counted_rows, counted = decode_pieces(passed)
+        counted_rows, counted = best_fit_lane.decode_pieces(passed)
         documents = self._table[counted]
         # a piece without tokens is in no row, so it is released here
-        self._release(counted[documents[:, SIZE] == documents[:, START]])
-        stops = find_stops(table, self._packing.seq_len)
+        self._release(counted[documents[:, tables.SIZE] == documents[:, tables.START]])
+        stops = best_fit_lane.find_stops(table, self._packing.seq_len)
         return CutRows(
             num_rows=np.array(num_rows, np.int64),
             table=table,
             buffers=[memoryview(b"".join(parts)).cast("i")],
-            pieces=np.stack([piece_rows, np.arange(len(table)), table[:, START], stops], axis=1),
+            pieces=np.stack(
+                [piece_rows, np.arange(len(table)), table[:, tables.START], stops], axis=1
+            ),
             cursors=np.array([ordinals, offsets], np.int64).T,
             residues=residues,
-            counted=np.column_stack([counted_rows, documents[:, [STREAM, COUNT, SIZE]]]),
+            counted=np.column_stack(
+                [counted_rows, documents[:, [tables.STREAM, tables.COUNT, tables.SIZE]]]
+            ),
         )
 
     def _release(self, pieces: Ints) -> list[bytes]:
@@ -180,10 +164,10 @@ class BestFitLanes:
 
     # ------------------------------------------------------------ lanes of a state
 
-    def _lane(self, flat_lane: int) -> BestFitLane:
+    def _lane(self, flat_lane: int) -> best_fit_lane.BestFitLane:
         return self._lanes[flat_lane] or self._open(flat_lane)
 
-    def _open(self, flat_lane: int) -> BestFitLane:
+    def _open(self, flat_lane: int) -> best_fit_lane.BestFitLane:
         residue = b"" if self._residues is None else self._residues[flat_lane]
         try:
             lane = self._lanes[flat_lane] = self._restore(flat_lane, residue)
@@ -191,7 +175,7 @@ class BestFitLanes:
             raise ValueError(f"residues: lane {flat_lane % self._num_lanes} has {error}") from None
         return lane
 
-    def _restore(self, flat_lane: int, residue: bytes) -> BestFitLane:
+    def _restore(self, flat_lane: int, residue: bytes) -> best_fit_lane.BestFitLane:
         """Restore a lane's rows from its residue. Raises `ValueError` for an invalid residue."""
         ordinal, offset = self._cursors[flat_lane].tolist()
         sizes = {document: size for document, _, size in residue_spans(residue, ordinal)}
@@ -199,12 +183,15 @@ class BestFitLanes:
 
         def hold(document: int, start: int, _: int) -> bytes:
             piece = self._new_pieces(1)
-            self._table[piece, SIZE], self._table[piece, START] = sizes[document], start
+            self._table[piece, tables.SIZE], self._table[piece, tables.START] = (
+                sizes[document],
+                start,
+            )
             unread[document] += piece.tolist()
-            [encoded] = encode_pieces(piece)
+            [encoded] = best_fit_lane.encode_pieces(piece)
             return encoded
 
-        lane = restore_lane(self._packing, (ordinal, offset), residue, hold)
+        lane = best_fit_lane.restore_lane(self._packing, (ordinal, offset), residue, hold)
         if residue:
             self._unread[flat_lane] = unread
         return lane
@@ -216,7 +203,7 @@ class BestFitLanes:
         """
         others: list[int] = []
         for place, (flat_lane, ordinal, size) in enumerate(
-            table[:, [FLAT_LANE, ORDINAL, SIZE]].tolist()
+            table[:, [tables.FLAT_LANE, tables.ORDINAL, tables.SIZE]].tolist()
         ):
             pieces = self._unread.get(flat_lane, {}).pop(ordinal, None)
             if pieces is None:
@@ -224,14 +211,14 @@ class BestFitLanes:
                 continue
             if not self._unread[flat_lane]:
                 del self._unread[flat_lane]
-            packed_size = int(self._table[pieces[0], SIZE])
+            packed_size = int(self._table[pieces[0], tables.SIZE])
             if size != packed_size:
                 raise ValueError(
                     f"lane {flat_lane % self._num_lanes}: document {ordinal} had {packed_size} "
                     f"tokens, but now has {size}"
                 )
             again = np.repeat(table[place : place + 1], len(pieces), axis=0)
-            again[:, START] = self._table[pieces, START]
+            again[:, tables.START] = self._table[pieces, tables.START]
             self._hold(np.array(pieces, np.int64), again, buffer)
         return table[others]
 
@@ -240,13 +227,17 @@ class BestFitLanes:
 
         Raises `ValueError` if the document does not match the cursor.
         """
-        for place in np.flatnonzero(self._offsets[table[:, FLAT_LANE]]).tolist():
-            flat_lane, ordinal, size = table[place, [FLAT_LANE, ORDINAL, SIZE]].tolist()
+        for place in np.flatnonzero(self._offsets[table[:, tables.FLAT_LANE]]).tolist():
+            flat_lane, ordinal, size = table[
+                place, [tables.FLAT_LANE, tables.ORDINAL, tables.SIZE]
+            ].tolist()
             offset = int(self._offsets[flat_lane])
             if not offset:
                 continue
             try:
-                check_start(int(self._cursors[flat_lane, CURSOR_ORDINAL]), offset, ordinal, size)
+                check_start(
+                    int(self._cursors[flat_lane, tables.CURSOR_ORDINAL]), offset, ordinal, size
+                )
             except ValueError as error:
                 raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
-            table[place, START], self._offsets[flat_lane] = offset, 0
+            table[place, tables.START], self._offsets[flat_lane] = offset, 0

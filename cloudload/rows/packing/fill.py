@@ -15,23 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloudload.rows.packing.tables import (
-    BASE,
-    BUFFER,
-    EPOCH,
-    PIECE_DOCUMENT,
-    PIECE_ROW,
-    PIECE_START,
-    PIECE_STOP,
-    SAMPLE,
-    SIZE,
-    SPAN_COLUMNS,
-    SPAN_ROW,
-    SPAN_SAMPLE,
-    SPAN_START,
-    SPAN_STREAM,
-    STREAM,
-)
+from cloudload.rows.packing import tables
 from cloudload.system import Frame, Ints, Tokens
 
 
@@ -69,16 +53,19 @@ def fill_rows(
     flat_starts = _flat_starts(pieces, out.shape)
     _, documents, starts, stops = pieces.T
     sizes = stops - starts
-    streams = table[documents, STREAM]
+    streams = table[documents, tables.STREAM]
     bos, eos = framing.bos[streams], framing.eos[streams]
     # a document may span rows: only its first piece has its bos, and only its last has its eos
-    has_bos, has_eos = (bos >= 0) & (starts == 0), (eos >= 0) & (stops == table[documents, SIZE])
+    has_bos, has_eos = (
+        (bos >= 0) & (starts == 0),
+        (eos >= 0) & (stops == table[documents, tables.SIZE]),
+    )
     # no buffer contains bos or eos, so copy the text between them, and set them afterward
     to = flat_starts + has_bos
     body_sizes = sizes - has_bos - has_eos
-    froms = table[documents, BASE] + starts + has_bos
+    froms = table[documents, tables.BASE] + starts + has_bos
     # memoryviews are copied to without NumPy's overhead for each piece, but need plain integers
-    columns = (to, to + body_sizes, froms, froms + body_sizes, table[documents, BUFFER])
+    columns = (to, to + body_sizes, froms, froms + body_sizes, table[documents, tables.BUFFER])
     flat = out.reshape(-1)
     target = flat.data
     for at, stop, start, end, number in zip(*(column.tolist() for column in columns), strict=True):
@@ -98,7 +85,10 @@ def _flat_starts(pieces: Ints, shape: tuple[int, ...]) -> Ints:
     0 5 9.
     """
     num_rows, seq_len = shape
-    rows, sizes = pieces[:, PIECE_ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START]
+    rows, sizes = (
+        pieces[:, tables.PIECE_ROW],
+        pieces[:, tables.PIECE_STOP] - pieces[:, tables.PIECE_START],
+    )
     ends = np.cumsum(sizes)
     before_rows = np.concatenate([[0], ends])[np.searchsorted(rows, np.arange(num_rows))]
     flat_starts: Ints = rows * seq_len + ends - sizes - before_rows[rows]
@@ -108,18 +98,25 @@ def _flat_starts(pieces: Ints, shape: tuple[int, ...]) -> Ints:
 def row_lengths(pieces: Ints, num_rows: int) -> Ints:
     """The number of tokens in each row: int64 [rows]."""
     lengths: Ints = np.bincount(
-        pieces[:, PIECE_ROW], pieces[:, PIECE_STOP] - pieces[:, PIECE_START], num_rows
+        pieces[:, tables.PIECE_ROW],
+        pieces[:, tables.PIECE_STOP] - pieces[:, tables.PIECE_START],
+        num_rows,
     ).astype(np.int64)
     return lengths
 
 
 def list_spans(table: Ints, pieces: Ints) -> Ints:
     """List the spans of pieces: int64 [pieces, 6], with columns `tables.SPAN_COLUMNS`."""
-    spans = np.empty((len(pieces), len(SPAN_COLUMNS)), np.int64)
-    spans[:, SPAN_ROW] = pieces[:, PIECE_ROW]
-    spans[:, SPAN_STREAM : SPAN_SAMPLE + 1] = table[pieces[:, PIECE_DOCUMENT], STREAM : SAMPLE + 1]
-    spans[:, SPAN_START:] = pieces[:, PIECE_START:]
+    spans = np.empty((len(pieces), len(tables.SPAN_COLUMNS)), np.int64)
+    spans[:, tables.SPAN_ROW] = pieces[:, tables.PIECE_ROW]
+    spans[:, tables.SPAN_STREAM : tables.SPAN_SAMPLE + 1] = table[
+        pieces[:, tables.PIECE_DOCUMENT], tables.STREAM : tables.SAMPLE + 1
+    ]
+    spans[:, tables.SPAN_START :] = pieces[:, tables.PIECE_START :]
     return spans
 
 
-assert (EPOCH, SAMPLE) == (STREAM + 1, STREAM + 2)  # `list_spans` copies these as one slice
+assert (tables.EPOCH, tables.SAMPLE) == (
+    tables.STREAM + 1,
+    tables.STREAM + 2,
+)  # `list_spans` copies these as one slice

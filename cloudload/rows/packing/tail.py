@@ -19,22 +19,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cloudload.rows.packing import tables
 from cloudload.rows.packing.packers import Packer, Packing
 from cloudload.rows.packing.residue import residue_spans
-from cloudload.rows.packing.tables import (
-    NUM_REMNANT_COLUMNS,
-    REMNANT_LANE,
-    REMNANT_ORDINAL,
-    REMNANT_SIZE,
-    REMNANT_START,
-    REMNANT_STOP,
-    SIZE_ABSENT,
-    SIZE_FAILED,
-    SIZE_FILTERED,
-    TAIL_REMNANT,
-    TAIL_START,
-    TAIL_STOP,
-)
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED
 from cloudload.system import Ints
 
@@ -91,7 +78,7 @@ class Tail:
     def num_tokens(self, row: int) -> int:
         """The number of tokens in the run's row `row` and all later rows."""
         pieces = self.pieces[self.piece_starts[min(max(0, row - self.first_row), self.num_rows)] :]
-        return int((pieces[:, TAIL_STOP] - pieces[:, TAIL_START]).sum())
+        return int((pieces[:, tables.TAIL_STOP] - pieces[:, tables.TAIL_START]).sum())
 
 
 def take_rows(tail: Tail, rows: Ints) -> Tail:
@@ -105,11 +92,11 @@ def take_rows(tail: Tail, rows: Ints) -> Tail:
     sizes = np.diff(tail.piece_starts)
     pieces = tail.pieces[np.repeat(is_taken, sizes)]
     is_needed = np.zeros(len(tail.remnants), np.bool_)
-    is_needed[pieces[:, TAIL_REMNANT]] = True
+    is_needed[pieces[:, tables.TAIL_REMNANT]] = True
     counted = np.repeat(is_taken, np.diff(tail.passed))
     is_needed[: len(counted)] |= counted
     before = np.concatenate([[0], np.cumsum(is_needed)])
-    pieces[:, TAIL_REMNANT] = before[pieces[:, TAIL_REMNANT]]
+    pieces[:, tables.TAIL_REMNANT] = before[pieces[:, tables.TAIL_REMNANT]]
     return Tail(
         first_row=tail.first_row,
         remnants=tail.remnants[is_needed],
@@ -165,43 +152,54 @@ def counts_of_sizes(sizes: Ints) -> Ints:
     The values are indices into `stats.COUNTS`.
     """
     counts = np.where(sizes > 0, DOCUMENTS, EMPTY)
-    counts[sizes == SIZE_FILTERED] = FILTERED
-    counts[sizes == SIZE_FAILED] = FAILED
+    counts[sizes == tables.SIZE_FILTERED] = FILTERED
+    counts[sizes == tables.SIZE_FAILED] = FAILED
     return counts
 
 
 def _list_remnants(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints]) -> Ints:
     remnants: list[Ints] = []
     for lane, (ordinal, offset) in enumerate(cursors.tolist()):
-        spans = [(lane, *span, SIZE_ABSENT) for span in residue_spans(residues[lane], ordinal)]
-        remnants.append(np.array(spans, np.int64).reshape(-1, NUM_REMNANT_COLUMNS))
+        spans = [
+            (lane, *span, tables.SIZE_ABSENT) for span in residue_spans(residues[lane], ordinal)
+        ]
+        remnants.append(np.array(spans, np.int64).reshape(-1, tables.NUM_REMNANT_COLUMNS))
         lane_sizes = sizes[lane]
-        rest = np.zeros((len(lane_sizes), NUM_REMNANT_COLUMNS), np.int64)
-        rest[:, REMNANT_LANE] = lane
-        rest[:, REMNANT_ORDINAL] = np.arange(ordinal, ordinal + len(lane_sizes))
-        rest[:1, REMNANT_START] = offset
-        rest[:, REMNANT_STOP] = np.maximum(lane_sizes, 0)
-        rest[:, REMNANT_SIZE] = lane_sizes
-        if len(rest) and rest[0, REMNANT_STOP] < offset:
+        rest = np.zeros((len(lane_sizes), tables.NUM_REMNANT_COLUMNS), np.int64)
+        rest[:, tables.REMNANT_LANE] = lane
+        rest[:, tables.REMNANT_ORDINAL] = np.arange(ordinal, ordinal + len(lane_sizes))
+        rest[:1, tables.REMNANT_START] = offset
+        rest[:, tables.REMNANT_STOP] = np.maximum(lane_sizes, 0)
+        rest[:, tables.REMNANT_SIZE] = lane_sizes
+        if len(rest) and rest[0, tables.REMNANT_STOP] < offset:
             raise ValueError(
                 f"lane {lane} is at token {offset} of document {ordinal}, which has "
-                f"{rest[0, REMNANT_STOP]} tokens"
+                f"{rest[0, tables.REMNANT_STOP]} tokens"
             )
-        remnants.append(rest[lane_sizes != SIZE_ABSENT])
+        remnants.append(rest[lane_sizes != tables.SIZE_ABSENT])
     joined: Ints = np.concatenate(remnants)
     # canonical order: by ordinal, then by lane
     in_order: Ints = joined[
-        np.lexsort((joined[:, REMNANT_START], joined[:, REMNANT_LANE], joined[:, REMNANT_ORDINAL]))
+        np.lexsort(
+            (
+                joined[:, tables.REMNANT_START],
+                joined[:, tables.REMNANT_LANE],
+                joined[:, tables.REMNANT_ORDINAL],
+            )
+        )
     ]
     return in_order
 
 
 def _has_tokens(remnants: Ints) -> bool:
-    return bool((remnants[:, REMNANT_STOP] > remnants[:, REMNANT_START]).any())
+    return bool((remnants[:, tables.REMNANT_STOP] > remnants[:, tables.REMNANT_START]).any())
 
 
 def _add(packer: Packer, remnant: int, remnants: Ints) -> None:
-    packer.add(remnant, int(remnants[remnant, REMNANT_STOP] - remnants[remnant, REMNANT_START]))
+    packer.add(
+        remnant,
+        int(remnants[remnant, tables.REMNANT_STOP] - remnants[remnant, tables.REMNANT_START]),
+    )
 
 
 def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
@@ -225,12 +223,12 @@ def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
         return remnants[:0]
     (ordinal, offset), residue = packer.rows[rows - 1][1:]
     spans = residue_spans(residue, ordinal)
-    again = remnants[[document for document, _, _ in spans]].reshape(-1, NUM_REMNANT_COLUMNS)
+    again = remnants[[document for document, _, _ in spans]].reshape(-1, tables.NUM_REMNANT_COLUMNS)
     starts = np.array([start for _, start, _ in spans], np.int64)
-    again[:, REMNANT_START] += starts
-    again[:, REMNANT_SIZE] = SIZE_ABSENT
+    again[:, tables.REMNANT_START] += starts
+    again[:, tables.REMNANT_SIZE] = tables.SIZE_ABSENT
     rest = remnants[ordinal:].copy()
-    rest[:1, REMNANT_START] += offset
+    rest[:1, tables.REMNANT_START] += offset
     return np.concatenate([again, rest])
 
 
@@ -242,7 +240,9 @@ def _pack(packer: Packer, remnants: Ints, start_row: int) -> Tail:
         (remnant, start, stop) for row in packer.rows for remnant, start, stop, _ in row.pieces
     ]
     flat = np.array(pieces, np.int64).reshape(-1, 3)
-    flat[:, TAIL_START:] += remnants[flat[:, TAIL_REMNANT], REMNANT_START][:, None]
+    flat[:, tables.TAIL_START :] += remnants[flat[:, tables.TAIL_REMNANT], tables.REMNANT_START][
+        :, None
+    ]
     starts = np.cumsum([0, *(len(row.pieces) for row in packer.rows)], dtype=np.int64)
     passed = np.array([0, *(row.cursor[0] for row in packer.rows)], np.int64)
     passed[-1] = len(remnants) if len(passed) > 1 else 0

@@ -18,16 +18,8 @@ import numpy as np
 
 from cloudload.order import mixture_counts, uneven_deal
 from cloudload.rows import Tail, tables
+from cloudload.run.lengths import row_pieces
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
-from cloudload.run.lengths.row_pieces import (
-    LANE,
-    PIECE_COLUMNS,
-    ROW,
-    RowPieces,
-    RowSpans,
-    check_has_rows,
-    find_by_runs,
-)
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position, Residues
 from cloudload.system import NEVER, Ints
@@ -40,13 +32,15 @@ class RowFinder:
         self._lengths, self._position, self._recipe = lengths, position, lengths.recipe
         self._finders = [self._open(component) for component in range(len(lengths.walkers))]
 
-    def _open(self, component: int) -> RowPieces | BestFitRows:
+    def _open(self, component: int) -> row_pieces.RowPieces | BestFitRows:
         lengths, position = self._lengths, self._position
         walker, cursors = lengths.walkers[component], position.cursors[component]
         if isinstance(walker, BestFitWalker):
             assert position.residues is not None
             return BestFitRows(walker, cursors, position.residues[component])
-        return RowPieces(walker, lengths.sizes[component], lengths.recipe.packing, cursors)
+        return row_pieces.RowPieces(
+            walker, lengths.sizes[component], lengths.recipe.packing, cursors
+        )
 
     def find(self, rows: Ints) -> Ints:
         """Find the documents of `rows` (int64 [rows], in any order), at or after the position.
@@ -95,8 +89,8 @@ class RowFinder:
         for component, finder in enumerate(self._finders):
             own = np.flatnonzero(components == component)
             pieces = finder.find(rows[own] % num_lanes, numbers[own])
-            pieces[:, ROW] = places[own[pieces[:, ROW]]]
-            pieces[:, LANE] += component * num_lanes
+            pieces[:, row_pieces.ROW] = places[own[pieces[:, row_pieces.ROW]]]
+            pieces[:, row_pieces.LANE] += component * num_lanes
             parts.append(pieces)
         return _in_order(parts)
 
@@ -123,7 +117,7 @@ def _list_pieces(tail: Tail, rows: Ints, places: Ints) -> Ints:
 def _in_order(parts: Sequence[Ints]) -> Ints:
     """Join pieces, by ascending row."""
     joined: Ints = np.concatenate(parts)
-    return joined[np.argsort(joined[:, ROW], kind="stable")]
+    return joined[np.argsort(joined[:, row_pieces.ROW], kind="stable")]
 
 
 _SPAN_COLUMNS = 3
@@ -151,7 +145,7 @@ class BestFitRows:
 
     def find(self, lanes: Ints, numbers: Ints) -> Ints:
         """Find the pieces of rows, as `RowPieces.find` does. Raises the errors of `play`."""
-        return find_by_runs(lanes, numbers, self._list_pieces)
+        return row_pieces.find_by_runs(lanes, numbers, self._list_pieces)
 
     def find_document(
         self, lane: int, ordinal: int, tokens: int, most: int
@@ -175,7 +169,7 @@ class BestFitRows:
                 if not taken:
                     return
 
-    def _list_pieces(self, runs: RowSpans, first_rows: Ints) -> Ints:
+    def _list_pieces(self, runs: row_pieces.RowSpans, first_rows: Ints) -> Ints:
         """List the pieces of runs, by ascending row: int64 [pieces, 5]."""
         turns = uneven_deal.number_in_group(
             runs.lanes
@@ -185,15 +179,15 @@ class BestFitRows:
             for turn in range(int(turns.max(initial=-1)) + 1):
                 own = np.flatnonzero(turns == turn)
                 lanes, counts = runs.lanes[own], runs.counts[own]
-                check_has_rows(lanes, playing.play(lanes, runs.firsts[own]))
+                row_pieces.check_has_rows(lanes, playing.play(lanes, runs.firsts[own]))
                 found = playing.take_rows(lanes, counts)
-                check_has_rows(lanes, np.array(list(map(len, found)), np.int64) < counts)
+                row_pieces.check_has_rows(lanes, np.array(list(map(len, found)), np.int64) < counts)
                 for place, rows in zip(own.tolist(), found, strict=True):
                     taken[place] = rows
         of_rows = [row for rows in taken for row in rows]
         spans = decode_spans(b"".join(of_rows))
         numbers = np.array(list(map(len, of_rows)), np.int64) // (4 * _SPAN_COLUMNS)
-        pieces = np.empty((len(spans), len(PIECE_COLUMNS)), np.int64)
+        pieces = np.empty((len(spans), len(row_pieces.PIECE_COLUMNS)), np.int64)
         pieces[:, 0] = np.repeat(np.arange(len(of_rows)), numbers)
         pieces[:, 1] = np.repeat(np.repeat(runs.lanes, runs.counts), numbers)
         pieces[:, 2:] = spans

@@ -16,13 +16,7 @@ from cloudload.data import ID_KEY, Dataset, Retry, read_index, redact, shard_ent
 from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.rows import TokenName
 from cloudload.system import open_progress_bar, option_help
-from cloudload.tools.check.document_rules import (
-    ALL,
-    DocumentRules,
-    check_frame,
-    choose_rules,
-    parse_limits,
-)
+from cloudload.tools.check import document_rules
 from cloudload.tools.check.duplicates import DuplicateFinder, add_repeats
 from cloudload.tools.check.findings import CheckReport, Finding, Findings, find
 from cloudload.tools.check.groups import check_shards
@@ -45,7 +39,7 @@ def check_dataset(
     split: str | None = None,
     text_key: str = "text",
     tokens_key: str | None = None,
-    rules: str | Collection[str] = ALL,
+    rules: str | Collection[str] = document_rules.ALL,
     max_bytes: int | str = "10mb",
     tokenizer: Any = None,
     bos: TokenName = choices.AUTO,
@@ -113,7 +107,7 @@ def check_dataset(
     sample = None if sample is None else checks.as_integer("sample", sample, 0)
     expected = {"bos": expect_bos, "eos": expect_eos}
     chosen, framing = _choose_rules(rules, max_bytes, tokenizer, (bos, eos), expected)
-    limits = parse_limits(fail_on, chosen.names)
+    limits = document_rules.parse_limits(fail_on, chosen.names)
     if limits and sample == 0:
         raise ValueError(
             "fail_on requires documents, but sample=0 reads none. Omit fail_on, or increase sample"
@@ -176,19 +170,19 @@ def _choose_rules(
     tokenizer: Any,
     frame: tuple[TokenName, TokenName],
     expected: Mapping[str, str | None],
-) -> tuple[DocumentRules, list[Finding]]:
+) -> tuple[document_rules.DocumentRules, list[Finding]]:
     """Return the rules for documents, and findings about the bos and eos around documents."""
     if tokenizer is None:
         if any(expected.values()):
             raise ValueError(
                 "expect_bos and expect_eos require a tokenizer. Pass tokenizer=…, or omit them"
             )
-        return choose_rules(names, max_bytes), []
+        return document_rules.choose_rules(names, max_bytes), []
     from cloudload.rows import load_tokenizer
 
     spec = load_tokenizer(tokenizer, (frame,))
-    rules = choose_rules(names, max_bytes, spec)
-    return rules, list(check_frame(rules, spec.framing, **expected))
+    rules = document_rules.choose_rules(names, max_bytes, spec)
+    return rules, list(document_rules.check_frame(rules, spec.framing, **expected))
 
 
 def _name_samples(

@@ -20,13 +20,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from cloudload.system import temp_files
-from cloudload.tools.check.document_rules import REPEATED_ID, REPEATED_TEXT
+from cloudload.tools.check import document_rules
 from cloudload.tools.check.findings import MOST_LISTED, Findings, find
 
 Records = NDArray[np.uint64]
 """uint64 [documents, 3]: the halves of the hash, then shard · 2^32 + sample."""
 
-_NOUNS = {REPEATED_TEXT: "text", REPEATED_ID: "ID"}
+_NOUNS = {document_rules.REPEATED_TEXT: "text", document_rules.REPEATED_ID: "ID"}
 _COLUMNS = 3
 _RECORD_BYTES = 8 * _COLUMNS
 _PART_BYTES = 128 << 20

@@ -28,14 +28,7 @@ import numpy as np
 
 from cloudload.data import ID_KEY, Retry, Shard, shard_entries, urls
 from cloudload.system import DaemonThreadPool, run_in_order
-from cloudload.tools.check.document_rules import (
-    EMPTY_TEXT,
-    REPEATED_ID,
-    REPEATED_TEXT,
-    DocumentRules,
-    is_blank,
-    list_tests,
-)
+from cloudload.tools.check import document_rules
 from cloudload.tools.check.duplicates import DuplicateFinder, encode_records
 from cloudload.tools.check.findings import MOST_LISTED, Findings, find
 from cloudload.tools.check.shard_contents import check_shard, name_sample
@@ -57,7 +50,7 @@ class CheckWork:
     retry: Retry
     threads: int
     """Number of threads that read shards."""
-    rules: DocumentRules
+    rules: document_rules.DocumentRules
 
 
 class ShardResult(NamedTuple):
@@ -80,7 +73,7 @@ def check_shards(
     retry: Retry,
     shards: Sequence[shard_entries.ShardInfo],
     *,
-    rules: DocumentRules,
+    rules: document_rules.DocumentRules,
     duplicates: DuplicateFinder,
     processes: int,
     executor: Executor | None,
@@ -185,10 +178,10 @@ _NO_JSON_ID = (b"null", b'""')
 class DocumentCheck:
     """Tests and hashes the documents of shards."""
 
-    def __init__(self, rules: DocumentRules, text_key: str | None) -> None:
+    def __init__(self, rules: document_rules.DocumentRules, text_key: str | None) -> None:
         self._rules, self._text_key = rules, text_key
-        tests = dict(list_tests(rules))
-        self._empty, self._tests = tests.pop(EMPTY_TEXT, None), list(tests.items())
+        tests = dict(document_rules.list_tests(rules))
+        self._empty, self._tests = tests.pop(document_rules.EMPTY_TEXT, None), list(tests.items())
 
     def look(self, shard: Shard) -> tuple[Findings, dict[str, bytes]]:
         """Return the findings about a shard's documents, and the documents' hashes by rule.
@@ -203,23 +196,25 @@ class DocumentCheck:
         if self._rules.names and key is not None and encodings.get(key) in _TEXT_ENCODINGS:
             findings.documents += shard.info.samples
             texts = self._test(shard, key, findings)
-            if REPEATED_TEXT in hashes:
-                hashes[REPEATED_TEXT] = encode_records(texts)
+            if document_rules.REPEATED_TEXT in hashes:
+                hashes[document_rules.REPEATED_TEXT] = encode_records(texts)
             else:
                 for _ in texts:
                     pass
-        if REPEATED_ID in hashes and ID_KEY in encodings:
+        if document_rules.REPEATED_ID in hashes and ID_KEY in encodings:
             values = enumerate(_read_values(shard, ID_KEY))
             none = _NO_JSON_ID if encodings[ID_KEY] == "json" else _NO_ID
-            hashes[REPEATED_ID] = encode_records(each for each in values if each[1] not in none)
+            hashes[document_rules.REPEATED_ID] = encode_records(
+                each for each in values if each[1] not in none
+            )
         return findings, hashes
 
     def _test(self, shard: Shard, key: str, findings: Findings) -> Iterator[tuple[int, bytes]]:
         """Test each text, and yield the index and the bytes of each text that is not blank."""
         for sample, text in enumerate(_read_values(shard, key)):
-            if is_blank(text):
+            if document_rules.is_blank(text):
                 if self._empty is not None:
-                    _note(findings, EMPTY_TEXT, shard, sample, self._empty(text))
+                    _note(findings, document_rules.EMPTY_TEXT, shard, sample, self._empty(text))
                 continue
             for kind, test in self._tests:
                 if (what := test(text)) is not None:

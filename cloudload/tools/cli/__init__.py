@@ -35,9 +35,9 @@ from collections.abc import Callable, Sequence
 from cloudload._version import __version__
 from cloudload.data import explain
 from cloudload.errors import CloudloadError
+from cloudload.tools.cli import command
 from cloudload.tools.cli.blame_command import add_blame
 from cloudload.tools.cli.check_command import add_check
-from cloudload.tools.cli.command import CommandParser, in_words_of_options
 from cloudload.tools.cli.convert_command import add_convert
 from cloudload.tools.cli.count_command import add_count
 from cloudload.tools.cli.export_command import add_export
@@ -99,7 +99,7 @@ def _describe(error: Exception, parser: argparse.ArgumentParser) -> str:
         return f"{error.strerror[0].lower()}{error.strerror[1:]}: {error.filename}"
     # classes derived from ValueError, such as UnicodeDecodeError, come from other libraries
     if isinstance(error, CloudloadError | OSError) or type(error) is ValueError:
-        return in_words_of_options(str(error), parser)
+        return command.in_words_of_options(str(error), parser)
     return (
         f"an unexpected error ended the command ({explain(error)}). Check its arguments and its "
         f"input. To see where the error comes from, run it again with {_TRACEBACK}=1"
@@ -107,7 +107,7 @@ def _describe(error: Exception, parser: argparse.ArgumentParser) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
+    parser = command.CommandParser(
         prog="cloudload",
         description="Stream raw text from object storage into LLM pretraining.",
         epilog="example:\n  cloudload convert corpus/ s3://bucket/mds --split train",

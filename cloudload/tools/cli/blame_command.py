@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, path_argument, positive_number, whole_number
+from cloudload.tools.cli import command
 from cloudload.tools.cli.output import escape, print_json, print_text, wrap
 from cloudload.tools.cli.trace_commands import add_data_options, parse_steps, without_start_log
 
 if TYPE_CHECKING:
     from cloudload.loading import TracedSpan
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.losses import Blame, DocumentLoss, Losses, SourceLoss
 
 _SHOWN_CHARACTERS, _INDENT = 300, "    "
@@ -30,8 +30,8 @@ example:
 """
 
 
-def add_blame(commands: Commands) -> None:
-    parser = add_command(
+def add_blame(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "blame",
         _blame,
@@ -45,7 +45,7 @@ def add_blame(commands: Commands) -> None:
     add(
         "logs",
         metavar="LOG",
-        type=path_argument,
+        type=command.path_argument,
         nargs="+",
         help="folder or file that LossLog wrote",
     )
@@ -53,15 +53,15 @@ def add_blame(commands: Commands) -> None:
     add("--steps", type=parse_steps, metavar="A:B", help=steps)
     add(
         "--top",
-        type=whole_number(),
+        type=command.whole_number(),
         default=10,
         metavar="N",
         help="documents to print (default: 10)",
     )
     threshold = "the lowest score at which a document or source stands out (default: 6)"
-    add("--threshold", type=positive_number, default=6.0, metavar="SCORE", help=threshold)
+    add("--threshold", type=command.positive_number, default=6.0, metavar="SCORE", help=threshold)
     fewest = "ignore documents with fewer than N tokens in these steps (default: 8)"
-    add("--min-tokens", type=whole_number(), default=8, metavar="N", help=fewest)
+    add("--min-tokens", type=command.whole_number(), default=8, metavar="N", help=fewest)
     add(
         "--no-text",
         action="store_true",

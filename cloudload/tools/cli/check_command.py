@@ -7,14 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import (
-    add_command,
-    add_engine_options,
-    check_output_path,
-    open_engine,
-    path_argument,
-    whole_number,
-)
+from cloudload.tools.cli import command
 from cloudload.tools.cli.loader_options import CHECK, add_loader_options, read_loader_options
 from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.trace_commands import without_start_log
@@ -22,7 +15,7 @@ from cloudload.tools.cli.trace_commands import without_start_log
 if TYPE_CHECKING:
     from cloudload.config import Stream
     from cloudload.tools.check.findings import CheckReport, Finding
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.provenance import GoldenReport
 
 _CHECK_EXAMPLE = """\
@@ -41,8 +34,8 @@ _MOST_SHOWN = 5
 _CHECK_OPTIONS = ("rules", "max_bytes", "fail_on", "expect_bos", "expect_eos", "sample")
 
 
-def add_check(commands: Commands) -> None:
-    parser = add_command(
+def add_check(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "check",
         _check,
@@ -80,19 +73,24 @@ def add_check(commands: Commands) -> None:
     add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
     add_loader_options(parser)
     golden = "write the first rows of the --config run to FILE, and check nothing"
-    add("--write-golden", type=path_argument, metavar="FILE", help=golden)
-    add("--rows", type=whole_number(), metavar="N", help="number of rows to write (default: 256)")
+    add("--write-golden", type=command.path_argument, metavar="FILE", help=golden)
+    add(
+        "--rows",
+        type=command.whole_number(),
+        metavar="N",
+        help="number of rows to write (default: 256)",
+    )
     compare = "also compare the first rows of the --config run with those in FILE"
-    add("--golden", type=path_argument, metavar="FILE", help=compare)
+    add("--golden", type=command.path_argument, metavar="FILE", help=compare)
     add(
         "--processes",
-        type=whole_number(),
+        type=command.whole_number(),
         metavar="N",
         help="worker processes (default: one per core)",
     )
     share = "check one of N shares of the shards: 0/N to N-1/N, or auto in a job array"
     add("--worker", metavar="I/N", help=share)
-    add_engine_options(add, "groups of shards")
+    command.add_engine_options(add, "groups of shards")
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
@@ -163,7 +161,7 @@ def _check_flags(options: argparse.Namespace) -> None:
             f"--rows {options.rows} has no effect without --write-golden. Pass --write-golden "
             "FILE, or omit --rows"
         )
-    check_output_path("--write-golden", options.write_golden, options)
+    command.check_output_path("--write-golden", options.write_golden, options)
 
 
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
@@ -214,7 +212,7 @@ def _check_one(
 
     names = ("tokenizer", "text_key", "tokens_key")
     flags = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    with open_engine(options) as executor:
+    with command.open_engine(options) as executor:
         return check_dataset(
             dataset,
             split=split,
@@ -317,9 +315,9 @@ def _list_lengths(number: int) -> list[str]:
 
 def _shorten(found: list[Finding]) -> list[Finding]:
     """Keep all findings about shards, but only the first 5 about documents."""
-    from cloudload.tools.check.document_rules import DOCUMENT_RULES
+    from cloudload.tools.check import document_rules
 
-    return found[:_MOST_SHOWN] if found[0].kind in DOCUMENT_RULES else found
+    return found[:_MOST_SHOWN] if found[0].kind in document_rules.DOCUMENT_RULES else found
 
 
 def _describe(finding: Finding) -> str:

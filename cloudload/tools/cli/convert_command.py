@@ -6,18 +6,11 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import (
-    add_command,
-    add_engine_options,
-    check_output_path,
-    open_engine,
-    path_argument,
-    whole_number,
-)
+from cloudload.tools.cli import command
 from cloudload.tools.cli.output import escape, print_json, print_text
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.convert.conversion_report import ConvertReport
     from cloudload.tools.convert.dry_run import Outline
 
@@ -38,8 +31,8 @@ examples:
 """
 
 
-def add_convert(commands: Commands) -> None:
-    parser = add_command(
+def add_convert(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "convert",
         _convert,
@@ -79,7 +72,7 @@ def add_convert(commands: Commands) -> None:
     add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
     add(
         "--processes",
-        type=whole_number(),
+        type=command.whole_number(),
         metavar="N",
         help="worker processes (default: one per core)",
     )
@@ -90,7 +83,7 @@ def add_convert(commands: Commands) -> None:
         "unfinished segments"
     )
     add("--finish", action="store_true", help=join)
-    add_engine_options(add, "segments")
+    command.add_engine_options(add, "segments")
     show = "print the files found, the segments, and a time estimate; write nothing"
     add("--plan", action="store_true", help=show)
     skip = "leave out and count bad records instead of stopping"
@@ -104,7 +97,10 @@ def add_convert(commands: Commands) -> None:
     add("--quiet", action="store_true", help="no progress bar and no summary; log only warnings")
     add("--json", action="store_true", help="print the report as JSON")
     add(
-        "--report", type=path_argument, metavar="FILE", help="also write the report to FILE as JSON"
+        "--report",
+        type=command.path_argument,
+        metavar="FILE",
+        help="also write the report to FILE as JSON",
     )
 
 
@@ -144,13 +140,13 @@ def _convert(options: argparse.Namespace) -> int:
         options.split, options.splits = None, options.split
     if options.plan:
         return _print_outline(options)
-    check_output_path("--report", options.report, options)
+    command.check_output_path("--report", options.report, options)
     _check_apart(options)
     names = "text_key id_key keep format quoting errors split splits shard_bytes segment_bytes "
     names += (
         "processes worker finish skip_bad rejects overwrite append tokenizer transform_id on_error"
     )
-    with open_engine(options) as executor:
+    with command.open_engine(options) as executor:
         report = convert_to_mds(
             options.inputs,
             options.out,

@@ -8,18 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudload.tools.cli.command import (
-    add_command,
-    add_engine_options,
-    check_output_path,
-    open_engine,
-    path_argument,
-    whole_number,
-)
+from cloudload.tools.cli import command
 from cloudload.tools.cli.output import print_json, print_text
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.count.estimate import CountEstimate
     from cloudload.tools.count.length_report import CountReport, LengthStats
     from cloudload.tools.count.tally import ValueCount
@@ -39,8 +32,8 @@ _PERCENTILES_PER_LINE = 5
 _MOST_VALUES, _MOST_CHARACTERS, _MOST_TITLE_CHARACTERS = 50, 80, 50
 
 
-def add_count(commands: Commands) -> None:
-    parser = add_command(
+def add_count(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "count",
         _count,
@@ -74,7 +67,7 @@ def add_count(commands: Commands) -> None:
     add("--again", action="store_true", help=again)
     add(
         "--processes",
-        type=whole_number(),
+        type=command.whole_number(),
         metavar="N",
         help="worker processes (default: one per core)",
     )
@@ -83,11 +76,11 @@ def add_count(commands: Commands) -> None:
         "environment"
     )
     add("--worker", metavar="I/N|auto", help=worker)
-    add_engine_options(add, "groups of shards")
+    command.add_engine_options(add, "groups of shards")
     sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
     png = "also save a histogram of the lengths to FILE (requires matplotlib)"
-    add("--png", type=path_argument, metavar="FILE", help=png)
+    add("--png", type=command.path_argument, metavar="FILE", help=png)
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
@@ -130,7 +123,7 @@ def _count(options: argparse.Namespace) -> int:
         from cloudload.tools.count.picture import check_picture
 
         check_picture(options.png)
-        check_output_path("--png", options.png, options)
+        command.check_output_path("--png", options.png, options)
     for name in ("by", "again"):
         if options.sample is not None and getattr(options, name):
             raise ValueError(f"--{name} requires a full count. Remove --sample")
@@ -142,7 +135,7 @@ def _count(options: argparse.Namespace) -> int:
         else:
             print_text(describe_estimate(found))
         return 0
-    with open_engine(options) as executor:
+    with command.open_engine(options) as executor:
         report = count_tokens(
             options.dataset,
             **documents,

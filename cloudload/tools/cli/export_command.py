@@ -6,12 +6,12 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from cloudload.tools.cli.command import add_command
+from cloudload.tools.cli import command
 from cloudload.tools.cli.output import print_json, print_message, print_text
 from cloudload.tools.cli.trace_commands import add_run_options, open_runs_of, parse_steps
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.export import ExportReport
 
 _EXAMPLE = """\
@@ -25,8 +25,8 @@ example:
 """
 
 
-def add_export(commands: Commands) -> None:
-    parser = add_command(
+def add_export(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "export",
         _export,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, path_argument, whole_number
+from cloudload.tools.cli import command
 from cloudload.tools.cli.loader_options import (
     add_loader_options,
     add_world_options,
@@ -16,7 +16,7 @@ from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
     from cloudload.loading import CloudLoader
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
 
 _EXAMPLE = """\
 Run this on a node before the run starts or resumes. Pass the run's number of nodes and ranks, and
@@ -29,8 +29,8 @@ examples:
 """
 
 
-def add_fetch(commands: Commands) -> None:
-    parser = add_command(
+def add_fetch(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "fetch",
         _fetch,
@@ -42,7 +42,7 @@ def add_fetch(commands: Commands) -> None:
     )
     add = parser.add_argument
     state = "a checkpoint that contains a loader state (default: the start of the run)"
-    add("states", metavar="STATE", type=path_argument, nargs="*", help=state)
+    add("states", metavar="STATE", type=command.path_argument, nargs="*", help=state)
     data = "location of the data, or its new location if it moved; repeat for each stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, or its new location if it has moved"
@@ -56,17 +56,17 @@ def add_fetch(commands: Commands) -> None:
     add("--cache-limit", metavar="SIZE", help=limit)
     add_world_options(parser)
     node = "index of this machine (default: 0)"
-    add("--node", type=whole_number(least=0), default=0, metavar="I", help=node)
+    add("--node", type=command.whole_number(least=0), default=0, metavar="I", help=node)
     add(
         "--shards",
-        type=whole_number(),
+        type=command.whole_number(),
         metavar="N",
         help="fetch the first N shards (default: one epoch)",
     )
     add("--bytes", metavar="SIZE", help="fetch at most SIZE of uncompressed shards, such as 200gb")
     add(
         "--threads",
-        type=whole_number(),
+        type=command.whole_number(),
         default=8,
         metavar="N",
         help="concurrent downloads (default: 8)",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudload.system import is_terminal
-from cloudload.tools.cli.command import add_command, whole_number
+from cloudload.tools.cli import command
 from cloudload.tools.cli.output import (
     escape,
     escape_lines,
@@ -21,7 +21,7 @@ from cloudload.tools.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.inspect import Sample
 
 _SHOWN_CHARACTERS = 800
@@ -40,8 +40,8 @@ example:
 """
 
 
-def add_head(commands: Commands) -> None:
-    add = add_command(
+def add_head(commands: command.Commands) -> None:
+    add = command.add_command(
         commands,
         "head",
         _head,
@@ -54,7 +54,7 @@ def add_head(commands: Commands) -> None:
     add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="read DATASET/NAME")
     number = "print at most N documents (default: 5, or 1 with --id)"
-    add("-n", dest="limit", type=whole_number(), metavar="N", help=number)
+    add("-n", dest="limit", type=command.whole_number(), metavar="N", help=number)
     add("--id", metavar="DOC", help="only documents whose id column has this value")
     add("--grep", metavar="PATTERN", help="only documents that contain this regular expression")
     text = "column that contains the document (default: text)"

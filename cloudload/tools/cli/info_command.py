@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from cloudload.tools.cli.command import add_command, whole_number
+from cloudload.tools.cli import command
 from cloudload.tools.cli.output import escape, print_json, print_text
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.inspect import ColumnInfo, DatasetInfo, Distribution
 
 _BAR_WIDTH = 40
@@ -24,8 +24,8 @@ example:
 """
 
 
-def add_info(commands: Commands) -> None:
-    add = add_command(
+def add_info(commands: command.Commands) -> None:
+    add = command.add_command(
         commands,
         "info",
         _info,
@@ -40,7 +40,7 @@ def add_info(commands: Commands) -> None:
     sample = "number of evenly spaced shards to read for sample sizes; 0 reads only the index"
     add(
         "--sample",
-        type=whole_number(least=0),
+        type=command.whole_number(least=0),
         default=8,
         metavar="N",
         help=f"{sample} (default: 8)",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.data import explain
-from cloudload.tools.cli.command import path_argument, whole_number
+from cloudload.tools.cli import command
 
 CHECK = "check"
 """The section of a config that only `cloudload check` reads."""
@@ -28,10 +28,10 @@ def add_loader_options(parser: argparse.ArgumentParser) -> None:
     """Add `--yaml`, `--config` and `--option`."""
     add = parser.add_argument
     yaml = "use the run described by this llm-foundry training YAML, instead of a state"
-    add("--yaml", metavar="FILE", type=path_argument, help=yaml)
+    add("--yaml", metavar="FILE", type=command.path_argument, help=yaml)
     config = "use a run with the CloudLoader arguments in a YAML or JSON file, or in the dict "
     config += "`config` of a Python file, which is executed"
-    add("--config", metavar="FILE", type=path_argument, help=config)
+    add("--config", metavar="FILE", type=command.path_argument, help=config)
     option = (
         "a CloudLoader argument, if no state is given; VALUE is parsed as YAML; may be repeated"
     )
@@ -42,9 +42,9 @@ def add_world_options(parser: argparse.ArgumentParser) -> None:
     """Add `--nodes` and `--ranks-per-node`."""
     add = parser.add_argument
     nodes = "number of machines (default: 1)"
-    add("--nodes", type=whole_number(), default=1, metavar="N", help=nodes)
+    add("--nodes", type=command.whole_number(), default=1, metavar="N", help=nodes)
     ranks = "data-parallel ranks on each machine (default: 1)"
-    add("--ranks-per-node", type=whole_number(), default=1, metavar="N", help=ranks)
+    add("--ranks-per-node", type=command.whole_number(), default=1, metavar="N", help=ranks)
 
 
 def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, Any]:

@@ -7,13 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cloudload.tools.cli.command import (
-    add_command,
-    check_output_path,
-    path_argument,
-    positive_number,
-    whole_number,
-)
+from cloudload.tools.cli import command
 from cloudload.tools.cli.count_command import parse_share
 from cloudload.tools.cli.loader_options import (
     add_loader_options,
@@ -24,7 +18,7 @@ from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.forecast import RunPlan
 
 _EXAMPLE = """\
@@ -41,8 +35,8 @@ examples:
 _BARS, _HEIGHT = " ▁▂▃▄▅▆▇█", 60
 
 
-def add_plan(commands: Commands) -> None:
-    parser = add_command(
+def add_plan(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "plan",
         _plan,
@@ -60,19 +54,19 @@ def add_plan(commands: Commands) -> None:
     add_loader_options(parser)
     add("--local", metavar="FOLDER", help="folder of the shard cache")
     add("--tokens", metavar="N", help="length of the run in tokens, such as 300B")
-    add("--steps", type=whole_number(), metavar="N", help="length of the run in steps")
+    add("--steps", type=command.whole_number(), metavar="N", help="length of the run in steps")
     add_world_options(parser)
     rate = "training speed of one GPU in tokens per second, used to compute the number of workers"
-    add("--gpu-tokens-per-s", type=positive_number, metavar="N", help=rate)
+    add("--gpu-tokens-per-s", type=command.positive_number, metavar="N", help=rate)
     prices = "file with a table of prices (default: list prices of S3 and GCS; see the docs)"
-    add("--prices", type=path_argument, metavar="FILE", help=prices)
+    add("--prices", type=command.path_argument, metavar="FILE", help=prices)
     sample = "share of documents to tokenize if there are no token lengths (default: 1%%)"
     add("--sample", type=parse_share, default=0.01, metavar="SHARE", help=sample)
     add("--no-measure", action="store_true", help="do not measure the reader on this machine")
-    add("--html", type=path_argument, metavar="FILE", help="also write an HTML page")
+    add("--html", type=command.path_argument, metavar="FILE", help="also write an HTML page")
     add(
         "--png",
-        type=path_argument,
+        type=command.path_argument,
         metavar="FILE",
         help="also plot cache use over the run (requires matplotlib)",
     )
@@ -116,15 +110,15 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
     if options.png is not None:
         check_picture(options.png)
-    check_output_path("--png", options.png, options)
-    check_output_path("--html", options.html, options)
+    command.check_output_path("--png", options.png, options)
+    command.check_output_path("--html", options.html, options)
 
 
 def describe_plan(plan: RunPlan) -> Iterator[str]:
     """Yield the lines of a plan as text for the terminal."""
-    from cloudload.tools.forecast.text_report import list_sections
+    from cloudload.tools.forecast import text_report
 
-    for title, rows in list_sections(plan):
+    for title, rows in text_report.list_sections(plan):
         yield escape(title)
         width = max((len(escape(name)) for name, _ in rows), default=0)
         for name, text in rows:

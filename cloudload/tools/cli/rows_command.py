@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, check_output_path, path_argument
+from cloudload.tools.cli import command
 from cloudload.tools.cli.loader_options import add_loader_options, read_loader_options
 from cloudload.tools.cli.output import print_json, print_message, print_text
 from cloudload.tools.cli.trace_commands import (
@@ -18,7 +18,7 @@ from cloudload.tools.cli.trace_commands import (
 )
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.provenance import Run
 
 _MOST_ROWS, _ROWS_PER_STEP = 1_024, 8
@@ -35,8 +35,8 @@ example:
 """
 
 
-def add_rows(commands: Commands) -> None:
-    parser = add_command(
+def add_rows(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "rows",
         _rows,
@@ -56,7 +56,7 @@ def add_rows(commands: Commands) -> None:
     add("--mask-edges", action="store_true", help="mask labels as the loader's mask_edges does")
     add_loader_options(parser)
     out = "file to write (default: rows.html)"
-    add("--out", type=path_argument, default=Path("rows.html"), metavar="FILE", help=out)
+    add("--out", type=command.path_argument, default=Path("rows.html"), metavar="FILE", help=out)
 
 
 @without_start_log()
@@ -66,7 +66,7 @@ def _rows(options: argparse.Namespace) -> int:
     from cloudload.tools.provenance.row_page import render_rows
 
     if not options.json:
-        check_output_path("--out", options.out, options)
+        command.check_output_path("--out", options.out, options)
     run, delivery = _open_run(options)
     num_rows = len(options.steps) * len(options.row or range(run.global_batch))
     if not options.json and num_rows > _MOST_ROWS:

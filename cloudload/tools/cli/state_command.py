@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, path_argument
+from cloudload.tools.cli import command
 from cloudload.tools.cli.loader_options import add_loader_options, read_loader_options
 from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.provenance import Difference, StateDescription
 
 _MOST_WORLDS = 24
@@ -29,8 +29,8 @@ examples:
 """
 
 
-def add_state(commands: Commands) -> None:
-    parser = add_command(
+def add_state(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "state",
         _state,
@@ -45,7 +45,7 @@ def add_state(commands: Commands) -> None:
     add(
         "states",
         metavar="STATE",
-        type=path_argument,
+        type=command.path_argument,
         nargs="+",
         help="one checkpoint, or two for diff",
     )

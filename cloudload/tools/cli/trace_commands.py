@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, path_argument, whole_number
+from cloudload.tools.cli import command
 from cloudload.tools.cli.output import escape, print_json, print_message, print_text
 
 if TYPE_CHECKING:
     from cloudload.loading import TracedSpan
-    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.cli import command
     from cloudload.tools.provenance import Occurrence, Run
 
 
@@ -43,8 +43,8 @@ example:
 """
 
 
-def add_trace(commands: Commands) -> None:
-    parser = add_command(
+def add_trace(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "trace",
         _trace,
@@ -63,8 +63,8 @@ def add_trace(commands: Commands) -> None:
     add("--full", action="store_true", help="print the full text, not only its beginning")
 
 
-def add_where(commands: Commands) -> None:
-    parser = add_command(
+def add_where(commands: command.Commands) -> None:
+    parser = command.add_command(
         commands,
         "where",
         _where,
@@ -80,7 +80,9 @@ def add_where(commands: Commands) -> None:
     number = "the document's index N in its stream; STREAM is the stream's index (default: 0)"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
     last = "the last step to search"
-    parser.add_argument("--until", type=whole_number(), required=True, metavar="N", help=last)
+    parser.add_argument(
+        "--until", type=command.whole_number(), required=True, metavar="N", help=last
+    )
     quick = "read only the lanes that probably contain the document; may miss steps"
     parser.add_argument("--quick", action="store_true", help=quick)
 
@@ -94,12 +96,12 @@ def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 
     state = "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder"
     if num_states == "+":
         state += "; also pass later checkpoints of the run if its options changed"
-    add("states", metavar="STATE", type=path_argument, nargs=num_states, help=state)
+    add("states", metavar="STATE", type=command.path_argument, nargs=num_states, help=state)
     batch = "rows per global batch (default: as in the state)"
-    add("--global-batch", type=whole_number(), metavar="ROWS", help=batch)
+    add("--global-batch", type=command.whole_number(), metavar="ROWS", help=batch)
     add(
         "--workers",
-        type=whole_number(least=0),
+        type=command.whole_number(least=0),
         default=2,
         metavar="N",
         help="worker processes (default: 2)",

@@ -15,7 +15,7 @@
     dry_run          what would be converted         journal            what a rerun must match
     found_files      the files of one input          segment_journal    finished shards, to resume
     joined_shards    all shards, in few bytes        finished_part      the part already finished
-    records          units, blocks, records          converted_files    files that a dataset has
+    input_records    units, blocks, records          converted_files    files that a dataset has
     readers          a reader per kind of input      finish             segments to index and report
     segment_sizes    cut the inputs by size          append             plan an append
     conversion_plan  the plan that workers share     output_location    locations of the output

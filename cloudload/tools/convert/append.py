@@ -18,15 +18,10 @@ from typing import Any
 
 from cloudload.data import own_objects, redact, shard_entries, urls, writer
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.conversion_plan import PLAN_NAME, ConversionPlan
+from cloudload.tools.convert import conversion_plan, rerun_check
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.finish import JoinedSegments
 from cloudload.tools.convert.output_location import Output, does_exist, read_if_exists
-from cloudload.tools.convert.rerun_check import (
-    compare_claims,
-    without_lengths,
-    without_segment_bytes,
-)
 
 _FOLDER = re.compile(r"(\d{5,})/")
 
@@ -37,17 +32,17 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
     Its `segments` is the number of the first segment to append. Raises `ConvertError` if there is
     no dataset, or if its recipe differs from the claim's.
     """
-    location, recipe = output.home, without_segment_bytes(claim["recipe"])
+    location, recipe = output.home, rerun_check.without_segment_bytes(claim["recipe"])
     report = _read_report(output)
     if report is None or not all(map(does_exist, _index_urls(output))):
         raise ConvertError(
             f"cannot append to {redact(location)}, because it has no finished conversion. Finish "
             "the conversion first, or convert without append (--append)"
         )
-    compare_claims(
+    rerun_check.compare_claims(
         location,
-        {"recipe": without_lengths(report["claim"]["recipe"]), "inputs": {}},
-        {"recipe": without_lengths(recipe), "inputs": {}},
+        {"recipe": rerun_check.without_lengths(report["claim"]["recipe"]), "inputs": {}},
+        {"recipe": rerun_check.without_lengths(recipe), "inputs": {}},
     )
     entries = _read_entries(output)
     numbers = (_segment_of(entry) for several in entries.values() for entry in several)
@@ -59,7 +54,7 @@ def read_appended_report(output: Output) -> dict[str, Any] | None:
 
     If an append is unfinished, it is the report from before that append.
     """
-    plan = read_if_exists(urls.join_url(output.home, PLAN_NAME))
+    plan = read_if_exists(urls.join_url(output.home, conversion_plan.PLAN_NAME))
     base = json.loads(plan)["base"] if plan is not None else None
     return dict(base["stored"]) if base else _read_report(output)
 
@@ -72,7 +67,7 @@ def stored_columns(stored: Mapping[str, Any]) -> tuple[shard_entries.Column, ...
     )
 
 
-def join_base(output: Output, plan: ConversionPlan) -> JoinedSegments:
+def join_base(output: Output, plan: conversion_plan.ConversionPlan) -> JoinedSegments:
     """Return the shards of the datasets to which the plan appends; empty for new datasets.
 
     The result is the same whether or not the indexes already list the appended shards. Raises
@@ -100,7 +95,9 @@ def has_changed(output: Output, base: Mapping[str, Any] | None) -> bool:
     return _digest(entries) != base["index"] if base else any(entries.values())
 
 
-def read_report_if_joined(output: Output, plan: ConversionPlan) -> ConvertReport | None:
+def read_report_if_joined(
+    output: Output, plan: conversion_plan.ConversionPlan
+) -> ConvertReport | None:
     """Return the stored report if the indexes already list the plan's segments, else None.
 
     Raises `ConvertError` if they list the segments of another conversion.
@@ -112,7 +109,7 @@ def read_report_if_joined(output: Output, plan: ConversionPlan) -> ConvertReport
     inputs = report.get("appended", [None])[-1] if plan.base else report["claim"]["inputs"]
     joined = {"recipe": report["claim"]["recipe"], "inputs": inputs}
     if plan.base is None:
-        compare_claims(output.home, joined, plan.claim)
+        rerun_check.compare_claims(output.home, joined, plan.claim)
     elif inputs != plan.claim["inputs"]:
         raise ConvertError(
             f"another conversion was appended to {redact(output.home)} at the same time. Append "

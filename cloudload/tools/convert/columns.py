@@ -8,8 +8,8 @@ from typing import Any
 
 from cloudload.data import shard_entries
 from cloudload.errors import ConvertError
+from cloudload.tools.convert import input_records
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.records import InputBlock, Record, TypedBlock, find_field
 from cloudload.tools.convert.values import partition_fields
 
 _BLOCKS_SEARCHED = 8
@@ -18,15 +18,15 @@ _BLOCKS_SEARCHED = 8
 class PeekableBlocks:
     """An iterable of (unit index, block) whose next items can be peeked at."""
 
-    def __init__(self, blocks: Iterator[tuple[int, InputBlock]]) -> None:
-        self._blocks, self._peeked = blocks, deque[tuple[int, InputBlock]]()
+    def __init__(self, blocks: Iterator[tuple[int, input_records.InputBlock]]) -> None:
+        self._blocks, self._peeked = blocks, deque[tuple[int, input_records.InputBlock]]()
 
     @property
     def is_begun(self) -> bool:
         """Whether an item was peeked at."""
         return bool(self._peeked)
 
-    def peek(self, count: int) -> Iterator[InputBlock]:
+    def peek(self, count: int) -> Iterator[input_records.InputBlock]:
         """Yield up to `count` of the next blocks without consuming them."""
         for number in range(count):
             if number == len(self._peeked):
@@ -36,7 +36,7 @@ class PeekableBlocks:
                     return
             yield self._peeked[number][1]
 
-    def __iter__(self) -> Iterator[tuple[int, InputBlock]]:
+    def __iter__(self) -> Iterator[tuple[int, input_records.InputBlock]]:
         while self._peeked:
             yield self._peeked.popleft()
         yield from self._blocks
@@ -76,7 +76,7 @@ def _first_encodings(
 ) -> Iterator[dict[str, str]]:
     """Yield encodings of fields in `missing`, block by block and record by record."""
     for block in blocks.peek(_BLOCKS_SEARCHED):
-        if isinstance(block, TypedBlock):
+        if isinstance(block, input_records.TypedBlock):
             given = block.column_encodings()
             yield {name: given[name] for name in given.keys() & missing}
         for record in block.records(config.text_field):
@@ -85,11 +85,11 @@ def _first_encodings(
 
 
 def _encodings_of(
-    record: Record, fields: Mapping[str, Any], names: Iterable[str]
+    record: input_records.Record, fields: Mapping[str, Any], names: Iterable[str]
 ) -> Iterator[tuple[str, str]]:
     for name in names:
         try:
-            value = find_field(fields, name)
+            value = input_records.find_field(fields, name)
         except KeyError:
             value = partition_fields(record).get(name)
         if value is not None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from cloudload.config import checks, choices
 from cloudload.data import shard_entries, writer
-from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, Fields
+from cloudload.tools.convert import input_records
 
 _HASHES = 1 << 64
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -150,7 +150,7 @@ class ConvertConfig:
     """Names of hash algorithms. The index contains one hash per shard and algorithm."""
     shard_bytes: int = writer.DEFAULT_SHARD_BYTES
     """The maximum raw size, in bytes, of a shard with more than one document."""
-    block_bytes: int = DEFAULT_BLOCK_BYTES
+    block_bytes: int = input_records.DEFAULT_BLOCK_BYTES
     """Approximate bytes of input per block. A block is the unit of work."""
     splits: str | None = None
     """The splits and their shares, such as `train=0.999,val=0.001`, or None without splits."""
@@ -218,11 +218,11 @@ class ConvertConfig:
         parts = (item.partition(":") for item in self.keep)
         return [(name, encoding or None) for name, _, encoding in parts]
 
-    def fields(self) -> Fields:
+    def fields(self) -> input_records.Fields:
         """Return the record fields that the conversion reads."""
         kept = dict(self.kept())
         given = {name: encoding for name, encoding in kept.items() if encoding}
-        return Fields([self.text_field, self.id_key, *kept], given, self.quoting)
+        return input_records.Fields([self.text_field, self.id_key, *kept], given, self.quoting)
 
     def shard_format(self, kept: Iterable[shard_entries.Column]) -> writer.ShardFormat:
         """Return the format of the shards; `kept` are the columns of the kept fields.

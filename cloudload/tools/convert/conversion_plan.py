@@ -26,12 +26,11 @@ from cloudload._version import __version__
 from cloudload.data import objects, redact, shard_entries, urls
 from cloudload.errors import ConvertError, StoreError
 from cloudload.system import machine
+from cloudload.tools.convert import input_files, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_report import MAX_LISTED
 from cloudload.tools.convert.found_files import FoundFile, file_name
-from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.inputs import FolderFiles, make_file
-from cloudload.tools.convert.rerun_check import MOST_FILES, SEGMENT_BYTES
 from cloudload.tools.convert.segment_sizes import ONE_SEGMENT, Files, Segments
 
 PLAN_NAME = ".convert/plan.json"
@@ -102,7 +101,7 @@ class ConversionPlan:
     @property
     def has_folders(self) -> bool:
         """Whether each segment has a folder. A single segment has none, unless it is appended."""
-        return SEGMENT_BYTES in self.claim["recipe"]
+        return rerun_check.SEGMENT_BYTES in self.claim["recipe"]
 
     @property
     def num_files(self) -> int:
@@ -123,7 +122,7 @@ class ConversionPlan:
     @property
     def sizes(self) -> dict[str, int | None]:
         """Maps the name of each file to its size in bytes. Empty for more than 10,000 files."""
-        if self.num_files > MOST_FILES:
+        if self.num_files > rerun_check.MOST_FILES:
             return {}
         files = self.files([item.root for item in self.inputs], "text")
         return {file.name: file.bytes for file in files}
@@ -146,7 +145,7 @@ class ConversionPlan:
         """Cut the plan's files into segments, of which the first has number `first_segment`."""
         if self.base is not None:
             files = _RenamedFiles(files, f"+{self.first_segment}/")
-        return Segments(files, self.claim["recipe"].get(SEGMENT_BYTES, ONE_SEGMENT))
+        return Segments(files, self.claim["recipe"].get(rerun_check.SEGMENT_BYTES, ONE_SEGMENT))
 
 
 def _base_name(item: PlannedInput, root: str | None = None) -> str | None:
@@ -198,10 +197,10 @@ class _PlannedFiles:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __iter__(self) -> Iterator[InputFile]:
+    def __iter__(self) -> Iterator[input_files.InputFile]:
         return (self[place] for place in range(len(self)))
 
-    def __getitem__(self, place: int) -> InputFile:
+    def __getitem__(self, place: int) -> input_files.InputFile:
         number = bisect_right(self._ends, place)
         item, root = self._inputs[number], self._roots[number]
         place -= self._ends[number]  # a negative index, from the end of the input's names
@@ -220,10 +219,10 @@ class _RenamedFiles:
     def __len__(self) -> int:
         return len(self._files)
 
-    def __iter__(self) -> Iterator[InputFile]:
+    def __iter__(self) -> Iterator[input_files.InputFile]:
         return (self[place] for place in range(len(self)))
 
-    def __getitem__(self, place: int) -> InputFile:
+    def __getitem__(self, place: int) -> input_files.InputFile:
         file = self._files[place]
         return replace(file, name=self._prefix + file.name)
 

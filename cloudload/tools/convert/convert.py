@@ -19,10 +19,10 @@ from typing import Any
 from cloudload.config import Transform, checks, choices
 from cloudload.data import urls, writer
 from cloudload.system import option_help
+from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.append import read_appended_report, read_base
 from cloudload.tools.convert.columns import PeekableBlocks, infer_columns
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.conversion_plan import PLAN_NAME, ConversionPlan
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.converted_files import check_same_files, leave_out_converted
 from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture, list_left_out
@@ -38,13 +38,6 @@ from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.output_location import Output, read_if_exists
 from cloudload.tools.convert.planning import agree_on_plan, list_files
 from cloudload.tools.convert.rebuild import rebuild_shards
-from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, InputUnit
-from cloudload.tools.convert.rerun_check import (
-    LENGTHS_FIELD,
-    compare_claims,
-    identify_inputs,
-    list_sizes,
-)
 from cloudload.tools.convert.run import (
     Conversion,
     already_complete,
@@ -78,7 +71,7 @@ def convert_to_mds(
     compression: str | None = "zstd",
     hashes: Sequence[str] = ("xxh64",),
     shard_bytes: int = writer.DEFAULT_SHARD_BYTES,
-    block_bytes: int = DEFAULT_BLOCK_BYTES,
+    block_bytes: int = input_records.DEFAULT_BLOCK_BYTES,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     tokenizer: Any = None,
     transform: Transform | None = None,
@@ -237,7 +230,7 @@ def convert_to_mds(
     output = Output(location, config.split_names)
     documents = {"transform": transform, "transform_id": transform_id, "on_error": on_error}
     count = _open_count(location, tokenizer, documents)
-    recipe |= {LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
+    recipe |= {rerun_check.LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
     run = Conversion(
         output,
         config,
@@ -262,17 +255,17 @@ def convert_to_mds(
     return replace(report, skipped_files=skipped)
 
 
-def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | None:
+def _read_plan(location: str, recipe: Mapping[str, Any]) -> conversion_plan.ConversionPlan | None:
     """Return the stored plan, or None if there is no plan, or if the inputs must be listed.
 
     With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
     if the plan has a different recipe.
     """
-    data = read_if_exists(urls.join_url(location, PLAN_NAME))
+    data = read_if_exists(urls.join_url(location, conversion_plan.PLAN_NAME))
     if data is None:
         return None
-    plan = ConversionPlan.parse(data)
-    compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
+    plan = conversion_plan.ConversionPlan.parse(data)
+    rerun_check.compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
     return None if plan.must_list else plan
 
 
@@ -285,7 +278,7 @@ def _list_and_plan(
     parent: str,
     overwrite: bool,
     append: bool,
-) -> tuple[ConvertReport | tuple[ConversionPlan, Files], int]:
+) -> tuple[ConvertReport | tuple[conversion_plan.ConversionPlan, Files], int]:
     """List the inputs, and return what `_plan_or_convert` returns.
 
     Also returns the number of files that are not appended, because the dataset has them. If the
@@ -304,8 +297,8 @@ def _list_and_plan(
         logger.warning("%s", warning)
     files = [file for unit in units for file in unit.files]
     check_listed(run.location, files)
-    claim = {"recipe": recipe, "inputs": identify_inputs(units, with_tags=append)}
-    journal = Journal(run.output, claim, list_sizes(units))
+    claim = {"recipe": recipe, "inputs": rerun_check.identify_inputs(units, with_tags=append)}
+    journal = Journal(run.output, claim, rerun_check.list_sizes(units))
     journal.parent = parent
     if overwrite:
         journal.clear(files)
@@ -314,8 +307,10 @@ def _list_and_plan(
 
 
 def _leave_out(
-    location: str, stored: Mapping[str, Any], listed: Sequence[FolderFiles | InputUnit]
-) -> tuple[list[FolderFiles | InputUnit], int]:
+    location: str,
+    stored: Mapping[str, Any],
+    listed: Sequence[FolderFiles | input_records.InputUnit],
+) -> tuple[list[FolderFiles | input_records.InputUnit], int]:
     """Return the inputs without the files that the dataset has, and the number of these files."""
     folders = [item for item in listed if isinstance(item, FolderFiles)]
     kept = leave_out_converted(location, stored, folders)
@@ -359,11 +354,11 @@ def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:
 
 def _plan_or_convert(
     run: Conversion,
-    listed: Sequence[FolderFiles | InputUnit],
-    units: Sequence[InputUnit],
+    listed: Sequence[FolderFiles | input_records.InputUnit],
+    units: Sequence[input_records.InputUnit],
     journal: Journal,
     append: bool,
-) -> ConvertReport | tuple[ConversionPlan, Files]:
+) -> ConvertReport | tuple[conversion_plan.ConversionPlan, Files]:
     """Agree on a plan, and convert inputs that are not all files.
 
     Returns the plan with its files, or the report of a dataset that is complete.

@@ -22,7 +22,7 @@ import xxhash
 
 from cloudload.data import redact, urls
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.conversion_plan import PlannedInput, plan_input
+from cloudload.tools.convert import conversion_plan
 from cloudload.tools.convert.inputs import FolderFiles
 
 CONVERTED = "converted"
@@ -32,12 +32,12 @@ _PARTS = 3
 Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def encode_files(inputs: Iterable[PlannedInput]) -> str:
+def encode_files(inputs: Iterable[conversion_plan.PlannedInput]) -> str:
     """Return the digests of the files of inputs, to be stored in a report."""
     return _encode(_digests(inputs))
 
 
-def join_files(before: Mapping[str, Any], inputs: Iterable[PlannedInput]) -> str:
+def join_files(before: Mapping[str, Any], inputs: Iterable[conversion_plan.PlannedInput]) -> str:
     """Return the digests in the report `before`, and then those of the files of inputs."""
     return _encode(np.concatenate([_decode(before), _digests(inputs)]))
 
@@ -72,7 +72,7 @@ def leave_out_converted(
 
     kept = []
     for folder in folders:
-        rows = _digests([plan_input(folder)]).tolist()
+        rows = _digests([conversion_plan.plan_input(folder)]).tolist()
         files = [file for at, file in enumerate(folder.files) if is_new(folder, rows[at], at)]
         kept.append(replace(folder, files=files))
     return kept
@@ -95,19 +95,21 @@ def find_changed(stored: Mapping[str, Any], folders: Iterable[FolderFiles]) -> s
     known = _decode(stored)
     versions, names = {*known[:, 1].tolist()}, {*known[:, 2].tolist()}
     for folder in folders if CONVERTED in stored else ():
-        for file, row in zip(folder.files, _digests([plan_input(folder)]).tolist(), strict=False):
+        for file, row in zip(
+            folder.files, _digests([conversion_plan.plan_input(folder)]).tolist(), strict=False
+        ):
             if file.tag and row[1] not in versions and row[2] not in names:
                 return file.display_name
     return None
 
 
-def _digests(inputs: Iterable[PlannedInput]) -> Digests:
+def _digests(inputs: Iterable[conversion_plan.PlannedInput]) -> Digests:
     """Return the digests of files: uint64 [files, 3]."""
     rows = [row for item in inputs if item.root != "-" for row in _digest_input(item)]
     return np.array(rows, np.uint64).reshape(-1, _PARTS)
 
 
-def _digest_input(item: PlannedInput) -> Iterator[tuple[int, ...]]:
+def _digest_input(item: conversion_plan.PlannedInput) -> Iterator[tuple[int, ...]]:
     root = os.path.realpath(urls.local_path(item.root)) if urls.is_local(item.root) else item.root
     for name, size, tag in zip(item.names, item.sizes, item.tags, strict=True):
         place = urls.join_url(root, name) if name else root

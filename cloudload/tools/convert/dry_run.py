@@ -15,9 +15,8 @@ from typing import Any
 
 from cloudload.data import redact
 from cloudload.system import reports
-from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.inputs import FolderFiles, list_hidden, list_inputs, list_units
-from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
 from cloudload.tools.convert.segment_sizes import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
 
 _ROWS = "datasets and iterators"
@@ -37,13 +36,13 @@ def list_left_out(hidden: Sequence[str]) -> list[str]:
     return [f"left out: {describe_hidden_files(len(hidden), hidden)}"] if hidden else []
 
 
-def describe_inputs(units: Iterable[InputUnit]) -> list[str]:
+def describe_inputs(units: Iterable[input_records.InputUnit]) -> list[str]:
     """Return the lines of the table: the files and stored bytes of each format and compression.
 
     Formats are sorted by name. If there are several, a line with the total of all files follows.
     Inputs that are not files are counted in the last line. Stdin counts as a file of unknown size.
     """
-    groups: dict[str, list[InputFile]] = {}
+    groups: dict[str, list[input_files.InputFile]] = {}
     others = 0
     for unit in units:
         for file in unit.files:
@@ -63,7 +62,7 @@ def describe_inputs(units: Iterable[InputUnit]) -> list[str]:
     ]
 
 
-def describe_mixture(units: Iterable[InputUnit]) -> str | None:
+def describe_mixture(units: Iterable[input_records.InputUnit]) -> str | None:
     """Return a warning about text files among files of records, such as a README, or None."""
     files = [file for unit in units for file in unit.files]
     texts = [file for file in files if file.format == "text"]
@@ -80,15 +79,15 @@ def describe_mixture(units: Iterable[InputUnit]) -> str | None:
     )
 
 
-def _kind(file: InputFile) -> str:
+def _kind(file: input_files.InputFile) -> str:
     return f"{file.format} ({file.compression})" if file.compression else file.format
 
 
-def _bytes(files: Iterable[InputFile]) -> str:
+def _bytes(files: Iterable[input_files.InputFile]) -> str:
     known = list(files)
     if any(file.bytes is None for file in known):
         return "unknown"
-    return f"{sum_bytes(known):,}"
+    return f"{input_records.sum_bytes(known):,}"
 
 
 _CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
@@ -137,11 +136,11 @@ def outline_conversion(
     ]
     return Outline(
         (
-            *describe_inputs(list_units(listed, DEFAULT_BLOCK_BYTES)),
+            *describe_inputs(list_units(listed, input_records.DEFAULT_BLOCK_BYTES)),
             *list_left_out(list_hidden(listed)),
         ),
         len(files),
-        sum_bytes(files),
+        input_records.sum_bytes(files),
         max(1, len(segments)),
         max(segments.sizes, default=0),
         round(sum(seconds), 1),
@@ -149,6 +148,6 @@ def outline_conversion(
     )
 
 
-def _bytes_per_s(file: InputFile) -> float:
+def _bytes_per_s(file: input_files.InputFile) -> float:
     key = "parquet" if file.format == "parquet" else file.compression
     return _CORE_BYTES_PER_S.get(key, 20e6)

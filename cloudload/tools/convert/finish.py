@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cloudload.data import JOURNAL_FOLDER, urls
 from cloudload.system import run_in_order
-from cloudload.tools.convert.conversion_plan import ConversionPlan
+from cloudload.tools.convert import conversion_plan
 from cloudload.tools.convert.conversion_report import Counts, sum_counts
 from cloudload.tools.convert.finished_part import Entries
 from cloudload.tools.convert.joined_shards import JoinedShards
@@ -102,7 +102,10 @@ def read_notes(
 
 
 def join_notes(
-    location: str, numbers: Sequence[int], plan: ConversionPlan, joined: JoinedSegments
+    location: str,
+    numbers: Sequence[int],
+    plan: conversion_plan.ConversionPlan,
+    joined: JoinedSegments,
 ) -> tuple[JoinedSegments, list[int]]:
     """Add the finished segments to `joined`.
 

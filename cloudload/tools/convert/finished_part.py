@@ -13,8 +13,8 @@ from typing import Any
 
 from cloudload.data import redact
 from cloudload.errors import ConvertError
+from cloudload.tools.convert import input_records
 from cloudload.tools.convert.conversion_report import Counts
-from cloudload.tools.convert.records import BlockStart
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class InputPosition:
     """
 
     unit: int = 0
-    start: BlockStart = field(default_factory=BlockStart)
+    start: input_records.BlockStart = field(default_factory=input_records.BlockStart)
     sample: int = 0
     counts: Counts = field(default_factory=Counts)
 
@@ -44,7 +44,7 @@ class InputPosition:
         """Create the position from a journal entry."""
         return InputPosition(
             value["unit"],
-            BlockStart(**value["start"]),
+            input_records.BlockStart(**value["start"]),
             value["sample"],
             Counts.from_json(value["counts"]),
         )

@@ -36,8 +36,8 @@ from cloudload.data import (
     urls,
 )
 from cloudload.errors import ConvertError, DatasetError
+from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.found_files import FoundFile, find_files, root_of
-from cloudload.tools.convert.input_files import FilePart, InputFile, Range
 from cloudload.tools.convert.readers.arrow import ArrowUnit
 from cloudload.tools.convert.readers.csv import CsvUnit
 from cloudload.tools.convert.readers.json import JsonUnit
@@ -48,18 +48,19 @@ from cloudload.tools.convert.readers.plain_rows import RowsUnit
 from cloudload.tools.convert.readers.text import TextUnit
 from cloudload.tools.convert.readers.webdataset import WebDatasetUnit
 from cloudload.tools.convert.readers.wet import WetUnit
-from cloudload.tools.convert.records import InputUnit, sum_bytes
 from cloudload.tools.convert.separation import check_twice
 
 _MAX_BLOCK_FILES = 1024
 _HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset
-_RANGED: dict[str, Callable[[InputFile, Range | None], InputUnit]] = {
+_RANGED: dict[
+    str, Callable[[input_files.InputFile, input_files.Range | None], input_records.InputUnit]
+] = {
     "jsonl": LinesUnit,
     "lines": LinesUnit,
     "parquet": ParquetUnit,
 }
 """Maps each format whose files can be cut to the type of its units, which are files or ranges."""
-_UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
+_UNITS: dict[str, Callable[[input_files.InputFile], input_records.InputUnit]] = {
     "json": JsonUnit,
     "csv": CsvUnit,
     "tsv": CsvUnit,
@@ -77,12 +78,14 @@ class FolderFiles:
 
     root: str
     """The common prefix of the files' URLs. After secrets are removed, it identifies the input."""
-    files: list[InputFile]
+    files: list[input_files.InputFile]
     hidden: tuple[str, ...] = ()
     """Hidden and uncommitted files and folders, which are left out."""
 
 
-def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles | InputUnit]:
+def list_inputs(
+    inputs: Any, format: str, split: str | None
+) -> list[FolderFiles | input_records.InputUnit]:
     """List the inputs in order: the files of each, or the unit of an input without files.
 
     `inputs` is one input or a list of them. An input is a path, URL or glob, `-` for stdin,
@@ -104,30 +107,32 @@ def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles
     ]
 
 
-def list_hidden(inputs: Iterable[FolderFiles | InputUnit]) -> list[str]:
+def list_hidden(inputs: Iterable[FolderFiles | input_records.InputUnit]) -> list[str]:
     """List the hidden files and folders that inputs from `list_inputs` leave out, in order."""
     return [name for item in inputs if isinstance(item, FolderFiles) for name in item.hidden]
 
 
-def list_units(inputs: Iterable[FolderFiles | InputUnit], block_bytes: int) -> list[InputUnit]:
+def list_units(
+    inputs: Iterable[FolderFiles | input_records.InputUnit], block_bytes: int
+) -> list[input_records.InputUnit]:
     """List the units of inputs from `list_inputs`, in order."""
-    units: list[InputUnit] = []
+    units: list[input_records.InputUnit] = []
     for item in inputs:
         if isinstance(item, FolderFiles):
-            units.extend(group_units(map(FilePart, item.files), block_bytes))
+            units.extend(group_units(map(input_files.FilePart, item.files), block_bytes))
         else:
             units.append(item)
     return units
 
 
-def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUnit:
+def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | input_records.InputUnit:
     if isinstance(item, str | Path):
         text = str(item)
         if text == "-":
             if format == "mds":
                 raise ValueError("an MDS dataset cannot be read from stdin. Pass its folder or URL")
             form = "jsonl" if format == "auto" else format
-            return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
+            return FolderFiles("-", [input_files.InputFile("-", "stdin", None, form, None)])
         if text.startswith("hf://") and not text.startswith(_HF_FILES):
             return _load_dataset(text, split)
         found = find_files(text)
@@ -151,7 +156,7 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
     )
 
 
-def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
+def _split_of(datasets: Mapping[str, Any], split: str | None) -> input_records.InputUnit:
     if not all(
         hasattr(value, "__iter__") and not isinstance(value, str | bytes)
         for value in datasets.values()
@@ -168,7 +173,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
     return RowsUnit(chosen, datasets[chosen])
 
 
-def _load_dataset(url: str, split: str | None) -> InputUnit:
+def _load_dataset(url: str, split: str | None) -> input_records.InputUnit:
     """Open a Hugging Face dataset as a stream, such as `hf://owner/name?config=en&split=test`.
 
     A split in the URL takes precedence over `split`. If neither is given, the split is `train`.
@@ -220,15 +225,17 @@ def _refuse_binary(files: Iterable[FoundFile]) -> None:
         )
 
 
-def make_file(found: FoundFile, format: str) -> InputFile:
+def make_file(found: FoundFile, format: str) -> input_files.InputFile:
     """Describe a file that was found. With `auto`, its name determines its format."""
     extension, compression = file_kinds.split_name(found.name)
     if format == "auto":
         format = file_kinds.FORMATS_BY_EXTENSION.get(extension, "text")
-    return InputFile(found.url, found.name, found.bytes, format, compression, tag=found.tag)
+    return input_files.InputFile(
+        found.url, found.name, found.bytes, format, compression, tag=found.tag
+    )
 
 
-def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
+def unique_names(inputs: list[list[input_files.InputFile]]) -> list[list[input_files.InputFile]]:
     """If two files have the same name, prefix every name with the index of its input in `inputs`.
 
     Names must be unique because IDs are derived from them. `inputs` are the files of each input
@@ -246,9 +253,9 @@ def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     ]
 
 
-def _refuse_equal_names(files: Iterable[InputFile]) -> None:
+def _refuse_equal_names(files: Iterable[input_files.InputFile]) -> None:
     """Raise `ConvertError` if a file has the escaped name of another file of the same input."""
-    first: dict[str, InputFile] = {}
+    first: dict[str, input_files.InputFile] = {}
     for file in files:
         if (other := first.setdefault(file.name, file)) is not file:
             raise ConvertError(
@@ -257,15 +264,17 @@ def _refuse_equal_names(files: Iterable[InputFile]) -> None:
             )
 
 
-def group_units(parts: Iterable[FilePart], block_bytes: int) -> Iterator[InputUnit]:
+def group_units(
+    parts: Iterable[input_files.FilePart], block_bytes: int
+) -> Iterator[input_records.InputUnit]:
     """Group the parts of one input's files into units, in order.
 
     Consecutive text files share a unit of about `block_bytes` and at most 1,024 files. Every other
     part is a unit.
     """
-    group: list[InputFile] = []
+    group: list[input_files.InputFile] = []
     for file, part in parts:
-        full = len(group) == _MAX_BLOCK_FILES or sum_bytes(group) >= block_bytes
+        full = len(group) == _MAX_BLOCK_FILES or input_records.sum_bytes(group) >= block_bytes
         if group and (full or file.format != "text"):
             yield TextUnit(tuple(group))
             group = []
@@ -301,7 +310,7 @@ def is_mds_folder(files: Sequence[FoundFile]) -> bool:
     return has_index and any(".mds" in file.name for file in files)
 
 
-def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
+def list_shards(folder: str, files: Sequence[FoundFile]) -> list[input_files.InputFile]:
     """List the stored shards of the dataset in a folder, each with its entry in the index.
 
     Raises `ConvertError` if the index is missing or invalid, if a shard is missing or has the wrong
@@ -325,7 +334,9 @@ def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
     return [_input_file(folder, shard, found.get(shard.stored.name)) for shard in shards]
 
 
-def _input_file(folder: str, shard: shard_entries.ShardInfo, found: FoundFile | None) -> InputFile:
+def _input_file(
+    folder: str, shard: shard_entries.ShardInfo, found: FoundFile | None
+) -> input_files.InputFile:
     stored = shard.stored
     if found is None or found.bytes != stored.bytes:
         fault = f"has {found.bytes:,} bytes" if found else "is missing"
@@ -333,7 +344,7 @@ def _input_file(folder: str, shard: shard_entries.ShardInfo, found: FoundFile | 
             f"{redact(urls.join_url(folder, stored.name))} {fault}, but the index lists it with "
             f"{stored.bytes:,} bytes. Copy the dataset again"
         )
-    return InputFile(found.url, stored.name, found.bytes, "mds", None, shard, found.tag)
+    return input_files.InputFile(found.url, stored.name, found.bytes, "mds", None, shard, found.tag)
 
 
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"

@@ -33,16 +33,10 @@ from cloudload.data import (
     urls,
 )
 from cloudload.errors import CloudloadError, ConvertError, StoreError
-from cloudload.tools.convert.conversion_plan import (
-    PLAN_NAME,
-    ConversionPlan,
-    digest_plan,
-    refuse_replaced,
-)
+from cloudload.tools.convert import conversion_plan, input_files, rerun_check
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.converted_files import CONVERTED, encode_files, join_files
 from cloudload.tools.convert.finished_part import check_documents
-from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.joined_shards import JoinedShards
 from cloudload.tools.convert.output_location import (
     Output,
@@ -52,7 +46,6 @@ from cloudload.tools.convert.output_location import (
     name_in,
     read_if_exists,
 )
-from cloudload.tools.convert.rerun_check import compare_claims
 from cloudload.tools.convert.separation import check_removed
 
 _OLD_PLAN = f"{JOURNAL_FOLDER}/config.json"
@@ -82,7 +75,7 @@ class Journal:
         self._began = time.monotonic()
         self._is_cleared = is_cleared
 
-    def clear(self, inputs: Iterable[InputFile] = ()) -> None:
+    def clear(self, inputs: Iterable[input_files.InputFile] = ()) -> None:
         """Remove the datasets and their journal, starting with the indexes.
 
         Raises `ConvertError` if a new index would hide other datasets, or if a file of `inputs`
@@ -126,7 +119,7 @@ class Journal:
         names = self._list()
         self._refuse_to_hide(names)
         indexes = [name_in(split, shard_entries.INDEX_NAME) for split in self.output.splits]
-        is_begun = PLAN_NAME in names
+        is_begun = conversion_plan.PLAN_NAME in names
         found = [name in names for name in indexes]
         if all(found) or (any(found) and not is_begun):
             report_name = name_in(self.output.splits[-1], own_objects.REPORT_NAME)
@@ -138,7 +131,7 @@ class Journal:
                 )
             stored = json.loads(data)
             self._compare(stored)
-            plan = self._read(PLAN_NAME)
+            plan = self._read(conversion_plan.PLAN_NAME)
             if plan is not None and json.loads(plan)["base"] is not None:
                 raise ConvertError(
                     f"an append to {redact(self.location)} is not finished. To finish it, run "
@@ -164,7 +157,7 @@ class Journal:
         self,
         datasets: Mapping[str, JoinedShards],
         report: ConvertReport,
-        plan: ConversionPlan,
+        plan: conversion_plan.ConversionPlan,
     ) -> ConvertReport:
         """Store the report and then the index of each dataset, and remove the journal.
 
@@ -203,16 +196,17 @@ class Journal:
         with contextlib.suppress(CloudloadError):
             self.check_plan(digest)
             if not any(
-                own_objects.JOURNAL.fullmatch(name) and name != PLAN_NAME for name in self._list()
+                own_objects.JOURNAL.fullmatch(name) and name != conversion_plan.PLAN_NAME
+                for name in self._list()
             ):
-                objects.delete_object(urls.join_url(self.location, PLAN_NAME))
+                objects.delete_object(urls.join_url(self.location, conversion_plan.PLAN_NAME))
                 self._remove_empty_folders()
 
     def check_plan(self, digest: str) -> None:
         """Raise `ConvertError` if the stored plan is gone, or does not have this digest."""
-        data = self._read(PLAN_NAME)
-        if data is None or digest_plan(data) != digest:
-            raise refuse_replaced(self.location)
+        data = self._read(conversion_plan.PLAN_NAME)
+        if data is None or conversion_plan.digest_plan(data) != digest:
+            raise conversion_plan.refuse_replaced(self.location)
 
     def _check_stored(self, location: str, found: JoinedShards) -> None:
         lost, indexes = collect_at(location, found.survey)
@@ -231,7 +225,7 @@ class Journal:
     def remove(self) -> None:
         """Remove this journal, the segments' journals, and temporary files of killed writers."""
         names = collect_at(self.location, self._select_own)
-        for name in sorted(names, key=lambda name: name == PLAN_NAME):
+        for name in sorted(names, key=lambda name: name == conversion_plan.PLAN_NAME):
             objects.delete_object(urls.join_url(self.location, name))
         self._remove_empty_folders()
 
@@ -289,4 +283,4 @@ class Journal:
 
     def _compare(self, stored: Mapping[str, Any]) -> None:
         files = stored.get("files")
-        compare_claims(self.location, stored["claim"], self.claim, files, self.files)
+        rerun_check.compare_claims(self.location, stored["claim"], self.claim, files, self.files)

@@ -7,21 +7,12 @@ from typing import Any
 
 from cloudload.data import objects, redact, shard_entries, urls
 from cloudload.errors import ConvertError
+from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.append import has_changed, read_base, stored_columns
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.conversion_plan import (
-    PLAN_NAME,
-    ConversionPlan,
-    check_files,
-    check_versions,
-    list_versions,
-    plan_input,
-)
 from cloudload.tools.convert.inputs import FolderFiles
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.output_location import read_if_exists
-from cloudload.tools.convert.records import sum_bytes
-from cloudload.tools.convert.rerun_check import SEGMENT_BYTES, claim_one_segment, compare_claims
 from cloudload.tools.convert.segment_sizes import Files, Segments
 
 _SMALL_BYTES, _MOST_SMALL = 1 << 20, 10_000
@@ -35,7 +26,7 @@ def agree_on_plan(
     *,
     is_files: bool,
     append: bool,
-) -> ConversionPlan:
+) -> conversion_plan.ConversionPlan:
     """Create and store a plan, or return the stored plan if it is for the same conversion.
 
     `folders` are the inputs that are files. Unless all are, there is a single segment. `infer`
@@ -43,13 +34,18 @@ def agree_on_plan(
     plan adds to the existing dataset. Raises `ConvertError` if there is no dataset to append to, if
     another conversion to this output finished meanwhile, or if the stored plan is for another one.
     """
-    url, inputs = urls.join_url(journal.location, PLAN_NAME), tuple(map(plan_input, folders))
+    url, inputs = (
+        urls.join_url(journal.location, conversion_plan.PLAN_NAME),
+        tuple(map(conversion_plan.plan_input, folders)),
+    )
     data = read_if_exists(url)
     if data is None:
         base = read_base(journal.output, journal.claim) if append else None
         has_several = is_files and _has_several(journal, folders)
         plan = make_plan(
-            journal.claim if append or has_several else claim_one_segment(journal.claim),
+            journal.claim
+            if append or has_several
+            else rerun_check.claim_one_segment(journal.claim),
             stored_columns(base["stored"]) if base else infer(),
             config,
             folders,
@@ -61,15 +57,17 @@ def agree_on_plan(
             _check_current(journal, plan)
             return plan.with_digest(data)
         del encoded
-    plan = ConversionPlan.parse(data)
+    plan = conversion_plan.ConversionPlan.parse(data)
     if append and plan.base is None:
         raise ConvertError(
             f"cannot append to {redact(journal.location)}, because its conversion is not finished. "
             "Finish it first by converting without append (--append)"
         )
-    compare_claims(journal.location, plan.claim, journal.claim, plan.sizes, journal.files)
-    check_versions(plan.versions)
-    check_files(plan, inputs)
+    rerun_check.compare_claims(
+        journal.location, plan.claim, journal.claim, plan.sizes, journal.files
+    )
+    conversion_plan.check_versions(plan.versions)
+    conversion_plan.check_files(plan, inputs)
     return plan
 
 
@@ -81,17 +79,22 @@ def make_plan(
     *,
     is_files: bool = True,
     base: Mapping[str, Any] | None = None,
-) -> ConversionPlan:
+) -> conversion_plan.ConversionPlan:
     """Create a plan, which is not stored. The arguments are as for `agree_on_plan`."""
     formats = {file.format for item in folders for file in item.files}
     # a plan has neither the index entries of MDS shards nor the file order of saved datasets
     must_list = not is_files or not formats.isdisjoint({"mds", "arrow"})
-    versions, inputs = list_versions(config, formats), tuple(map(plan_input, folders))
+    versions, inputs = (
+        conversion_plan.list_versions(config, formats),
+        tuple(map(conversion_plan.plan_input, folders)),
+    )
     first = base["segments"] if base else 0
-    return ConversionPlan(claim, columns, versions, inputs, must_list, first, base)
+    return conversion_plan.ConversionPlan(claim, columns, versions, inputs, must_list, first, base)
 
 
-def list_files(plan: ConversionPlan, folders: Sequence[FolderFiles], format: str) -> Files:
+def list_files(
+    plan: conversion_plan.ConversionPlan, folders: Sequence[FolderFiles], format: str
+) -> Files:
     """Return the files of a plan. `folders` are its inputs."""
     if plan.must_list:
         return [file for item in folders for file in item.files]
@@ -101,8 +104,8 @@ def list_files(plan: ConversionPlan, folders: Sequence[FolderFiles], format: str
 def _has_several(journal: Journal, folders: Sequence[FolderFiles]) -> bool:
     """Whether there are several segments. Raises `ValueError` for very many small ones."""
     files = [file for item in folders for file in item.files]
-    segment_bytes = journal.claim["recipe"][SEGMENT_BYTES]
-    number = sum_bytes(files) // segment_bytes
+    segment_bytes = journal.claim["recipe"][rerun_check.SEGMENT_BYTES]
+    number = input_records.sum_bytes(files) // segment_bytes
     if segment_bytes < _SMALL_BYTES and number > _MOST_SMALL:
         raise ValueError(
             f"segment_bytes (--segment-bytes) is {segment_bytes:,}, which would cut the input into "
@@ -111,14 +114,14 @@ def _has_several(journal: Journal, folders: Sequence[FolderFiles]) -> bool:
     return len(Segments(files, segment_bytes)) > 1
 
 
-def _check_current(journal: Journal, plan: ConversionPlan) -> None:
+def _check_current(journal: Journal, plan: conversion_plan.ConversionPlan) -> None:
     """Remove a plan that was just stored, and raise `ConvertError`, if it came too late.
 
     After this process looked for a dataset at the output, and before it stored the plan, another
     conversion may have finished there.
     """
     if has_changed(journal.output, plan.base):
-        objects.delete_object(urls.join_url(journal.location, PLAN_NAME))
+        objects.delete_object(urls.join_url(journal.location, conversion_plan.PLAN_NAME))
         raise ConvertError(
             f"another conversion to {redact(journal.location)} finished just now. Run again to "
             "compare it with this one"

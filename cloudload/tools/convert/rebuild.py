@@ -21,8 +21,8 @@ from typing import Any
 from cloudload.data import objects, own_objects, redact, shard_entries, urls, writer
 from cloudload.errors import ConvertError
 from cloudload.system import open_progress_bar
+from cloudload.tools.convert import conversion_plan
 from cloudload.tools.convert.append import stored_columns
-from cloudload.tools.convert.conversion_plan import object_version
 from cloudload.tools.convert.converted_files import find_changed
 from cloudload.tools.convert.inputs import FolderFiles, group_units
 from cloudload.tools.convert.joined_shards import JoinedShards
@@ -63,7 +63,7 @@ def rebuild_shards(run: Conversion, folders: Sequence[FolderFiles] | None) -> in
     """
     for location in map(run.output.dataset, run.output.splits):
         version, found = (
-            object_version(urls.join_url(location, shard_entries.INDEX_NAME)),
+            conversion_plan.object_version(urls.join_url(location, shard_entries.INDEX_NAME)),
             JoinedShards(),
         )
         entries = json.loads(
@@ -181,7 +181,10 @@ def _store_if_lost(
     if difference := _compare(segment.entries.get(name), made):
         raise _refusal(location, name, difference)
     if name in segment.lost:
-        if object_version(urls.join_url(location, shard_entries.INDEX_NAME)) != segment.version:
+        if (
+            conversion_plan.object_version(urls.join_url(location, shard_entries.INDEX_NAME))
+            != segment.version
+        ):
             raise ConvertError(
                 f"the index of {redact(location)} changed while shards were rebuilt. Run again"
             )

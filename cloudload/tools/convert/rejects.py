@@ -20,12 +20,12 @@ from typing import Any, BinaryIO
 
 from cloudload.data import JOURNAL_FOLDER, objects, urls
 from cloudload.system import temp_files
-from cloudload.tools.convert.records import Record
+from cloudload.tools.convert import input_records
 
 MOST_CHARACTERS = 1 << 16
 
 
-def encode_reject(record: Record, error: str) -> bytes:
+def encode_reject(record: input_records.Record, error: str) -> bytes:
     """Encode a bad record as one line, including the newline."""
     line = {"file": record.source.name, "place": record.place, "error": error}
     raw = record.raw if record.raw is not None else _encode_fields(record.fields)

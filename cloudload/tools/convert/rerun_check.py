@@ -17,7 +17,7 @@ from typing import Any
 
 from cloudload.data import redact
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.records import InputUnit, sum_bytes
+from cloudload.tools.convert import input_records
 
 LENGTHS_FIELD = "lengths"
 """The field of a claim's recipe with the key of the token lengths. Absent without a tokenizer."""
@@ -72,7 +72,7 @@ def _list_keys(part: str, stored: Mapping[str, Any], claim: Mapping[str, Any]) -
     return list(claim[part] | stored[part]) if is_whole else list(claim[part])
 
 
-def identify_inputs(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
+def identify_inputs(units: Sequence[input_records.InputUnit], *, with_tags: bool) -> dict[str, Any]:
     """Return a digest of names and sizes, with totals, by which a rerun recognizes its input.
 
     With `with_tags`, adds a digest of tags, which also differs if a file has the same name and size
@@ -82,7 +82,11 @@ def identify_inputs(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str,
     listing = (
         [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
     )
-    found = {"names and sizes": _digest(listing), "files": len(files), "bytes": sum_bytes(files)}
+    found = {
+        "names and sizes": _digest(listing),
+        "files": len(files),
+        "bytes": input_records.sum_bytes(files),
+    }
     return found | {"tags": _digest(file.tag for file in files)} if with_tags else found
 
 
@@ -100,7 +104,7 @@ MOST_FILES = 10_000  # limits the size of the journal and the report, which list
 _SHOWN = 5
 
 
-def list_sizes(units: Iterable[InputUnit]) -> dict[str, int | None]:
+def list_sizes(units: Iterable[input_records.InputUnit]) -> dict[str, int | None]:
     """Map file names to sizes in bytes. Empty if there are more than 10,000 files."""
     files = (file for unit in units for file in unit.files)
     sizes = {file.name: file.bytes for file in itertools.islice(files, MOST_FILES + 1)}

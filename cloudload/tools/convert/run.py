@@ -25,16 +25,15 @@ from typing import Any
 from cloudload.data import Dataset, own_objects, parse_index, redact, shard_entries, urls
 from cloudload.errors import ConvertError, StoreError
 from cloudload.system import open_progress_bar
+from cloudload.tools.convert import conversion_plan, input_records
 from cloudload.tools.convert.append import join_base, read_report_if_joined
 from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.conversion_plan import ConversionPlan, plan_version
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.finish import JoinedSegments, join_notes, list_finished, read_notes
 from cloudload.tools.convert.joined_shards import JoinedShards
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.output_location import Output, does_exist, list_sizes_at
-from cloudload.tools.convert.records import InputUnit, sum_bytes
 from cloudload.tools.convert.rejects import join_rejects
 from cloudload.tools.convert.segment import SegmentWork, convert_numbered, convert_segment
 from cloudload.tools.convert.segment_sizes import Files
@@ -74,7 +73,7 @@ class Conversion:
         return self.output.home
 
 
-def check_sizes(location: str, units: Sequence[InputUnit]) -> None:
+def check_sizes(location: str, units: Sequence[input_records.InputUnit]) -> None:
     """Raise `ConvertError` if a complete dataset may be of other data, as of another iterator."""
     if unknown := [unit.name for unit in units if unit.size is None]:
         raise ConvertError(
@@ -103,7 +102,9 @@ def already_complete(report: ConvertReport, run: Conversion, rebuilt: int = 0) -
     )
 
 
-def convert_segments(run: Conversion, plan: ConversionPlan, files: Files) -> ConvertReport:
+def convert_segments(
+    run: Conversion, plan: conversion_plan.ConversionPlan, files: Files
+) -> ConvertReport:
     """Convert the segments of this run's share, and finish the dataset if no segment is missing.
 
     `files` are the plan's files.
@@ -130,7 +131,10 @@ def convert_segments(run: Conversion, plan: ConversionPlan, files: Files) -> Con
 
 
 def convert_as_one_segment(
-    run: Conversion, plan: ConversionPlan, units: Sequence[InputUnit], blocks: PeekableBlocks
+    run: Conversion,
+    plan: conversion_plan.ConversionPlan,
+    units: Sequence[input_records.InputUnit],
+    blocks: PeekableBlocks,
 ) -> ConvertReport:
     """Convert inputs that are not all files, as the only segment, in this process.
 
@@ -152,7 +156,7 @@ def convert_as_one_segment(
 
 def _convert(
     run: Conversion,
-    plan: ConversionPlan,
+    plan: conversion_plan.ConversionPlan,
     every: Sequence[int],
     convert: Callable[[Sequence[int], Sequence[int]], int],
     names: str,
@@ -181,7 +185,7 @@ def _convert(
 
 def _convert_and_join(
     run: Conversion,
-    plan: ConversionPlan,
+    plan: conversion_plan.ConversionPlan,
     every: Sequence[int],
     convert: Callable[[Sequence[int], Sequence[int]], int],
     journal: Journal,
@@ -244,7 +248,7 @@ def _convert_and_join(
     return joined, _write_lengths(run, joined, num_old, lengths, report)
 
 
-def segment_work(run: Conversion, plan: ConversionPlan) -> SegmentWork:
+def segment_work(run: Conversion, plan: conversion_plan.ConversionPlan) -> SegmentWork:
     """Return the data that all segments of a plan share."""
     return SegmentWork(
         run.output,
@@ -252,7 +256,7 @@ def segment_work(run: Conversion, plan: ConversionPlan) -> SegmentWork:
         plan.columns,
         plan.versions,
         plan.digest,
-        plan_version(run.location),
+        conversion_plan.plan_version(run.location),
         plan.has_folders,
         run.skip_bad,
         bool(run.rejects),
@@ -275,7 +279,9 @@ def _join_rejects(run: Conversion, joined: JoinedSegments, finished: Sequence[in
     join_rejects(run.location, joined.with_bad, run.rejects)
 
 
-def _read_lengths(run: Conversion, plan: ConversionPlan, numbers: Sequence[int]) -> Iterator[str]:
+def _read_lengths(
+    run: Conversion, plan: conversion_plan.ConversionPlan, numbers: Sequence[int]
+) -> Iterator[str]:
     """Yield the token lengths of the shards of segments, in order.
 
     Raises `ConvertError` if a segment's note disappeared.
@@ -374,7 +380,7 @@ def _finish(
     joined: JoinedSegments,
     report: ConvertReport,
     inputs: str,
-    plan: ConversionPlan,
+    plan: conversion_plan.ConversionPlan,
 ) -> ConvertReport:
     """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
@@ -396,17 +402,17 @@ def _finish(
     )
 
 
-def _describe_names(inputs: Files | Sequence[InputUnit]) -> str:
+def _describe_names(inputs: Files | Sequence[input_records.InputUnit]) -> str:
     """Name the first file or unit, and count the other ones."""
     more = f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else ""
     return f"{inputs[0].name}{more}"
 
 
-def _total_bytes(units: Sequence[InputUnit]) -> int | None:
+def _total_bytes(units: Sequence[input_records.InputUnit]) -> int | None:
     """Return the total size of the input files in bytes, or None if the size of any is unknown."""
     files = [file for unit in units for file in unit.files]
     is_known = bool(files) and all(file.bytes is not None for file in files)
-    return sum_bytes(files) if is_known else None
+    return input_records.sum_bytes(files) if is_known else None
 
 
 def write_lengths(

@@ -16,9 +16,9 @@ import numpy as np
 
 from cloudload.data import shard_entries, writer
 from cloudload.system import Ints
+from cloudload.tools.convert import input_records
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_report import MAX_LISTED, Counts, cause_of, merge_causes
-from cloudload.tools.convert.records import InputBlock, Record, Utf8, Utf8Block
 from cloudload.tools.convert.rejects import encode_reject
 from cloudload.tools.convert.segment_journal import SegmentJournal
 from cloudload.tools.convert.values import BadRecordError, NoTextError, values_of
@@ -78,7 +78,7 @@ class _BadRecords:
     rejects: list[bytes] = field(default_factory=list)
     first: BadRecord | None = None
 
-    def add(self, record: Record, error: BadRecordError) -> None:
+    def add(self, record: input_records.Record, error: BadRecordError) -> None:
         problem = str(error)
         self.described.append(f"{record.where}: {problem}")
         self.first = self.first or BadRecord(record.where, problem, isinstance(error, NoTextError))
@@ -88,7 +88,7 @@ class _BadRecords:
             self.rejects.append(encode_reject(record, problem))
 
 
-def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
+def encode_block(context: ShardContext, block: input_records.InputBlock) -> EncodedBlock:
     """Encode the documents of a block, and count its empty and bad records, which are left out.
 
     Raises `StoreError` if an input file cannot be read.
@@ -136,9 +136,15 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
     return EncodedBlock(joined, counts, bad.first, b"".join(bad.rejects))
 
 
-def _read_records(block: InputBlock, config: ConvertConfig, *, is_plain: bool) -> Iterator[Record]:
+def _read_records(
+    block: input_records.InputBlock, config: ConvertConfig, *, is_plain: bool
+) -> Iterator[input_records.Record]:
     # if the text is also the ID, it must be a string, because an ID is not read from bytes
-    if is_plain and config.id_key != config.text_field and isinstance(block, Utf8Block):
+    if (
+        is_plain
+        and config.id_key != config.text_field
+        and isinstance(block, input_records.Utf8Block)
+    ):
         return block.utf8_records(config.text_field, config.errors)
     return block.records(config.text_field, config.errors)
 
@@ -148,7 +154,9 @@ def _join_samples(samples: Sequence[bytes]) -> EncodedSamples:
     return EncodedSamples(writer.join_bytes(samples, np.empty(int(sizes.sum()), np.uint8)), sizes)
 
 
-def _encode_plain(record: Record, text_key: str, id_key: str) -> tuple[bytes, int] | None:
+def _encode_plain(
+    record: input_records.Record, text_key: str, id_key: str
+) -> tuple[bytes, int] | None:
     """Encode a sample that has only the columns `id` and `text`, faster than `encode_sample`.
 
     Returns the sample and the size of its text in bytes. Returns None if `encode_sample` must
@@ -161,7 +169,13 @@ def _encode_plain(record: Record, text_key: str, id_key: str) -> tuple[bytes, in
     if type(own_id) is not str and (own_id is not None or "." in id_key):
         return None
     try:
-        data = text if type(text) is Utf8 else text.encode() if type(text) is str else b""
+        data = (
+            text
+            if type(text) is input_records.Utf8
+            else text.encode()
+            if type(text) is str
+            else b""
+        )
         name = (own_id or record.name).encode()
     except UnicodeEncodeError:
         return None

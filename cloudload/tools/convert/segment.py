@@ -25,9 +25,9 @@ from typing import Any, BinaryIO, TypeVar
 from cloudload.data import JOURNAL_FOLDER, objects, shard_entries, urls, writer
 from cloudload.errors import ConvertError
 from cloudload.system import DaemonThreadPool, run_in_order, temp_files
+from cloudload.tools.convert import conversion_plan, input_files, input_records
 from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.conversion_plan import check_versions
 from cloudload.tools.convert.conversion_report import Counts, order
 from cloudload.tools.convert.finished_part import (
     Entries,
@@ -35,10 +35,8 @@ from cloudload.tools.convert.finished_part import (
     InputPosition,
     check_documents,
 )
-from cloudload.tools.convert.input_files import check_unchanged
 from cloudload.tools.convert.inputs import group_units
 from cloudload.tools.convert.output_location import Output, does_exist, read_if_exists
-from cloudload.tools.convert.records import BlockStart, FileUnit, InputBlock, InputUnit
 from cloudload.tools.convert.rejects import rejects_name, store_rejects
 from cloudload.tools.convert.sample_encoding import (
     BadRecord,
@@ -109,7 +107,7 @@ def convert_segment(
     See `convert_numbered`.
     """
     number, parts = numbered
-    check_versions(work.versions)
+    conversion_plan.check_versions(work.versions)
     if is_finished(work.output.home, number, work.plan, with_rejects=work.keeps_rejects):
         on_bytes(sum(map(count_bytes, parts)))
         return 0
@@ -120,7 +118,7 @@ def convert_segment(
 def convert_numbered(
     work: SegmentWork,
     number: int,
-    units: Sequence[InputUnit],
+    units: Sequence[input_records.InputUnit],
     on_bytes: Callable[[int], object],
     blocks: PeekableBlocks | None = None,
 ) -> int:
@@ -195,7 +193,7 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
 
 
 def convert_units(
-    units: Sequence[InputUnit],
+    units: Sequence[input_records.InputUnit],
     config: ConvertConfig,
     journal: SegmentJournal,
     *,
@@ -252,23 +250,25 @@ def _first_to_read(done: FinishedWork, rejects: BinaryIO | None) -> InputPositio
 
 
 def read_blocks(
-    units: Sequence[InputUnit], position: InputPosition, config: ConvertConfig
-) -> Iterator[tuple[int, InputBlock]]:
+    units: Sequence[input_records.InputUnit], position: InputPosition, config: ConvertConfig
+) -> Iterator[tuple[int, input_records.InputBlock]]:
     """Yield (unit index, block), starting at `position`.
 
     Raises `StoreError` after the last block of a file that changed since it was listed.
     """
     for number in range(position.unit, len(units)):
-        start = position.start if number == position.unit else BlockStart()
+        start = position.start if number == position.unit else input_records.BlockStart()
         unit = units[number]
         for block in unit.blocks(start, config.block_bytes, config.fields()):
             yield number, block
-        if isinstance(unit, FileUnit):  # whole text files are not read before their block is used
-            check_unchanged(unit.file)
+        if isinstance(
+            unit, input_records.FileUnit
+        ):  # whole text files are not read before their block is used
+            input_files.check_unchanged(unit.file)
 
 
 def _read_ahead(
-    items: Iterator[T], units: Sequence[InputUnit], threads: DaemonThreadPool
+    items: Iterator[T], units: Sequence[input_records.InputUnit], threads: DaemonThreadPool
 ) -> Iterator[T]:
     """Yield the items. A thread reads the next item while the caller uses the current one.
 
@@ -285,7 +285,7 @@ def _read_ahead(
 
 def _encode(
     context: ShardContext,
-    blocks: Iterable[tuple[int, InputBlock]],
+    blocks: Iterable[tuple[int, input_records.InputBlock]],
     skip_bad: bool,
     on_bytes: Callable[[int], object],
     rejects: BinaryIO | None,

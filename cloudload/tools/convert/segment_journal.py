@@ -21,7 +21,7 @@ from typing import Any
 
 from cloudload.data import JOURNAL_FOLDER, objects, own_objects, redact, urls
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.conversion_plan import plan_version, refuse_replaced
+from cloudload.tools.convert import conversion_plan
 from cloudload.tools.convert.conversion_report import Counts
 from cloudload.tools.convert.finished_part import FinishedWork, InputPosition
 from cloudload.tools.convert.output_location import Output, is_stored, list_sizes_at, read_if_exists
@@ -82,8 +82,8 @@ class SegmentJournal:
         counted. Raises `ConvertError` if the stored entry is of another shard, or if the plan was
         removed or replaced.
         """
-        if self._version and plan_version(self.output.home) != self._version:
-            raise refuse_replaced(self.output.home)
+        if self._version and conversion_plan.plan_version(self.output.home) != self._version:
+            raise conversion_plan.refuse_replaced(self.output.home)
         content: dict[str, Any] = {
             "plan": self.plan,
             "shard": shard,

@@ -16,9 +16,9 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Protocol
 
-from cloudload.tools.convert.input_files import FilePart, InputFile
+from cloudload.tools.convert import input_files
 
-Segment = tuple[FilePart, ...]
+Segment = tuple[input_files.FilePart, ...]
 
 DEFAULT_SEGMENT_BYTES = 256 << 20
 ONE_SEGMENT = 1 << 62
@@ -30,8 +30,8 @@ class Files(Protocol):
     """A sequence of files, which may create each file on access."""
 
     def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[InputFile]: ...
-    def __getitem__(self, place: int, /) -> InputFile: ...
+    def __iter__(self) -> Iterator[input_files.InputFile]: ...
+    def __getitem__(self, place: int, /) -> input_files.InputFile: ...
 
 
 class Segments:
@@ -68,7 +68,7 @@ class Segments:
 
     def __getitem__(self, place: int) -> Segment:
         start, stop = self._starts[place : place + 2]
-        parts: list[FilePart] = []
+        parts: list[input_files.FilePart] = []
         number = bisect_right(self._files_starts, start) - 1
         while len(parts) < stop - start:
             first, end = self._files_starts[number : number + 2]
@@ -79,12 +79,12 @@ class Segments:
         return tuple(parts)
 
 
-def count_bytes(part: FilePart) -> int:
+def count_bytes(part: input_files.FilePart) -> int:
     """Return the number of stored bytes of a part."""
     return part.range[1] - part.range[0] if part.range else part.file.bytes or 0
 
 
-def _cut_file(file: InputFile, segment_bytes: int) -> Iterator[int]:
+def _cut_file(file: input_files.InputFile, segment_bytes: int) -> Iterator[int]:
     """Yield the nearly equal sizes of the file's ranges, or the size of the whole file."""
     size = file.bytes or 0
     can_be_cut = file.format in _CUT_FORMATS and file.compression is None
@@ -93,9 +93,9 @@ def _cut_file(file: InputFile, segment_bytes: int) -> Iterator[int]:
         yield count_bytes(_part_of(file, place, number))
 
 
-def _part_of(file: InputFile, place: int, number: int) -> FilePart:
+def _part_of(file: input_files.InputFile, place: int, number: int) -> input_files.FilePart:
     """Return part `place` of a file that has `number` parts."""
     if number == 1:
-        return FilePart(file)
+        return input_files.FilePart(file)
     size = file.bytes or 0
-    return FilePart(file, (size * place // number, size * (place + 1) // number))
+    return input_files.FilePart(file, (size * place // number, size * (place + 1) // number))

@@ -16,7 +16,7 @@ from typing import Any
 
 from cloudload.data import globs, locations, own_objects, redact, shard_entries, urls
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert import input_files
 from cloudload.tools.convert.output_location import read_if_exists
 
 _SHARD_NAMES = ("shard.00000.mds", "shard.00000.mds.zstd", "00000/shard.00000.mds.zstd")
@@ -43,7 +43,7 @@ def check_file(what: str, url: str, inputs: Any) -> None:
         _check_outside(what, url, item, [""])
 
 
-def check_listed(location: str, files: Iterable[InputFile]) -> None:
+def check_listed(location: str, files: Iterable[input_files.InputFile]) -> None:
     """Raise `ValueError` if an input file is in the folder of the output, through any links."""
     if not urls.is_local(location):
         return
@@ -53,7 +53,9 @@ def check_listed(location: str, files: Iterable[InputFile]) -> None:
         raise ValueError(_describe_contained(location))
 
 
-def check_removed(location: str, names: Iterable[str], files: Iterable[InputFile]) -> None:
+def check_removed(
+    location: str, names: Iterable[str], files: Iterable[input_files.InputFile]
+) -> None:
     """Raise `ConvertError` if one of the output's files, which will be removed, is an input."""
     if not urls.is_local(location):
         return
@@ -87,7 +89,7 @@ def check_rejects(url: str) -> None:
         )
 
 
-def check_twice(inputs: Sequence[Sequence[InputFile]]) -> None:
+def check_twice(inputs: Sequence[Sequence[input_files.InputFile]]) -> None:
     """Raise `ValueError` if a file is in the inputs twice, by two names or through a link.
 
     Several links to one file that is not an input are several files.
@@ -98,7 +100,7 @@ def check_twice(inputs: Sequence[Sequence[InputFile]]) -> None:
     links = [file for file in files if _is_path(file) and os.path.islink(file.url)]
     if len(inputs) == 1 and len(set(real.values())) == len(real) and not links:
         return  # usual, and a million names need no memory
-    places: dict[str, InputFile] = {}
+    places: dict[str, input_files.InputFile] = {}
     for file in files:
         place = file.url if file.url == "-" else locations.canonical(file.url)
         if _is_path(file):
@@ -112,11 +114,11 @@ def check_twice(inputs: Sequence[Sequence[InputFile]]) -> None:
             raise _found_twice(places[target], link)
 
 
-def _is_path(file: InputFile) -> bool:
+def _is_path(file: input_files.InputFile) -> bool:
     return file.url != "-" and urls.is_local(file.url)
 
 
-def _found_twice(first: InputFile, second: InputFile) -> ValueError:
+def _found_twice(first: input_files.InputFile, second: input_files.InputFile) -> ValueError:
     again = "" if first.url == second.url else f", again as {second.display_name}"
     return ValueError(
         f"{first.display_name} is in the inputs twice{again}, so its documents would be written "

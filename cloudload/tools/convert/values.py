@@ -25,17 +25,9 @@ from uuid import UUID
 
 from cloudload.config import choices
 from cloudload.data import shard_entries, urls, writer
+from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.readers.typed_text import parse_text
-from cloudload.tools.convert.records import (
-    Record,
-    find_field,
-    list_fields,
-    make_utf8,
-    name_kind,
-    replace_surrogates,
-)
 
 _MOST_NAMED = 20
 
@@ -60,7 +52,7 @@ class Values(NamedTuple):
 
 
 def values_of(
-    config: ConvertConfig, columns: Iterable[shard_entries.Column], record: Record
+    config: ConvertConfig, columns: Iterable[shard_entries.Column], record: input_records.Record
 ) -> Values:
     """Return the values of a record. Raises `BadRecordError` if it cannot be converted."""
     if record.fields is None:
@@ -72,7 +64,7 @@ def values_of(
         if column.name not in values:
             values[column.name] = _kept_value(_find_kept(record, column), column)
     if config.errors == choices.REPLACE:
-        valid = {name: replace_surrogates(value) for name, value in values.items()}
+        valid = {name: input_records.replace_surrogates(value) for name, value in values.items()}
         is_replaced, values = is_replaced or valid != values, valid
         own_id = None if own_id is None else values["id"]
     return Values(values, own_id, is_replaced or record.is_replaced)
@@ -95,10 +87,10 @@ def _describe_id(value: Any) -> str | None:
     return str(value) or None if is_usable else None
 
 
-def _find_kept(record: Record, column: shard_entries.Column) -> Any:
+def _find_kept(record: input_records.Record, column: shard_entries.Column) -> Any:
     """Return the value of a kept field: of the record, or if it has no such field, of its path."""
     try:
-        return find_field(record.fields or {}, column.name)
+        return input_records.find_field(record.fields or {}, column.name)
     except KeyError:
         text = partition_fields(record).get(column.name)
     try:
@@ -112,7 +104,7 @@ def _find_kept(record: Record, column: shard_entries.Column) -> Any:
 
 def _optional(fields: Mapping[str, Any], name: str) -> Any:
     with contextlib.suppress(KeyError):
-        return find_field(fields, name)
+        return input_records.find_field(fields, name)
     return None
 
 
@@ -120,16 +112,16 @@ def _text(fields: Mapping[str, Any], config: ConvertConfig) -> tuple[str, bool]:
     """Return (the text of a record, whether bytes were replaced)."""
     key = config.text_field
     try:
-        value = find_field(fields, key)
+        value = input_records.find_field(fields, key)
     except KeyError:
-        names = sorted(set(list_fields(fields)))
+        names = sorted(set(input_records.list_fields(fields)))
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         found = f"{', '.join(names[:_MOST_NAMED])}{more}" if names else "none"
         raise NoTextError(f"the record has no field {key!r}. Its fields are: {found}") from None
     if config.is_json_text and value is not None:
         return json.dumps(_plain_json(value, key), ensure_ascii=False), False
     if isinstance(value, bytes):
-        data, is_replaced = make_utf8(value, config.errors)
+        data, is_replaced = input_records.make_utf8(value, config.errors)
         try:
             return data.decode(), is_replaced
         except UnicodeDecodeError as error:
@@ -141,7 +133,9 @@ def _text(fields: Mapping[str, Any], config: ConvertConfig) -> tuple[str, bool]:
         advice = ""
         if isinstance(value, list | dict):
             advice = f". To use its JSON as text, set text_key (--text-key) to {key}:json"
-        raise BadRecordError(f"the field {key!r} is {name_kind(value)}, not text{advice}")
+        raise BadRecordError(
+            f"the field {key!r} is {input_records.name_kind(value)}, not text{advice}"
+        )
     return value, False
 
 
@@ -158,7 +152,7 @@ def _to_json(value: Any) -> Any:
         return dict(value)
     if isinstance(value, bytes):
         raise TypeError("it contains bytes. To keep them, name their field, such as meta.raw:bytes")
-    raise TypeError(f"it contains {name_kind(value)}")
+    raise TypeError(f"it contains {input_records.name_kind(value)}")
 
 
 def _plain_json(value: Any, name: str) -> Any:
@@ -179,7 +173,7 @@ def _kept_value(value: Any, column: shard_entries.Column) -> Any:
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
     numbers = (int, float) if column.encoding.startswith("float") else (int,)
     if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):
-        found = "missing or null" if value is None else name_kind(value)
+        found = "missing or null" if value is None else input_records.name_kind(value)
         raise BadRecordError(
             f"the field {column.name!r} is {found}, not {column.encoding}. To allow any value, "
             f"keep {column.name}:json"
@@ -190,9 +184,9 @@ def _kept_value(value: Any, column: shard_entries.Column) -> Any:
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-def partition_fields(record: Record) -> Mapping[str, str | None]:
+def partition_fields(record: input_records.Record) -> Mapping[str, str | None]:
     """Return the fields in the path of a record's file, as text. Rows of datasets have none."""
-    return _read_path(record.source.url) if isinstance(record.source, InputFile) else {}
+    return _read_path(record.source.url) if isinstance(record.source, input_files.InputFile) else {}
 
 
 @lru_cache(1024)

@@ -10,17 +10,8 @@ from string import Template
 
 from cloudload.system import reports
 from cloudload.tools.count.picture import check_picture
+from cloudload.tools.forecast import text_report
 from cloudload.tools.forecast.result import Figure, NodePlan, RunPlan
-from cloudload.tools.forecast.text_report import (
-    BYTE_UNITS,
-    describe_bytes,
-    describe_epochs,
-    describe_share,
-    has_stream_ends,
-    list_early_ends,
-    list_sections,
-    shorten_bytes,
-)
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 940, 260, 116, 28, 16
 
@@ -47,8 +38,12 @@ def _list_cards(plan: RunPlan) -> Iterator[str]:
         (f"{plan.steps.value:,.0f}", "steps", plan.steps),
         (f"{plan.tokens.value:,.0f}", "tokens", plan.tokens),
         (f"{plan.epochs.value:,.3g}", "epochs", plan.epochs),
-        (shorten_bytes(working.value), "working set of a node", working),
-        (shorten_bytes(plan.bytes_downloaded.value), "downloaded", plan.bytes_downloaded),
+        (text_report.shorten_bytes(working.value), "working set of a node", working),
+        (
+            text_report.shorten_bytes(plan.bytes_downloaded.value),
+            "downloaded",
+            plan.bytes_downloaded,
+        ),
     ]
     for value, name, figure in shown:
         note = f"{name}, {figure.describe_error()}"
@@ -85,18 +80,20 @@ def _draw(plan: RunPlan) -> str:
     for share in (0, 0.25, 0.5, 0.75, 1):
         level, step = share * top / 1.1, 1 + share * (last - 1)
         parts.append(_draw_line("axis", y(level)))
-        parts.append(_write(shorten_bytes(level), _LEFT - 8, y(level) + 4))
+        parts.append(_write(text_report.shorten_bytes(level), _LEFT - 8, y(level) + 4))
         anchor = "end" if share == 1 else "middle" if share else "start"
         shown = f"{min(step, last - 1):,.0f}"  # the last label is the run's last step
         parts.append(_write(shown, x(step), _HEIGHT - 8, anchor))
-    for number, (step, name) in enumerate(list_early_ends(plan)):
+    for number, (step, name) in enumerate(text_report.list_early_ends(plan)):
         at, is_left = x(step + 1), step < (last + 1) / 4
         first, place = _TOP + 24, at + 5 if is_left else at - 5  # below the level labels
         parts.append(f'<line class="end" x1="{at}" x2="{at}" y1="{first}" y2="{y(0)}"/>')
         parts.append(_write(name, place, first + 10 + 15 * number, "start" if is_left else "end"))
     for kind, name, level in lines:
         parts.append(_draw_line(kind, y(level)))
-        parts.append(_write(f"{name}: {shorten_bytes(level)}", _WIDTH - 14, y(level) - 5))
+        parts.append(
+            _write(f"{name}: {text_report.shorten_bytes(level)}", _WIDTH - 14, y(level) - 5)
+        )
     label = "Bytes of shards in use on the busiest node, by step"
     return (
         f'<h2>{label}</h2><div class="table"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
@@ -113,7 +110,7 @@ def _write(text: str, x: float, y: float, anchor: str = "end") -> str:
 
 
 def _render_sections(plan: RunPlan) -> Iterator[str]:
-    for title, rows in list(list_sections(plan))[1:]:
+    for title, rows in list(text_report.list_sections(plan))[1:]:
         if title == "streams":
             yield _render_streams(plan)
         else:
@@ -128,12 +125,12 @@ def _render_streams(plan: RunPlan) -> str:
             each.name,
             f"{each.samples:,}",
             str(each.tokens),
-            describe_share(each.share),
+            text_report.describe_share(each.share),
             str(each.epochs),
         ]
         for each in plan.streams
     ]
-    if has_stream_ends(plan):
+    if text_report.has_stream_ends(plan):
         heads += ["last step", "rows of tail"]
         for row, each in zip(rows, plan.streams, strict=True):
             row += ["none" if end is None else str(end) for end in (each.last_step, each.tail_rows)]
@@ -146,10 +143,10 @@ def _render_nodes(nodes: Sequence[NodePlan]) -> str:
         (
             str(each.node),
             str(each.shards),
-            describe_bytes(each.working_set_bytes),
-            describe_bytes(each.all_bytes),
-            describe_bytes(each.bytes_downloaded),
-            describe_epochs(each).rpartition(" on ")[0],
+            text_report.describe_bytes(each.working_set_bytes),
+            text_report.describe_bytes(each.all_bytes),
+            text_report.describe_bytes(each.bytes_downloaded),
+            text_report.describe_epochs(each).rpartition(" on ")[0],
         )
         for each in nodes
     ]
@@ -180,12 +177,12 @@ def draw_plan(plan: RunPlan, path: Path) -> None:
     if plan.cache_limit_bytes is not None:
         lines.append((plan.cache_limit_bytes, _RED, "cache_limit"))
     top = max(1.0, *sizes, *(level for level, _, _ in lines))
-    unit, name = next((each for each in BYTE_UNITS if top >= each[0]), (1, "bytes"))
+    unit, name = next((each for each in text_report.BYTE_UNITS if top >= each[0]), (1, "bytes"))
     edges = [*steps, round(plan.steps.value) + 1]
     axes.stairs([size / unit for size in sizes], edges, fill=True, color=_BLUE, alpha=0.35)
     for level, color, what in lines:
         axes.axhline(level / unit, color=color, linestyle="--", linewidth=1)
-        text = f"{what}: {shorten_bytes(level)}"
+        text = f"{what}: {text_report.shorten_bytes(level)}"
         axes.annotate(
             text,
             (0.99, level / unit),
@@ -195,7 +192,7 @@ def draw_plan(plan: RunPlan, path: Path) -> None:
             ha="right",
             va="bottom",
         )
-    for place, (step, what) in enumerate(list_early_ends(plan)):
+    for place, (step, what) in enumerate(text_report.list_early_ends(plan)):
         axes.axvline(step + 1, color=_GRAY, linestyle=":", linewidth=1)
         is_left = step < edges[-1] / 4
         axes.annotate(
@@ -216,6 +213,8 @@ def draw_plan(plan: RunPlan, path: Path) -> None:
     axes.grid(axis="y", color="#e5e5e5")
     axes.set_axisbelow(True)
     axes.set_title("Shards in use on the busiest node\n", loc="left", fontsize=12)
-    summary = f"{plan.steps} steps    working set {shorten_bytes(max(sizes, default=0))}"
+    summary = (
+        f"{plan.steps} steps    working set {text_report.shorten_bytes(max(sizes, default=0))}"
+    )
     axes.text(0, 1.02, summary, transform=axes.transAxes, color=_GRAY, fontsize=9)
     picture.savefig(path, dpi=160, format="png", metadata={"Software": None})

@@ -29,21 +29,7 @@ import numpy as np
 from cloudload.data import urls
 from cloudload.errors import DatasetError
 from cloudload.system import Floats, Ints
-from cloudload.tools.losses.log_file import (
-    EPOCH,
-    ROW,
-    SAMPLE,
-    START,
-    STEP,
-    STOP,
-    STREAM,
-    SUFFIX,
-    TOKENS,
-    MeanLoss,
-    Records,
-    find_last,
-    read_file,
-)
+from cloudload.tools.losses import log_file
 
 THRESHOLD = 6.0
 """Default minimum score at which a document or source stands out."""
@@ -161,7 +147,7 @@ def blame(
         steps=chosen.steps,
         num_documents=len(documents.tokens),
         tokens=tokens,
-        loss=MeanLoss(tokens, float(chosen.records.sums.sum())).mean,
+        loss=log_file.MeanLoss(tokens, float(chosen.records.sums.sum())).mean,
         documents=tuple(found),
         sources=tuple(_score_sources(losses, asked, documents)),
     )
@@ -186,33 +172,43 @@ class _Documents(NamedTuple):
 
 def _sum_documents(losses: Losses) -> _Documents:
     table, sums = losses.records
-    order = np.lexsort([table[:, ROW], table[:, SAMPLE], table[:, EPOCH], table[:, STREAM]])
+    order = np.lexsort(
+        [
+            table[:, log_file.ROW],
+            table[:, log_file.SAMPLE],
+            table[:, log_file.EPOCH],
+            table[:, log_file.STREAM],
+        ]
+    )
     table, sums = table[order], sums[order]
     is_new = np.ones(len(table), np.bool_)
-    is_new[1:] = (table[1:, [STREAM, EPOCH, SAMPLE]] != table[:-1, [STREAM, EPOCH, SAMPLE]]).any(1)
+    is_new[1:] = (
+        table[1:, [log_file.STREAM, log_file.EPOCH, log_file.SAMPLE]]
+        != table[:-1, [log_file.STREAM, log_file.EPOCH, log_file.SAMPLE]]
+    ).any(1)
     starts = np.flatnonzero(is_new)
     # a loss that is not a number is the worst
-    means = np.nan_to_num(sums / np.maximum(1, table[:, TOKENS]), nan=np.inf)
+    means = np.nan_to_num(sums / np.maximum(1, table[:, log_file.TOKENS]), nan=np.inf)
     by_mean = np.lexsort([-means, np.cumsum(is_new)])
     return _Documents(
         table[starts],
-        np.maximum.reduceat(table[:, STOP], starts),
-        np.add.reduceat(table[:, TOKENS], starts),
+        np.maximum.reduceat(table[:, log_file.STOP], starts),
+        np.add.reduceat(table[:, log_file.TOKENS], starts),
         np.add.reduceat(sums, starts),
-        np.maximum.reduceat(table[:, STEP], starts),
-        table[by_mean[starts], STEP],
+        np.maximum.reduceat(table[:, log_file.STEP], starts),
+        table[by_mean[starts], log_file.STEP],
     )
 
 
 def _score_documents(documents: _Documents, min_tokens: int) -> tuple[Floats, Floats]:
     """Return the expected loss and the score of each document: float64 [documents] each."""
-    means, streams = documents.means, documents.first[:, STREAM]
+    means, streams = documents.means, documents.first[:, log_file.STREAM]
     is_known = np.isfinite(means) & (documents.tokens >= min_tokens)
     expected = np.full(len(means), np.nan)
     scores = np.full(len(means), np.inf)
     known = np.flatnonzero(is_known)
     if len(known):
-        trend = _find_trend(documents.first[known, STEP], means[known])
+        trend = _find_trend(documents.first[known, log_file.STEP], means[known])
         centers, scales = np.empty(len(known)), np.empty(len(known))
         for group in _group(streams[known], documents.tokens[known]):
             centers[group], scales[group] = _measure(means[known][group] - trend[group])
@@ -263,12 +259,12 @@ def _describe(
 ) -> DocumentLoss:
     first = documents.first[place].tolist()
     return DocumentLoss(
-        step=first[STEP],
-        row=first[ROW],
-        stream=streams[first[STREAM]],
-        epoch=first[EPOCH],
-        sample=first[SAMPLE],
-        start=first[START],
+        step=first[log_file.STEP],
+        row=first[log_file.ROW],
+        stream=streams[first[log_file.STREAM]],
+        epoch=first[log_file.EPOCH],
+        sample=first[log_file.SAMPLE],
+        start=first[log_file.START],
         stop=int(documents.stops[place]),
         tokens=int(documents.tokens[place]),
         loss=float(documents.means[place]),
@@ -289,7 +285,7 @@ def _score_sources(losses: Losses, steps: range, documents: _Documents) -> list[
         if len(values) >= _FEWEST_PERIODS:
             before, scale = _measure(np.array(values))
             score = (total.mean - before) / scale
-        count = int((documents.first[:, STREAM] == stream).sum())
+        count = int((documents.first[:, log_file.STREAM] == stream).sum())
         found.append(SourceLoss(name, count, total.tokens, total.mean, before, score))
     return found
 
@@ -307,7 +303,7 @@ class Losses:
 
     streams: tuple[str, ...]
     """The names of the streams."""
-    records: Records
+    records: log_file.Records
     """The records, sorted by row and by place in the row. See `losses.log_file`."""
     state: Mapping[str, Any] | None
     """A state of the run, which records the data's locations; None if no log has a state."""
@@ -315,27 +311,29 @@ class Losses:
     def of_steps(self, steps: range) -> Losses:
         """Select the losses of consecutive steps."""
         table = self.records.table
-        chosen = (table[:, STEP] >= steps.start) & (table[:, STEP] < steps.stop)
+        chosen = (table[:, log_file.STEP] >= steps.start) & (table[:, log_file.STEP] < steps.stop)
         return Losses(self.streams, self.records.take(chosen), self.state)
 
     @property
     def tokens(self) -> int:
         """Number of tokens that have a loss."""
-        return int(self.records.table[:, TOKENS].sum())
+        return int(self.records.table[:, log_file.TOKENS].sum())
 
     @property
     def steps(self) -> range:
         """The steps from the first to the last one in the log."""
-        steps = self.records.table[:, STEP]
+        steps = self.records.table[:, log_file.STEP]
         return range(int(steps.min()), int(steps.max()) + 1) if len(steps) else range(0)
 
-    def means(self) -> dict[str, MeanLoss]:
+    def means(self) -> dict[str, log_file.MeanLoss]:
         """Return the mean loss of each source that has tokens, by stream name."""
         table, sums = self.records
         found = {}
-        for stream in np.unique(table[:, STREAM]).tolist():
-            own = table[:, STREAM] == stream
-            total = MeanLoss(int(table[own, TOKENS].sum()), float(np.add.reduce(sums[own])))
+        for stream in np.unique(table[:, log_file.STREAM]).tolist():
+            own = table[:, log_file.STREAM] == stream
+            total = log_file.MeanLoss(
+                int(table[own, log_file.TOKENS].sum()), float(np.add.reduce(sums[own]))
+            )
             found[self.streams[stream]] = total
         return found
 
@@ -355,9 +353,9 @@ def read_losses(*places: str | os.PathLike[str]) -> Losses:
         )
     streams: tuple[str, ...] = ()
     state = None
-    chunks: list[tuple[Records, Ints]] = []
+    chunks: list[tuple[log_file.Records, Ints]] = []
     for path in sorted(paths, key=lambda path: path.name):  # in order of their start times
-        header, own = read_file(path)
+        header, own = log_file.read_file(path)
         streams = _join_streams(streams, tuple(header["streams"]), path)
         state = header["state"] or state
         chunks += own
@@ -365,7 +363,7 @@ def read_losses(*places: str | os.PathLike[str]) -> Losses:
 
 
 def _list_files(place: Path) -> list[Path]:
-    return list(place.rglob(f"*{SUFFIX}")) if place.is_dir() else [place]
+    return list(place.rglob(f"*{log_file.SUFFIX}")) if place.is_dir() else [place]
 
 
 def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> tuple[str, ...]:
@@ -379,9 +377,9 @@ def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> 
     return max(before, own, key=len)
 
 
-def _keep_latest(chunks: Sequence[tuple[Records, Ints]]) -> Records:
+def _keep_latest(chunks: Sequence[tuple[log_file.Records, Ints]]) -> log_file.Records:
     """Return the latest records of each row, sorted by row."""
-    records = Records.concatenate([each for each, _ in chunks])
+    records = log_file.Records.concatenate([each for each, _ in chunks])
     times = np.concatenate([np.empty(0, np.int64), *(each for _, each in chunks)])
-    kept = records.take(find_last(records.table[:, ROW], times))
-    return kept.take(np.argsort(kept.table[:, ROW], kind="stable"))
+    kept = records.take(log_file.find_last(records.table[:, log_file.ROW], times))
+    return kept.take(np.argsort(kept.table[:, log_file.ROW], kind="stable"))

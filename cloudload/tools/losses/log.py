@@ -29,17 +29,7 @@ from cloudload.loading import Batch, CloudLoader
 from cloudload.rows import tables
 from cloudload.segments import IGNORED_LABEL, pad_lengths
 from cloudload.system import Ints
-from cloudload.tools.losses.log_file import (
-    COLUMNS,
-    ROW,
-    SUFFIX,
-    TOKENS,
-    MeanLoss,
-    Records,
-    find_last,
-    start_file,
-    write_records,
-)
+from cloudload.tools.losses import log_file
 
 
 class _Part(NamedTuple):
@@ -125,7 +115,7 @@ class LossLog:
         self._loader, self._flush_every = loader, checks.as_integer("flush_every", flush_every, 1)
         self._path: Path | None = None
         if folder is not None:
-            name = f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}{SUFFIX}"
+            name = f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}{log_file.SUFFIX}"
             self._path = urls.expand_home(folder) / name
         self._state = self._find_state()
         self._time, self._file, self._means = 0, _File(), _Means()
@@ -193,7 +183,7 @@ class LossLog:
         steps = self._loader.steps_of(rows)
         return np.column_stack([steps, rows, spans[:, 1:], np.zeros_like(rows)])
 
-    def take_means(self, group: Any = None) -> dict[str, MeanLoss]:
+    def take_means(self, group: Any = None) -> dict[str, log_file.MeanLoss]:
         """Return the mean loss of each source since the last call, over all ranks, by stream name.
 
         With several ranks, call it on every rank at the same step. `group` is a process group of
@@ -209,7 +199,7 @@ class LossLog:
         sums, tokens = totals.tolist()
         self._means = _Means(rows=self._means.rows)
         return {
-            name: MeanLoss(round(number), total)
+            name: log_file.MeanLoss(round(number), total)
             for name, number, total in zip(names, tokens, sums, strict=True)
         }
 
@@ -223,18 +213,20 @@ class LossLog:
             return
         numbers = torch.cat([part.numbers for part in parts], dim=1).cpu().numpy()
         table = np.concatenate([part.table for part in parts])
-        table[:, TOKENS] = numbers[1]
+        table[:, log_file.TOKENS] = numbers[1]
         times = np.repeat([part.time for part in parts], [len(part.table) for part in parts])
-        kept = find_last(table[:, ROW], times)
-        kept &= table[:, TOKENS] > 0
+        kept = log_file.find_last(table[:, log_file.ROW], times)
+        kept &= table[:, log_file.TOKENS] > 0
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             if file.tell() < size:
                 size = 0  # the file was removed
             file.truncate(size)  # remove what an earlier call wrote in part
             if not size:
-                start_file(file, self._make_header())
-            write_records(file, Records(table[kept], numbers[0][kept]), times[kept])
+                log_file.start_file(file, self._make_header())
+            log_file.write_records(
+                file, log_file.Records(table[kept], numbers[0][kept]), times[kept]
+            )
             file.flush()
             self._file = _File(file.tell())
 
@@ -246,7 +238,7 @@ class LossLog:
 
     def _make_header(self) -> Mapping[str, Any]:
         state = self._find_state() or self._state
-        return {"streams": self._loader.stream_names, "columns": COLUMNS, "state": state}
+        return {"streams": self._loader.stream_names, "columns": log_file.COLUMNS, "state": state}
 
     def close(self) -> None:
         """Write the remaining records."""

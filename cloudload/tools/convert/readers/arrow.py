@@ -21,17 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cloudload.errors import ConvertError
+from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.chunk_reader import ChunkReader
-from cloudload.tools.convert.input_files import DamagedError, StoredByteCounter, read_decompressed
-from cloudload.tools.convert.readers.arrow_block import (
-    ArrowBlock,
-    check_pyarrow,
-    choose_columns,
-    cut_batches,
-    local_copy,
-    number_batches,
-)
-from cloudload.tools.convert.records import BlockStart, Fields, FileUnit, InputBlock
+from cloudload.tools.convert.readers import arrow_block
 
 _FILE_MARK, _END_MARK, _FEATHER_1_MARK = b"ARROW1\0\0", b"ARROW1", b"FEA1"
 _FOOTER_END = struct.Struct("<i6s")  # the size of the footer, and the end mark
@@ -39,18 +31,20 @@ _MOST_PADDING_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowUnit(FileUnit):
+class ArrowUnit(input_records.FileUnit):
     """An Arrow IPC file or stream. Only the columns that the conversion reads are kept."""
 
-    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
-        check_pyarrow(self.name)
+    def blocks(
+        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
+    ) -> Iterator[input_records.InputBlock]:
+        arrow_block.check_pyarrow(self.name)
         import pyarrow
 
-        counter = StoredByteCounter(start.stored)
-        chunks = read_decompressed(self.file, counter=counter)
+        counter = input_files.StoredByteCounter(start.stored)
+        chunks = input_files.read_decompressed(self.file, counter=counter)
         try:
             yield from self._blocks(chunks, counter, start, block_bytes, fields)
-        except DamagedError as error:
+        except input_files.DamagedError as error:
             reason = str(error)
         except (pyarrow.ArrowException, OSError) as error:
             reason = f"it is damaged or incomplete ({str(error).rstrip(chr(10) + '.')})"
@@ -64,27 +58,29 @@ class ArrowUnit(FileUnit):
     def _blocks(
         self,
         chunks: Iterator[bytes],
-        counter: StoredByteCounter,
-        start: BlockStart,
+        counter: input_files.StoredByteCounter,
+        start: input_records.BlockStart,
         block_bytes: int,
-        fields: Fields,
-    ) -> Iterator[InputBlock]:
-        waiting: tuple[BlockStart, Any, tuple[str, ...]] | None = None
+        fields: input_records.Fields,
+    ) -> Iterator[input_records.InputBlock]:
+        waiting: tuple[input_records.BlockStart, Any, tuple[str, ...]] | None = None
         stored = start.stored
         with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
             schema, found = self._read(chunks, counter, Path(folder))
-            columns, paths = choose_columns(self.file, schema.names, _list_paths(schema), fields)
-            batches = cut_batches(_select(found, columns), block_bytes)
-            for row, batch in number_batches(batches, 1, start.line):
+            columns, paths = arrow_block.choose_columns(
+                self.file, schema.names, _list_paths(schema), fields
+            )
+            batches = arrow_block.cut_batches(_select(found, columns), block_bytes)
+            for row, batch in arrow_block.number_batches(batches, 1, start.line):
                 if waiting is not None:
                     yield self._block(*waiting, stored)
-                waiting = BlockStart(0, row, stored), batch, paths
+                waiting = input_records.BlockStart(0, row, stored), batch, paths
                 stored = counter.bytes
         if waiting is not None:
             yield self._block(*waiting, counter.bytes)
 
     def _read(
-        self, chunks: Iterator[bytes], counter: StoredByteCounter, folder: Path
+        self, chunks: Iterator[bytes], counter: input_files.StoredByteCounter, folder: Path
     ) -> tuple[Any, Iterator[Any]]:
         """Return (the schema, the batches)."""
         import pyarrow
@@ -97,10 +93,12 @@ class ArrowUnit(FileUnit):
                 raise
         else:
             return stream.schema, _read_stream(stream, file, is_file)
-        reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(local_copy(self.file, folder))))
+        reader = pyarrow.ipc.open_file(
+            pyarrow.memory_map(str(arrow_block.local_copy(self.file, folder)))
+        )
         return reader.schema, self._read_by_footer(reader, counter)
 
-    def _read_by_footer(self, reader: Any, counter: StoredByteCounter) -> Iterator[Any]:
+    def _read_by_footer(self, reader: Any, counter: input_files.StoredByteCounter) -> Iterator[Any]:
         number = reader.num_record_batches
         for place in range(number):
             yield reader.get_batch(place)
@@ -108,9 +106,9 @@ class ArrowUnit(FileUnit):
         counter.reach(self.file.bytes or 0)
 
     def _block(
-        self, start: BlockStart, batch: Any, schema: tuple[str, ...], stored: int
-    ) -> ArrowBlock:
-        return ArrowBlock(self.file, start, stored - start.stored, batch, schema)
+        self, start: input_records.BlockStart, batch: Any, schema: tuple[str, ...], stored: int
+    ) -> arrow_block.ArrowBlock:
+        return arrow_block.ArrowBlock(self.file, start, stored - start.stored, batch, schema)
 
     def _open(self, chunks: Iterator[bytes]) -> tuple[bool, BinaryIO]:
         """Return (whether `chunks` are a file and not only a stream, a reader of the stream).
@@ -153,7 +151,7 @@ def _read_stream(stream: Iterable[Any], file: BinaryIO, is_file: bool) -> Iterat
             raise OSError("the footer after the last batch is missing")
         footer_bytes = _FOOTER_END.unpack(end)[0] + _FOOTER_END.size + _MOST_PADDING_BYTES
     if size > footer_bytes:
-        raise DamagedError(
+        raise input_files.DamagedError(
             "more data follows its end. If several files were joined, convert each one separately"
         )
 

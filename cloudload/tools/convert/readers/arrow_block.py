@@ -14,21 +14,7 @@ import numpy as np
 from cloudload.config import choices
 from cloudload.data import Retry, file_kinds, objects, urls
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.input_files import (
-    DamagedError,
-    InputFile,
-    check_read,
-    read_decompressed,
-)
-from cloudload.tools.convert.records import (
-    MAX_BLOCK_ROWS,
-    BlockStart,
-    Record,
-    Utf8,
-    describe_not_utf8,
-    has_field,
-    make_utf8,
-)
+from cloudload.tools.convert import input_files, input_records
 
 _OFFSETS = {"string": "<i4", "large_string": "<i8"}
 """Maps each Arrow string type to the NumPy dtype of its offsets."""
@@ -45,7 +31,7 @@ def check_pyarrow(name: str) -> None:
 
 
 def choose_columns(
-    file: InputFile, names: Iterable[str], paths: Iterable[str], fields: Sequence[str]
+    file: input_files.InputFile, names: Iterable[str], paths: Iterable[str], fields: Sequence[str]
 ) -> tuple[list[str], tuple[str, ...]]:
     """Return the columns to read, and the names to list in an error about a missing text field.
 
@@ -53,7 +39,9 @@ def choose_columns(
     text field, there are no names to list. Raises `ConvertError` if two columns to read have the
     same name.
     """
-    columns = [name for name in names if any(has_field([name], field) for field in fields)]
+    columns = [
+        name for name in names if any(input_records.has_field([name], field) for field in fields)
+    ]
     if twice := sorted(name for name in {*columns} if columns.count(name) > 1):
         raise ConvertError(
             f"{file.display_name} has two columns named {twice[0]!r}. Rename one of them, or leave "
@@ -71,7 +59,7 @@ def join_batches(batches: Iterable[Any], block_bytes: int) -> Iterator[Any]:
     for batch in batches:
         waiting.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
-        if size >= block_bytes or rows >= MAX_BLOCK_ROWS:
+        if size >= block_bytes or rows >= input_records.MAX_BLOCK_ROWS:
             yield from _joined(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:
@@ -88,7 +76,7 @@ def cut_batches(batches: Iterable[Any], block_bytes: int) -> Iterator[Any]:
     """Cut each batch into slices of about `block_bytes`, which have at most 8,192 rows."""
     for batch in batches:
         row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
-        rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
+        rows = min(max(1, block_bytes // row_bytes), input_records.MAX_BLOCK_ROWS)
         for first in range(0, batch.num_rows, rows):
             yield batch.slice(first, rows)
 
@@ -111,15 +99,17 @@ def number_batches(batches: Iterable[Any], row: int, first: int) -> Iterator[tup
 class ArrowBlock:
     """A batch of rows that pyarrow read."""
 
-    file: InputFile
-    start: BlockStart
+    file: input_files.InputFile
+    start: input_records.BlockStart
     input_bytes: int
     batch: Any
     """A `pyarrow.RecordBatch`."""
     schema: tuple[str, ...] = ()
     """The names of all columns, to list in errors, if no column has the text; otherwise empty."""
 
-    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         readers = dict(zip(self.batch.schema.names, map(_reader, self.batch.columns), strict=True))
         for position in range(self.batch.num_rows):
             row = self.start.line + position
@@ -133,24 +123,28 @@ class ArrowBlock:
                         value = self.batch.column(name)[position]
                         if errors == choices.STRICT or not hasattr(value, "as_buffer"):
                             raise
-                        data, is_replaced = make_utf8(bytes(value.as_buffer()), errors)
+                        data, is_replaced = input_records.make_utf8(
+                            bytes(value.as_buffer()), errors
+                        )
                         fields[name] = data.decode()
             except UnicodeDecodeError as error:
-                problem = f"the record is {describe_not_utf8(error)}"
-                yield Record(self.file, str(row), None, problem)
+                problem = f"the record is {input_records.describe_not_utf8(error)}"
+                yield input_records.Record(self.file, str(row), None, problem)
             except Exception as error:  # pyarrow and Python raise various errors for such values
                 problem = f"the field {name!r} cannot be read ({error})"
-                yield Record(self.file, str(row), None, problem)
+                yield input_records.Record(self.file, str(row), None, problem)
             else:
-                yield Record(self.file, str(row), fields, is_replaced=is_replaced)
+                yield input_records.Record(self.file, str(row), fields, is_replaced=is_replaced)
 
-    def utf8_records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def utf8_records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         if (columns := self._list_values(text_key)) is None:
             yield from self.records(text_key, errors)
             return
         names = self.batch.schema.names
         for row, values in enumerate(zip(*columns, strict=True), self.start.line):
-            yield Record(self.file, str(row), dict(zip(names, values, strict=True)))
+            yield input_records.Record(self.file, str(row), dict(zip(names, values, strict=True)))
 
     def _list_values(self, text_key: str) -> list[Iterable[Any]] | None:
         """Return the values of each column, with texts as `Utf8`.
@@ -177,13 +171,13 @@ class ArrowBlock:
             return None
 
 
-def _cut_texts(text: Any, offset_type: str) -> Iterator[Utf8]:
+def _cut_texts(text: Any, offset_type: str) -> Iterator[input_records.Utf8]:
     """Yield the values of an array of strings without nulls, which must be valid UTF-8."""
     _, offsets, data = text.buffers()
     ends = np.frombuffer(offsets, offset_type)[text.offset : text.offset + len(text) + 1].tolist()
     texts = memoryview(data or b"")
     for start, end in itertools.pairwise(ends):
-        yield Utf8(texts[start:end])
+        yield input_records.Utf8(texts[start:end])
 
 
 def _reader(column: Any) -> Callable[[int], Any]:
@@ -265,7 +259,9 @@ _HEAD_BYTES = 64
 
 
 def local_copy(
-    file: InputFile, folder: Path, copy_part: Callable[[Path, BinaryIO], None] | None = None
+    file: input_files.InputFile,
+    folder: Path,
+    copy_part: Callable[[Path, BinaryIO], None] | None = None,
 ) -> Path:
     """Return a local path to the decompressed file.
 
@@ -284,14 +280,14 @@ def local_copy(
             if copy_part is not None:
                 copy_part(path, target)
             elif file.url == "-" or file.compression:
-                target.writelines(read_decompressed(file))
+                target.writelines(input_files.read_decompressed(file))
             else:
-                check_read(
+                input_files.check_read(
                     file, objects.download_object(file.url, target, LONG_DOWNLOAD, tag=file.tag)
                 )
             target.seek(0)
             _refuse_misnamed(file, target)
-    except DamagedError as error:
+    except input_files.DamagedError as error:
         raise ConvertError(
             f"{file.display_name}: {error}. Repair the file or leave it out"
         ) from error
@@ -303,7 +299,7 @@ def local_copy(
     return path
 
 
-def _refuse_misnamed(file: InputFile, stored: BinaryIO) -> None:
+def _refuse_misnamed(file: input_files.InputFile, stored: BinaryIO) -> None:
     """Raise `ConvertError` if a file's first bytes show that it is not what its name says."""
     content = stored.read(_HEAD_BYTES)
     if problem := file_kinds.describe_misnamed(content, None):

@@ -33,24 +33,8 @@ from typing import Any
 from cloudload.config import choices
 from cloudload.data import writer
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.input_files import (
-    MOST_RECORD_BYTES,
-    DamagedError,
-    InputFile,
-    StoredByteCounter,
-    read_decompressed,
-)
+from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.readers.typed_text import parse_text
-from cloudload.tools.convert.records import (
-    BYTE_ORDER_MARK,
-    BlockStart,
-    Fields,
-    FileUnit,
-    InputBlock,
-    Record,
-    describe_not_utf8,
-    make_utf8,
-)
 
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _TO_UTF_8 = "Convert the file to UTF-8, for example with iconv"
@@ -88,7 +72,7 @@ class _Dialect:
     has_quotes: bool
 
     @staticmethod
-    def of(file: InputFile, fields: Fields) -> _Dialect:
+    def of(file: input_files.InputFile, fields: input_records.Fields) -> _Dialect:
         return _Dialect(
             "\t" if file.format == "tsv" else ",", fields.quoting == choices.CSV_QUOTING
         )
@@ -103,7 +87,7 @@ class _Dialect:
         if not self.has_quotes:
             return text.removesuffix("\n").removesuffix("\r").split(self.delimiter)
         # the limit is process-wide, so restore it for other users of `csv`
-        before = csv.field_size_limit(min(MOST_RECORD_BYTES, sys.maxsize))
+        before = csv.field_size_limit(min(input_files.MOST_RECORD_BYTES, sys.maxsize))
         try:
             return next(csv.reader([text], delimiter=self.delimiter, strict=True), [])
         finally:
@@ -111,23 +95,28 @@ class _Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class CsvUnit(FileUnit):
+class CsvUnit(input_records.FileUnit):
     """A CSV or TSV file, cut into blocks of whole records."""
 
-    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
-        counter, dialect = StoredByteCounter(start.stored), _Dialect.of(self.file, fields)
-        records = dialect.split(read_decompressed(self.file, 0, counter))
+    def blocks(
+        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
+    ) -> Iterator[input_records.InputBlock]:
+        counter, dialect = (
+            input_files.StoredByteCounter(start.stored),
+            _Dialect.of(self.file, fields),
+        )
+        records = dialect.split(input_files.read_decompressed(self.file, 0, counter))
         head, header = _read_head(records, self.file)
         if not header:
             return
         line = 1 + head.count(b"\n", 0, len(head) - len(header))
         names = _parse_header(header, f"{self.file.display_name}:{line}", dialect, fields)
         if start.offset and self._is_seekable():
-            records = dialect.split(read_decompressed(self.file, start.offset, counter))
+            records = dialect.split(input_files.read_decompressed(self.file, start.offset, counter))
         else:
             _skip(records, start.offset - len(head))
         for data, problem in _group(records, b"" if start.offset else head, block_bytes):
-            end = BlockStart(
+            end = input_records.BlockStart(
                 start.offset + len(data),
                 start.line + data.count(b"\n"),
                 counter.bytes,
@@ -147,10 +136,10 @@ def _skip(records: Iterator[bytes], size: int) -> None:
 
 
 def _is_blank(record: bytes) -> bool:
-    return not record.removeprefix(BYTE_ORDER_MARK).strip(b"\r\n")
+    return not record.removeprefix(input_records.BYTE_ORDER_MARK).strip(b"\r\n")
 
 
-def _read_head(records: Iterator[bytes], file: InputFile) -> tuple[bytes, bytes]:
+def _read_head(records: Iterator[bytes], file: input_files.InputFile) -> tuple[bytes, bytes]:
     """Return (the bytes up to the end of the header, the header).
 
     The header is the first record that is not blank. If there is none, it is empty.
@@ -161,7 +150,7 @@ def _read_head(records: Iterator[bytes], file: InputFile) -> tuple[bytes, bytes]
             head += record
             if not _is_blank(record):
                 return bytes(head), record
-    except DamagedError as error:
+    except input_files.DamagedError as error:
         reason = str(error)
     except tuple(_ENDS) as error:
         reason = _ENDS[type(error)]
@@ -171,7 +160,9 @@ def _read_head(records: Iterator[bytes], file: InputFile) -> tuple[bytes, bytes]
     raise ConvertError(f"{file.display_name}:{line}: {reason}. Repair the file or leave it out")
 
 
-def _parse_header(header: bytes, where: str, dialect: _Dialect, fields: Fields) -> tuple[str, ...]:
+def _parse_header(
+    header: bytes, where: str, dialect: _Dialect, fields: input_records.Fields
+) -> tuple[str, ...]:
     """Return the names of the fields.
 
     Raises `ConvertError` if the header is not UTF-8, if it repeats a field that the conversion
@@ -180,10 +171,10 @@ def _parse_header(header: bytes, where: str, dialect: _Dialect, fields: Fields) 
     if header.startswith(_UTF_16_MARKS):
         raise ConvertError(f"{where}: the file is UTF-16, not UTF-8. {_TO_UTF_8} -f UTF-16")
     try:
-        names = dialect.parse(header.removeprefix(BYTE_ORDER_MARK))
+        names = dialect.parse(header.removeprefix(input_records.BYTE_ORDER_MARK))
     except UnicodeDecodeError as error:
         raise ConvertError(
-            f"{where}: the header is {describe_not_utf8(error)}. {_TO_UTF_8}"
+            f"{where}: the header is {input_records.describe_not_utf8(error)}. {_TO_UTF_8}"
         ) from None
     except csv.Error as error:
         raise ConvertError(
@@ -223,7 +214,7 @@ def _group(
             if size >= block_bytes:
                 yield b"".join(parts), None
                 parts, size = [], 0
-    except DamagedError as error:
+    except input_files.DamagedError as error:
         problem = str(error)
     except tuple(_ENDS) as error:
         problem = _ENDS[type(error)]
@@ -243,8 +234,8 @@ def _describe(error: csv.Error) -> str:
 class CsvBlock:
     """Whole records of a file. The file's first block begins with the header."""
 
-    file: InputFile
-    start: BlockStart
+    file: input_files.InputFile
+    start: input_records.BlockStart
     input_bytes: int
     data: bytes
     names: tuple[str, ...]
@@ -252,23 +243,27 @@ class CsvBlock:
     encodings: Mapping[str, str]
     damage: str | None
 
-    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         line, is_in_head = self.start.line, self.start.offset == 0
         for data in self.dialect.split([self.data]):
             is_blank = _is_blank(data)
             if not is_in_head and not is_blank:
-                valid, is_replaced = make_utf8(data, errors)
+                valid, is_replaced = input_records.make_utf8(data, errors)
                 fields, problem = self._parse(valid)
                 place = str(line)
-                yield Record(self.file, place, fields, problem, data, is_replaced=is_replaced)
+                yield input_records.Record(
+                    self.file, place, fields, problem, data, is_replaced=is_replaced
+                )
             line, is_in_head = line + data.count(b"\n"), is_in_head and is_blank
         if self.damage:
-            yield Record(self.file, str(line), None, self.damage)
+            yield input_records.Record(self.file, str(line), None, self.damage)
 
     def _parse(self, data: bytes) -> tuple[Mapping[str, Any] | None, str | None]:
         """Return (a record's fields, None), or (None, its problem)."""
         try:
-            values = self.dialect.parse(data.removeprefix(BYTE_ORDER_MARK))
+            values = self.dialect.parse(data.removeprefix(input_records.BYTE_ORDER_MARK))
             if len(values) > 1 and values == [*self.names]:
                 return None, f"the record repeats the header. {_JOINED}"
             if len(values) != len(self.names):
@@ -278,7 +273,7 @@ class CsvBlock:
             for name in self.encodings.keys() & fields.keys():
                 fields[name] = parse_text(name, fields[name], self.encodings[name])
         except UnicodeDecodeError as error:
-            return None, f"the record is {describe_not_utf8(error)}. {_TO_UTF_8}"
+            return None, f"the record is {input_records.describe_not_utf8(error)}. {_TO_UTF_8}"
         except csv.Error as error:
             return None, f"the record {_describe(error)}"
         except ValueError as error:
@@ -327,7 +322,7 @@ def split_records(
                     start = place = end + 1
         del pending[:start]
         place -= start
-        if len(pending) > MOST_RECORD_BYTES:
+        if len(pending) > input_files.MOST_RECORD_BYTES:
             raise UnclosedQuoteError if is_quoted else LongRecordError
     if is_quoted and pending.find(_QUOTE, place) < 0:
         raise UnclosedQuoteError

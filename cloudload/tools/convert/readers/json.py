@@ -25,31 +25,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cloudload.config import choices
-from cloudload.tools.convert.input_files import (
-    MOST_RECORD_BYTES,
-    DamagedError,
-    InputFile,
-    StoredByteCounter,
-    read_decompressed,
-)
+from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.readers.lines import LinesUnit, parse_object
-from cloudload.tools.convert.records import (
-    BYTE_ORDER_MARK,
-    BlockStart,
-    Fields,
-    FileUnit,
-    InputBlock,
-    Record,
-    describe_not_json,
-    make_utf8,
-)
 
 
 @dataclass(frozen=True, slots=True)
-class JsonUnit(FileUnit):
+class JsonUnit(input_records.FileUnit):
     """A file that contains a JSON array or JSON lines. Stdin must be an array."""
 
-    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+    def blocks(
+        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
+    ) -> Iterator[input_records.InputBlock]:
         if self._is_array():
             yield from self._array_blocks(start, block_bytes)
         else:
@@ -59,39 +45,41 @@ class JsonUnit(FileUnit):
         if self.file.url == "-":
             return True
         head = b""
-        with suppress(DamagedError):  # the reader of the blocks reports the damage
-            for chunk in read_decompressed(self.file):
-                head = (head + chunk).removeprefix(BYTE_ORDER_MARK).lstrip()
+        with suppress(input_files.DamagedError):  # the reader of the blocks reports the damage
+            for chunk in input_files.read_decompressed(self.file):
+                head = (head + chunk).removeprefix(input_records.BYTE_ORDER_MARK).lstrip()
                 if head:
                     break
         return head.startswith(b"[")
 
-    def _array_blocks(self, start: BlockStart, block_bytes: int) -> Iterator[InputBlock]:
-        counter, first = StoredByteCounter(start.stored), start.offset
-        chunks = read_decompressed(self.file, first, counter)
+    def _array_blocks(
+        self, start: input_records.BlockStart, block_bytes: int
+    ) -> Iterator[input_records.InputBlock]:
+        counter, first = input_files.StoredByteCounter(start.stored), start.offset
+        chunks = input_files.read_decompressed(self.file, first, counter)
         elements, size, damage, place = list[bytes](), 0, None, 0
         try:
             for after, element in split_array(chunks, is_begun=start.offset > 0):
                 if size >= block_bytes:
                     line = start.line + len(elements)
-                    end = BlockStart(first + place, line, counter.bytes)
+                    end = input_records.BlockStart(first + place, line, counter.bytes)
                     yield self._block(start, counter, elements)
                     elements, size, start = [], 0, end
                 elements.append(element)
                 size += len(element)
                 place = after
-        except (DamagedError, BrokenArrayError) as error:
+        except (input_files.DamagedError, BrokenArrayError) as error:
             damage = str(error)
         if elements or damage:
             yield self._block(start, counter, elements, damage)
 
     def _block(
         self,
-        start: BlockStart,
-        counter: StoredByteCounter,
+        start: input_records.BlockStart,
+        counter: input_files.StoredByteCounter,
         elements: Sequence[bytes],
         damage: str | None = None,
-    ) -> InputBlock:
+    ) -> input_records.InputBlock:
         read = counter.bytes - start.stored
         return JsonArrayBlock(self.file, start, read, tuple(elements), damage)
 
@@ -100,21 +88,25 @@ class JsonUnit(FileUnit):
 class JsonArrayBlock:
     """Consecutive elements of a JSON array, not parsed yet."""
 
-    file: InputFile
-    start: BlockStart
+    file: input_files.InputFile
+    start: input_records.BlockStart
     input_bytes: int
     elements: tuple[bytes, ...]
     damage: str | None
 
-    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         for number, element in enumerate(self.elements, self.start.line):
-            data, is_replaced = make_utf8(element, errors)
+            data, is_replaced = input_records.make_utf8(element, errors)
             fields, problem = parse_object(data)
             place = str(number)
-            yield Record(self.file, place, fields, problem, element, is_replaced=is_replaced)
+            yield input_records.Record(
+                self.file, place, fields, problem, element, is_replaced=is_replaced
+            )
         if self.damage:
             number = self.start.line + len(self.elements)
-            yield Record(self.file, str(number), None, self.damage)
+            yield input_records.Record(self.file, str(number), None, self.damage)
 
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -135,7 +127,7 @@ def split_array(chunks: Iterable[bytes], *, is_begun: bool) -> Iterator[tuple[in
     """
     scan = _Scan(iter(chunks))
     if not is_begun:
-        scan.skip(BYTE_ORDER_MARK.decode("latin-1"))
+        scan.skip(input_records.BYTE_ORDER_MARK.decode("latin-1"))
         if not scan.skip("["):
             raise BrokenArrayError("the file does not begin with an array")
     has_more = is_begun or not scan.skip("]")
@@ -201,7 +193,7 @@ class _Scan:
     def _read(self, size: int) -> int:
         """Read at least `size` more bytes, or up to the end. Return the number of bytes read."""
         left = self._text[self._start :]
-        if len(left) > MOST_RECORD_BYTES:
+        if len(left) > input_files.MOST_RECORD_BYTES:
             raise BrokenArrayError("an element is larger than the limit of 1 GiB")
         parts, read = [left], 0
         while read < max(1, size) and (chunk := next(self._chunks, b"")):
@@ -212,7 +204,11 @@ class _Scan:
 
 
 def _describe(error: Exception) -> str:
-    return describe_not_json(error) if isinstance(error, json.JSONDecodeError) else str(error)
+    return (
+        input_records.describe_not_json(error)
+        if isinstance(error, json.JSONDecodeError)
+        else str(error)
+    )
 
 
 def _may_be_cut(error: Exception, size: int) -> bool:

@@ -29,25 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudload.config import choices
-from cloudload.tools.convert.input_files import (
-    MOST_RECORD_BYTES,
-    DamagedError,
-    InputFile,
-    Range,
-    StoredByteCounter,
-    read_decompressed,
-)
-from cloudload.tools.convert.records import (
-    BYTE_ORDER_MARK,
-    BlockStart,
-    FileUnit,
-    InputBlock,
-    Record,
-    describe_not_json,
-    describe_not_utf8,
-    make_utf8,
-    name_kind,
-)
+from cloudload.tools.convert import input_files, input_records
 
 _ONE_PER_LINE = "Write one object per line"
 _JQ = "jq -c . FILE"
@@ -56,43 +38,45 @@ _TOO_LONG = "the line is larger than 1 GiB, the limit of a record"
 
 
 @dataclass(frozen=True, slots=True)
-class LinesUnit(FileUnit):
+class LinesUnit(input_records.FileUnit):
     """A file of lines, or a range of an uncompressed file of lines, cut into blocks of lines."""
 
-    range: Range | None = None
+    range: input_files.Range | None = None
 
     def blocks(
-        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[InputBlock]:
+        self, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[input_records.InputBlock]:
         if self.range is None:
             yield from self._whole_blocks(start, block_bytes)
             return
         if start.offset < self.range[0]:
             start = replace(start, offset=self._find_line(self.range[0]))
         lines = _until_line_end(
-            read_decompressed(self.file, start.offset), self.range[1] - start.offset
+            input_files.read_decompressed(self.file, start.offset), self.range[1] - start.offset
         )
         for data, damage, size in _cut_at_line_ends(lines, block_bytes):
             yield LinesBlock(self.file, start, size, data, damage, is_range=True)
             end = start.offset + size
-            start = BlockStart(end, 1, end - self.range[0])
+            start = input_records.BlockStart(end, 1, end - self.range[0])
 
     def _find_line(self, first: int) -> int:
         """Return the offset of the first line that begins at `first` or after it."""
         if first == 0:
             return 0
         offset = first - 1
-        for chunk in read_decompressed(self.file, offset):
+        for chunk in input_files.read_decompressed(self.file, offset):
             if (end := chunk.find(b"\n")) >= 0:
                 return offset + end + 1
             offset += len(chunk)
         return offset
 
-    def _whole_blocks(self, start: BlockStart, block_bytes: int) -> Iterator[InputBlock]:
-        counter = StoredByteCounter(start.stored)
-        chunks = read_decompressed(self.file, start.offset, counter)
+    def _whole_blocks(
+        self, start: input_records.BlockStart, block_bytes: int
+    ) -> Iterator[input_records.InputBlock]:
+        counter = input_files.StoredByteCounter(start.stored)
+        chunks = input_files.read_decompressed(self.file, start.offset, counter)
         for data, damage, size in _cut_at_line_ends(chunks, block_bytes):
-            end = BlockStart(
+            end = input_records.BlockStart(
                 start.offset + size,
                 start.line + data.count(b"\n") + (size > len(data)),
                 counter.bytes,
@@ -105,30 +89,38 @@ class LinesUnit(FileUnit):
 class LinesBlock:
     """Whole lines of a file. `damage` describes why what follows is not read, or is None."""
 
-    file: InputFile
-    start: BlockStart
+    file: input_files.InputFile
+    start: input_records.BlockStart
     input_bytes: int
     data: bytes
     damage: str | None
     is_range: bool = False
 
-    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         is_json = self.file.format != "lines"
         for place, line in self._lines():
             if is_json and not line.strip():
                 continue
-            data, is_replaced = make_utf8(line, errors)
+            data, is_replaced = input_records.make_utf8(line, errors)
             fields, problem = _parse_json(data) if is_json else _parse_text(data, text_key)
-            yield Record(self.file, place, fields, problem, line, is_replaced=is_replaced)
+            yield input_records.Record(
+                self.file, place, fields, problem, line, is_replaced=is_replaced
+            )
         if self.damage:
             number = self.start.line + self.data.count(b"\n")
             place = f"@{self.start.offset + len(self.data)}" if self.is_range else str(number)
-            yield Record(self.file, place, None, self.damage)
+            yield input_records.Record(self.file, place, None, self.damage)
 
     def _lines(self) -> Iterator[tuple[str, bytes]]:
         """Yield (place, line without its ending). A range has offsets instead of line numbers."""
         data, offset = self.data, self.start.offset
-        begin = len(BYTE_ORDER_MARK) if offset == 0 and data.startswith(BYTE_ORDER_MARK) else 0
+        begin = (
+            len(input_records.BYTE_ORDER_MARK)
+            if offset == 0 and data.startswith(input_records.BYTE_ORDER_MARK)
+            else 0
+        )
         number = self.start.line
         while begin < len(data):
             end = data.find(b"\n", begin)
@@ -142,12 +134,12 @@ def _parse_text(line: bytes, text_key: str) -> Parsed:
     try:
         return {text_key: line.decode()}, None
     except UnicodeDecodeError as error:
-        return None, f"the record is {describe_not_utf8(error)}"
+        return None, f"the record is {input_records.describe_not_utf8(error)}"
 
 
 def _parse_json(line: bytes) -> Parsed:
     # joined files have byte order marks between lines, and JSON text sequences a sign before each
-    line = line.removeprefix(BYTE_ORDER_MARK).removeprefix(_RECORD_SEPARATOR)
+    line = line.removeprefix(input_records.BYTE_ORDER_MARK).removeprefix(_RECORD_SEPARATOR)
     fields, problem = parse_object(line)
     if problem is None or not problem.startswith((NOT_JSON, NOT_AN_OBJECT)):
         return fields, problem
@@ -204,7 +196,7 @@ def _cut_at_line_ends(
         for chunk in chunks:
             start = chunk.find(b"\n") + 1
             open_bytes += start or len(chunk)
-            if open_bytes > MOST_RECORD_BYTES:
+            if open_bytes > input_files.MOST_RECORD_BYTES:
                 if not dropped:
                     parts, dropped = _drop_last_line(parts)
                 dropped += start or len(chunk)
@@ -224,7 +216,7 @@ def _cut_at_line_ends(
             filled += len(chunk) - start
             if (last := chunk.rfind(b"\n") + 1) > 0:
                 open_bytes = len(chunk) - last
-    except DamagedError as error:
+    except input_files.DamagedError as error:
         damage = str(error)
         if not dropped:
             parts, _ = _drop_last_line(parts)
@@ -265,14 +257,17 @@ def parse_object(data: bytes) -> Parsed:
     try:
         value = json.loads(data.decode())
     except UnicodeDecodeError as error:
-        return None, f"the record is {describe_not_utf8(error)}"
+        return None, f"the record is {input_records.describe_not_utf8(error)}"
     except json.JSONDecodeError as error:
-        return None, f"{NOT_JSON} ({describe_not_json(error)} at column {error.colno})"
+        return (
+            None,
+            f"{NOT_JSON} ({input_records.describe_not_json(error)} at column {error.colno})",
+        )
     except (ValueError, RecursionError) as error:
         return None, f"{NOT_JSON} ({error})"
     if isinstance(value, dict):
         return value, None
-    return None, f"{NOT_AN_OBJECT}, but {name_kind(value)}"
+    return None, f"{NOT_AN_OBJECT}, but {input_records.name_kind(value)}"
 
 
 def _parse_quickly(data: bytes) -> dict[str, Any] | None:

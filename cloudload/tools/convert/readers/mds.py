@@ -27,27 +27,19 @@ from cloudload.data import (
 )
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.system import temp_files
-from cloudload.tools.convert.input_files import InputFile
-from cloudload.tools.convert.records import (
-    MAX_BLOCK_ROWS,
-    BlockStart,
-    Fields,
-    FileUnit,
-    InputBlock,
-    Record,
-    has_field,
-    make_utf8,
-)
+from cloudload.tools.convert import input_files, input_records
 
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 _READABLE = {"str", "bytes", "json", *shard_entries.FIXED_FORMATS}
 
 
 @dataclass(frozen=True, slots=True)
-class MdsUnit(FileUnit):
+class MdsUnit(input_records.FileUnit):
     """A shard of an MDS dataset. `file.shard` is its index entry."""
 
-    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+    def blocks(
+        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
+    ) -> Iterator[input_records.InputBlock]:
         info = self.file.shard
         assert info is not None
         columns = _choose_columns(self.file, info, fields)
@@ -58,11 +50,11 @@ class MdsUnit(FileUnit):
                 values.append(tuple(shard.read_bytes(sample, place) for place in places))
                 size += sum(map(len, values[-1]))
                 is_last = sample + 1 == info.samples
-                if size >= block_bytes or len(values) == MAX_BLOCK_ROWS or is_last:
+                if size >= block_bytes or len(values) == input_records.MAX_BLOCK_ROWS or is_last:
                     stored = self._stored_before(sample + 1, info)
                     read = stored - start.stored
                     yield MdsBlock(self.file, start, read, columns, tuple(values))
-                    start = BlockStart(0, sample + 2, stored)
+                    start = input_records.BlockStart(0, sample + 2, stored)
                     values, size = [], 0
 
     def _stored_before(self, sample: int, info: shard_entries.ShardInfo) -> int:
@@ -107,14 +99,14 @@ class MdsUnit(FileUnit):
 
 
 def _choose_columns(
-    file: InputFile, info: shard_entries.ShardInfo, fields: Fields
+    file: input_files.InputFile, info: shard_entries.ShardInfo, fields: input_records.Fields
 ) -> tuple[shard_entries.Column, ...]:
     """Return the columns to read.
 
     Raises `ConvertError` if no column has the text, or if a column to read cannot be decoded.
     """
     names = [column.name for column in info.columns]
-    if not has_field(names, fields[0]):
+    if not input_records.has_field(names, fields[0]):
         shown = ", ".join(f"{column.name} ({column.encoding})" for column in info.columns)
         raise ConvertError(
             f"{file.display_name} has no column {fields[0]!r}. Its columns are: {shown}. Set "
@@ -122,7 +114,9 @@ def _choose_columns(
             "convert it, but pass it to CloudLoader with tokens_key"
         )
     wanted = [
-        column for column in info.columns if any(has_field([column.name], each) for each in fields)
+        column
+        for column in info.columns
+        if any(input_records.has_field([column.name], each) for each in fields)
     ]
     for column in wanted:
         if column.encoding not in _READABLE:
@@ -138,8 +132,8 @@ def _choose_columns(
 class MdsBlock:
     """Consecutive samples. `values` has the encoded value of each of `columns`, by sample."""
 
-    file: InputFile
-    start: BlockStart
+    file: input_files.InputFile
+    start: input_records.BlockStart
     input_bytes: int
     columns: tuple[shard_entries.Column, ...]
     values: tuple[tuple[bytes, ...], ...]
@@ -147,20 +141,24 @@ class MdsBlock:
     def column_encodings(self) -> Mapping[str, str]:
         return {column.name: column.encoding for column in self.columns}
 
-    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         for number, values in enumerate(self.values, self.start.line):
             place = str(number)
             valid = [
-                make_utf8(value, errors if column.encoding == "str" else choices.STRICT)
+                input_records.make_utf8(
+                    value, errors if column.encoding == "str" else choices.STRICT
+                )
                 for column, value in zip(self.columns, values, strict=True)
             ]
             try:
                 fields = self._decode([value for value, _ in valid])
                 is_replaced = any(is_replaced for _, is_replaced in valid)
-                yield Record(self.file, place, fields, is_replaced=is_replaced)
+                yield input_records.Record(self.file, place, fields, is_replaced=is_replaced)
             except (ValueError, RecursionError, struct.error) as error:
                 problem = f"a value does not fit its column ({error})"
-                yield Record(self.file, place, None, problem)
+                yield input_records.Record(self.file, place, None, problem)
 
     def _decode(self, values: Sequence[bytes]) -> dict[str, Any]:
         return {

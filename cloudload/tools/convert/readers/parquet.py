@@ -22,18 +22,8 @@ from typing import Any, BinaryIO
 
 from cloudload.data import objects
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.input_files import InputFile, Range, check_read
-from cloudload.tools.convert.readers.arrow_block import (
-    LONG_DOWNLOAD,
-    ArrowBlock,
-    check_pyarrow,
-    choose_columns,
-    cut_batches,
-    join_batches,
-    local_copy,
-    number_batches,
-)
-from cloudload.tools.convert.records import BlockStart, FileUnit, InputBlock
+from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.readers import arrow_block
 
 _TAIL_BYTES = 1 << 16
 _MARK = b"PAR1"
@@ -41,25 +31,25 @@ _MOST_DECODED = 128
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetUnit(FileUnit):
+class ParquetUnit(input_records.FileUnit):
     """A Parquet file, or a range of an uncompressed one.
 
     Only the columns that the conversion reads are decoded.
     """
 
-    range: Range | None = None
+    range: input_files.Range | None = None
 
     def blocks(
-        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[InputBlock]:
-        check_pyarrow(self.name)
+        self, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[input_records.InputBlock]:
+        arrow_block.check_pyarrow(self.name)
         import pyarrow
         import pyarrow.parquet
 
         with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
             try:
                 part = self.range and partial(_copy_range, self.file, self.range)
-                path = local_copy(self.file, Path(folder), part)
+                path = arrow_block.local_copy(self.file, Path(folder), part)
                 with pyarrow.parquet.ParquetFile(path) as parquet:
                     _refuse_joined(self.file, path, parquet.metadata)
                     yield from self._batches(parquet, start, block_bytes, fields)
@@ -71,11 +61,13 @@ class ParquetUnit(FileUnit):
                 ) from error
 
     def _batches(
-        self, parquet: Any, start: BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[InputBlock]:
+        self, parquet: Any, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[input_records.InputBlock]:
         rows, size, row = parquet.metadata.num_rows, self.file.bytes or 0, 1
         paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-        columns, schema = choose_columns(self.file, parquet.schema_arrow.names, paths, fields)
+        columns, schema = arrow_block.choose_columns(
+            self.file, parquet.schema_arrow.names, paths, fields
+        )
         for number in range(parquet.num_row_groups):
             group = parquet.metadata.row_group(number)
             is_elsewhere = self.range and not _is_within(group, self.range)
@@ -83,16 +75,20 @@ class ParquetUnit(FileUnit):
                 few = parquet.iter_batches(
                     _rows_to_decode(group, block_bytes), row_groups=[number], columns=columns
                 )
-                batches = cut_batches(join_batches(few, block_bytes), block_bytes)
-                for first, batch in number_batches(batches, row, start.line):
+                batches = arrow_block.cut_batches(
+                    arrow_block.join_batches(few, block_bytes), block_bytes
+                )
+                for first, batch in arrow_block.number_batches(batches, row, start.line):
                     end = first - 1 + batch.num_rows
                     stored = size * (first - 1) // rows
-                    at = BlockStart(0, first, stored)
-                    yield ArrowBlock(self.file, at, size * end // rows - stored, batch, schema)
+                    at = input_records.BlockStart(0, first, stored)
+                    yield arrow_block.ArrowBlock(
+                        self.file, at, size * end // rows - stored, batch, schema
+                    )
             row += group.num_rows
 
 
-def _refuse_joined(file: InputFile, path: Path, metadata: Any) -> None:
+def _refuse_joined(file: input_files.InputFile, path: Path, metadata: Any) -> None:
     """Raise `ConvertError` if another Parquet file ends between the last rows and the footer.
 
     The offsets in the footer of the last file would then lead to the rows of the first one.
@@ -118,12 +114,12 @@ def _first_byte(group: Any) -> int:
     return min(_span(group.column(number))[0] for number in range(group.num_columns))
 
 
-def _is_within(group: Any, part: Range) -> bool:
+def _is_within(group: Any, part: input_files.Range) -> bool:
     """Whether the first byte of a row group is in a range of the file."""
     return group.num_columns > 0 and part[0] <= _first_byte(group) < part[1]
 
 
-def _span(column: Any) -> Range:
+def _span(column: Any) -> input_files.Range:
     """Return the range of bytes of a row group's column, including its dictionary if it has one.
 
     Writers record a missing dictionary as 0 or None.
@@ -132,7 +128,9 @@ def _span(column: Any) -> Range:
     return min(places), min(places) + column.total_compressed_size
 
 
-def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> None:
+def _copy_range(
+    file: input_files.InputFile, part: input_files.Range, path: Path, target: BinaryIO
+) -> None:
     """Copy the metadata and a range's row groups to their offsets in a sparse file."""
     import pyarrow.parquet
 
@@ -153,14 +151,16 @@ def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> N
         first, stop = min(span[0] for span in spans), max(span[1] for span in spans)
         target.seek(first)
         objects.download_object(
-            file.url, target, LONG_DOWNLOAD, stop - first - 1, start=first, tag=file.tag
+            file.url, target, arrow_block.LONG_DOWNLOAD, stop - first - 1, start=first, tag=file.tag
         )
         _write_at(target, size - len(tail), tail)
 
 
-def _read_tail(file: InputFile, size: int, most_bytes: int) -> bytes:
+def _read_tail(file: input_files.InputFile, size: int, most_bytes: int) -> bytes:
     tail, start = io.BytesIO(), max(0, size - most_bytes)
-    check_read(file, start + objects.download_object(file.url, tail, start=start, tag=file.tag))
+    input_files.check_read(
+        file, start + objects.download_object(file.url, tail, start=start, tag=file.tag)
+    )
     return tail.getvalue()
 
 

@@ -10,16 +10,7 @@ from typing import Any
 from cloudload.config import choices
 from cloudload.data import contains_secrets, redact
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.input_files import InputFile
-from cloudload.tools.convert.records import (
-    MAX_BLOCK_ROWS,
-    BlockStart,
-    InputBlock,
-    Record,
-    find_field,
-    has_field,
-    list_fields,
-)
+from cloudload.tools.convert import input_files, input_records
 
 
 @dataclass(frozen=True)
@@ -37,12 +28,12 @@ class RowsUnit:
             return None
 
     @property
-    def files(self) -> tuple[InputFile, ...]:
+    def files(self) -> tuple[input_files.InputFile, ...]:
         return ()
 
     def blocks(
-        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[InputBlock]:
+        self, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[input_records.InputBlock]:
         rows = _select(self.rows, fields)
         skipped = start.line - 1
         if skipped:
@@ -53,7 +44,7 @@ class RowsUnit:
             )
         for batch in _batched(self._iterate(rows), block_bytes, fields):
             yield RowsBlock(self.name, start, 0, batch)
-            start = BlockStart(0, start.line + len(batch))
+            start = input_records.BlockStart(0, start.line + len(batch))
 
     def _iterate(self, rows: Any) -> Iterator[Any]:
         try:
@@ -70,8 +61,10 @@ class RowsUnit:
 def _select(rows: Any, fields: Sequence[str]) -> Any:
     """Select only the columns that the conversion reads, if possible, to save decoding time."""
     names = getattr(rows, "column_names", None) or ()
-    wanted = [name for name in names if any(has_field([name], field) for field in fields)]
-    can_select = has_field(names, fields[0]) and hasattr(rows, "select_columns")
+    wanted = [
+        name for name in names if any(input_records.has_field([name], field) for field in fields)
+    ]
+    can_select = input_records.has_field(names, fields[0]) and hasattr(rows, "select_columns")
     return rows.select_columns(wanted) if can_select else rows
 
 
@@ -89,16 +82,18 @@ def _batched(
         kept = row
         if isinstance(row, Mapping):
             kept = {
-                name: row[name] for name in row if any(has_field([name], field) for field in fields)
+                name: row[name]
+                for name in row
+                if any(input_records.has_field([name], field) for field in fields)
             }
             try:
-                find_field(row, fields[0])
+                input_records.find_field(row, fields[0])
             except KeyError:
-                kept = dict.fromkeys(list_fields(row)) | kept
+                kept = dict.fromkeys(input_records.list_fields(row)) | kept
         batch.append(kept)
         values = kept.values() if isinstance(kept, dict) else [kept]
         size += sum(len(value) for value in values if isinstance(value, str | bytes))
-        if size >= block_bytes or len(batch) == MAX_BLOCK_ROWS:
+        if size >= block_bytes or len(batch) == input_records.MAX_BLOCK_ROWS:
             yield tuple(batch)
             batch, size = [], 0
     if batch:
@@ -110,7 +105,7 @@ class RowsBlock:
     """A batch of rows of a dataset or an iterable."""
 
     name: str
-    start: BlockStart
+    start: input_records.BlockStart
     input_bytes: int
     rows: tuple[Any, ...]
 
@@ -119,11 +114,13 @@ class RowsBlock:
         """The dataset's name in messages."""
         return self.name
 
-    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         for number, row in enumerate(self.rows, self.start.line):
             fields = {text_key: row} if isinstance(row, str) else row
             if isinstance(fields, Mapping):
-                yield Record(self, str(number), fields)
+                yield input_records.Record(self, str(number), fields)
             else:
                 problem = f"a row is {type(row).__name__}, not a mapping or a string"
-                yield Record(self, str(number), None, problem)
+                yield input_records.Record(self, str(number), None, problem)

@@ -10,16 +10,7 @@ from functools import partial
 from cloudload.config import choices
 from cloudload.data import urls
 from cloudload.system import DaemonThreadPool, run_in_order, settle_future
-from cloudload.tools.convert.input_files import DamagedError, InputFile, read_whole
-from cloudload.tools.convert.records import (
-    BYTE_ORDER_MARK,
-    BlockStart,
-    InputBlock,
-    Record,
-    describe_not_utf8,
-    make_utf8,
-    sum_bytes,
-)
+from cloudload.tools.convert import input_files, input_records
 
 _NUM_THREADS = 16
 
@@ -28,7 +19,7 @@ _NUM_THREADS = 16
 class TextUnit:
     """A group of text files. The process that reads the records opens the files."""
 
-    group: tuple[InputFile, ...]
+    group: tuple[input_files.InputFile, ...]
 
     @property
     def name(self) -> str:
@@ -36,46 +27,52 @@ class TextUnit:
 
     @property
     def size(self) -> int | None:
-        return sum_bytes(self.group)
+        return input_records.sum_bytes(self.group)
 
     @property
-    def files(self) -> tuple[InputFile, ...]:
+    def files(self) -> tuple[input_files.InputFile, ...]:
         return self.group
 
     def blocks(
-        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[InputBlock]:
-        yield TextBlock(self.group, start, sum_bytes(self.group))
+        self, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[input_records.InputBlock]:
+        yield TextBlock(self.group, start, input_records.sum_bytes(self.group))
 
 
 @dataclass(frozen=True)
 class TextBlock:
     """All files of a unit, read as one block."""
 
-    group: tuple[InputFile, ...]
-    start: BlockStart
+    group: tuple[input_files.InputFile, ...]
+    start: input_records.BlockStart
     input_bytes: int
 
-    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         for file, read in self._read_all():
             try:
-                data, is_replaced = make_utf8(read().removeprefix(BYTE_ORDER_MARK), errors)
-                yield Record(file, "", {text_key: data.decode()}, is_replaced=is_replaced)
+                data, is_replaced = input_records.make_utf8(
+                    read().removeprefix(input_records.BYTE_ORDER_MARK), errors
+                )
+                yield input_records.Record(
+                    file, "", {text_key: data.decode()}, is_replaced=is_replaced
+                )
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
-                problem = f"the file is {describe_not_utf8(error)}"
-                yield Record(file, str(line), None, problem, error.object)
-            except DamagedError as error:
-                yield Record(file, "", None, str(error))
+                problem = f"the file is {input_records.describe_not_utf8(error)}"
+                yield input_records.Record(file, str(line), None, problem, error.object)
+            except input_files.DamagedError as error:
+                yield input_records.Record(file, "", None, str(error))
 
-    def _read_all(self) -> Iterator[tuple[InputFile, Callable[[], bytes]]]:
+    def _read_all(self) -> Iterator[tuple[input_files.InputFile, Callable[[], bytes]]]:
         """Yield each file and a function that returns its data, or raises its error.
 
         Files in stores are read by several threads, because a request takes longer than reading a
         small file.
         """
         if all(urls.is_local(file.url) for file in self.group):
-            yield from ((file, partial(read_whole, file)) for file in self.group)
+            yield from ((file, partial(input_files.read_whole, file)) for file in self.group)
             return
         threads = DaemonThreadPool(_NUM_THREADS, "cloudload-text")
         try:
@@ -87,8 +84,8 @@ class TextBlock:
             threads.close(timeout_s=1.0)
 
 
-def _attempt(file: InputFile) -> Future[bytes]:
+def _attempt(file: input_files.InputFile) -> Future[bytes]:
     """Read a file, and return its data or error as a `Future`, which raises the error later."""
     outcome: Future[bytes] = Future()
-    settle_future(outcome, read_whole, (file,))
+    settle_future(outcome, input_files.read_whole, (file,))
     return outcome

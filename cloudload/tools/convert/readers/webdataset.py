@@ -29,27 +29,9 @@ from typing import Any, NamedTuple
 from cloudload.config import choices
 from cloudload.data import file_kinds, urls
 from cloudload.errors import ConvertError
+from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.chunk_reader import ChunkReader
-from cloudload.tools.convert.input_files import (
-    MOST_RECORD_BYTES,
-    DamagedError,
-    InputFile,
-    StoredByteCounter,
-    read_decompressed,
-)
 from cloudload.tools.convert.readers.typed_text import parse_text
-from cloudload.tools.convert.records import (
-    BYTE_ORDER_MARK,
-    BlockStart,
-    Fields,
-    FileUnit,
-    InputBlock,
-    Record,
-    describe_not_utf8,
-    has_field,
-    make_utf8,
-    name_kind,
-)
 
 _NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)", re.DOTALL)
 _TEXT, _JSON = "txt", "json"
@@ -71,39 +53,41 @@ class _Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class WebDatasetUnit(FileUnit):
+class WebDatasetUnit(input_records.FileUnit):
     """A tar archive, cut into blocks of whole samples."""
 
-    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
-        counter = StoredByteCounter(start.stored)
-        chunks = read_decompressed(self.file, start.offset, counter)
+    def blocks(
+        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
+    ) -> Iterator[input_records.InputBlock]:
+        counter = input_files.StoredByteCounter(start.stored)
+        chunks = input_files.read_decompressed(self.file, start.offset, counter)
         samples, size, damage = list[_Sample](), 0, None
         try:
             for sample in _group(read_members(chunks, _is_wanted(fields)), start):
                 if size >= block_bytes:
-                    end = BlockStart(sample.offset, sample.number, counter.bytes)
+                    end = input_records.BlockStart(sample.offset, sample.number, counter.bytes)
                     yield self._block(start, end.stored, samples, fields)
                     samples, size, start = [], 0, end
                 self._check(sample, fields)
                 samples.append(sample)
                 size += sample.size()
-        except DamagedError as error:
+        except input_files.DamagedError as error:
             damage = str(error)
         if samples or damage:
             yield self._block(start, counter.bytes, samples, fields, damage)
 
     def _block(
         self,
-        start: BlockStart,
+        start: input_records.BlockStart,
         stored: int,
         samples: Iterable[_Sample],
-        fields: Fields,
+        fields: input_records.Fields,
         damage: str | None = None,
-    ) -> InputBlock:
+    ) -> input_records.InputBlock:
         read = stored - start.stored
         return WebDatasetBlock(self.file, start, read, tuple(samples), fields.encodings, damage)
 
-    def _check(self, sample: _Sample, fields: Fields) -> None:
+    def _check(self, sample: _Sample, fields: input_records.Fields) -> None:
         """Raise `ConvertError` if a file has many records, because it is not part of a sample."""
         if {_TEXT, _JSON, fields[0]} & sample.files.keys():
             return
@@ -118,16 +102,18 @@ class WebDatasetUnit(FileUnit):
                 )
 
 
-def _is_wanted(fields: Fields) -> Any:
+def _is_wanted(fields: input_records.Fields) -> Any:
     def is_wanted(name: str) -> bool:
         match = _NAME.fullmatch(name)
         extension = match["extension"] if match else ""
-        return extension in (_TEXT, _JSON) or any(has_field([extension], each) for each in fields)
+        return extension in (_TEXT, _JSON) or any(
+            input_records.has_field([extension], each) for each in fields
+        )
 
     return is_wanted
 
 
-def _group(members: Iterator[Member], start: BlockStart) -> Iterator[_Sample]:
+def _group(members: Iterator[Member], start: input_records.BlockStart) -> Iterator[_Sample]:
     """Group the files of an archive into samples, whose offsets and numbers continue from `start`.
 
     Hidden files are left out. If the archive is damaged, the unfinished sample before the damage is
@@ -163,7 +149,7 @@ def _add(sample: _Sample, extension: str, member: Member) -> None:
         sample.problem = f"the file with the extension {extension!r} is a link. Links are not read"
     elif extension in sample.files:
         sample.problem = f"the sample has two files with the extension {extension!r}"
-    elif member.data is None and member.size > MOST_RECORD_BYTES:
+    elif member.data is None and member.size > input_files.MOST_RECORD_BYTES:
         sample.problem = (
             f"the file with the extension {extension!r} is larger than 1 GiB, the limit of a "
             f"record ({member.size:,} bytes)"
@@ -175,14 +161,16 @@ def _add(sample: _Sample, extension: str, member: Member) -> None:
 class WebDatasetBlock:
     """Consecutive samples of an archive."""
 
-    file: InputFile
-    start: BlockStart
+    file: input_files.InputFile
+    start: input_records.BlockStart
     input_bytes: int
     samples: tuple[_Sample, ...]
     encodings: Mapping[str, str]
     damage: str | None
 
-    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         for sample in self.samples:
             raw = sample.files.get(_JSON) or sample.files.get(_TEXT)
             valid, is_replaced = _make_utf8(sample, self.encodings, errors)
@@ -190,10 +178,12 @@ class WebDatasetBlock:
                 fields, problem = _read_fields(valid, text_key, self.encodings), None
             except ValueError as error:
                 fields, problem = None, str(error)
-            yield Record(self.file, sample.key, fields, problem, raw, sample.key, is_replaced)
+            yield input_records.Record(
+                self.file, sample.key, fields, problem, raw, sample.key, is_replaced
+            )
         if self.damage:
             number = self.start.line + len(self.samples)
-            yield Record(self.file, f"sample {number}", None, self.damage)
+            yield input_records.Record(self.file, f"sample {number}", None, self.damage)
 
 
 def _make_utf8(sample: _Sample, encodings: Mapping[str, str], errors: str) -> tuple[_Sample, bool]:
@@ -201,7 +191,7 @@ def _make_utf8(sample: _Sample, encodings: Mapping[str, str], errors: str) -> tu
     files, replaced = dict(sample.files), False
     for extension, data in sample.files.items():
         if data is not None and encodings.get(extension) != "bytes":
-            files[extension], is_replaced = make_utf8(data, errors)
+            files[extension], is_replaced = input_records.make_utf8(data, errors)
             replaced = replaced or is_replaced
     return replace(sample, files=files), replaced
 
@@ -228,9 +218,11 @@ def _read_fields(sample: _Sample, text_key: str, encodings: Mapping[str, str]) -
 
 def _decode(extension: str, data: bytes) -> str:
     try:
-        return data.removeprefix(BYTE_ORDER_MARK).decode()
+        return data.removeprefix(input_records.BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"the .{extension} file is {describe_not_utf8(error)}") from None
+        raise ValueError(
+            f"the .{extension} file is {input_records.describe_not_utf8(error)}"
+        ) from None
 
 
 def _parse_object(data: bytes) -> dict[str, Any]:
@@ -240,7 +232,7 @@ def _parse_object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the .{_JSON} file is invalid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise ValueError(f"the .{_JSON} file is {name_kind(value)}, not an object")
+        raise ValueError(f"the .{_JSON} file is {input_records.name_kind(value)}, not an object")
     return value
 
 
@@ -248,7 +240,7 @@ _HEADER_BYTES = 512
 _READ_BYTES = 1 << 16
 
 
-class MoreDataError(DamagedError):
+class MoreDataError(input_files.DamagedError):
     """The file continues after the end of the archive."""
 
 
@@ -278,17 +270,21 @@ def read_members(chunks: Iterator[bytes], is_wanted: Callable[[str], bool]) -> I
             tar.members = []  # otherwise, tarfile would keep all members in memory
             is_link = member.issym() or member.islnk()
             if member.isfile() or is_link:
-                is_small = member.size <= MOST_RECORD_BYTES
+                is_small = member.size <= input_files.MOST_RECORD_BYTES
                 is_read = is_small and not is_link and is_wanted(member.name)
                 data = tar.extractfile(member).read() if is_read else None
                 yield Member(member.offset, urls.utf8_name(member.name), member.size, data, is_link)
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise DamagedError(f"the tar archive is damaged or incomplete ({error})") from error
+        raise input_files.DamagedError(
+            f"the tar archive is damaged or incomplete ({error})"
+        ) from error
     rest = source.since(tar.offset)
     if not rest:
-        raise DamagedError("the tar archive has no end marker, so it may be incomplete")
+        raise input_files.DamagedError("the tar archive has no end marker, so it may be incomplete")
     if rest[:_HEADER_BYTES].strip(b"\0"):
-        raise DamagedError("the tar archive is damaged from this point on (invalid header)")
+        raise input_files.DamagedError(
+            "the tar archive is damaged from this point on (invalid header)"
+        )
     if rest.strip(b"\0") or any(chunk.strip(b"\0") for chunk in iter(source.read_chunk, b"")):
         raise MoreDataError(
             "the tar archive ends here, but more data follows. If several archives were joined, "
@@ -310,7 +306,9 @@ class _RecentBytes(io.BufferedReader):
         self._reads_past_end = 0 if data else self._reads_past_end + 1
         if self._reads_past_end > 2:
             # at the end of the data, tarfile keeps reading if a header declares a larger size
-            raise DamagedError("the tar archive is damaged or incomplete (unexpected end of data)")
+            raise input_files.DamagedError(
+                "the tar archive is damaged or incomplete (unexpected end of data)"
+            )
         self._recent = (self._recent[1], data)
         self._end += len(data)
         return data

@@ -18,23 +18,8 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from cloudload.config import choices
+from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.chunk_reader import ChunkReader
-from cloudload.tools.convert.input_files import (
-    MOST_RECORD_BYTES,
-    DamagedError,
-    InputFile,
-    StoredByteCounter,
-    read_decompressed,
-)
-from cloudload.tools.convert.records import (
-    BlockStart,
-    Fields,
-    FileUnit,
-    InputBlock,
-    Record,
-    describe_not_utf8,
-    make_utf8,
-)
 
 _MOST_LINE_BYTES, _MOST_HEADERS = 1 << 20, 1000
 _SIZE = re.compile("[0-9]{1,15}")
@@ -50,35 +35,37 @@ class _Page(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WetUnit(FileUnit):
+class WetUnit(input_records.FileUnit):
     """A WET file, cut into blocks of whole records."""
 
-    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
-        counter = StoredByteCounter(start.stored)
-        chunks = read_decompressed(self.file, start.offset, counter)
+    def blocks(
+        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
+    ) -> Iterator[input_records.InputBlock]:
+        counter = input_files.StoredByteCounter(start.stored)
+        chunks = input_files.read_decompressed(self.file, start.offset, counter)
         source = io.BufferedReader(ChunkReader(chunks), 1 << 16)
         pages, size, damage = list[_Page](), 0, None
         try:
             while page := _read_page(source):
                 if size >= block_bytes:
                     line = start.line + len(pages)
-                    end = BlockStart(start.offset + size, line, counter.bytes)
+                    end = input_records.BlockStart(start.offset + size, line, counter.bytes)
                     yield self._block(start, counter, pages)
                     pages, size, start = [], 0, end
                 pages.append(page)
                 size += page.size
-        except DamagedError as error:
+        except input_files.DamagedError as error:
             damage = str(error)
         if pages or damage:
             yield self._block(start, counter, pages, damage)
 
     def _block(
         self,
-        start: BlockStart,
-        counter: StoredByteCounter,
+        start: input_records.BlockStart,
+        counter: input_files.StoredByteCounter,
         pages: list[_Page],
         damage: str | None = None,
-    ) -> InputBlock:
+    ) -> input_records.InputBlock:
         return WetBlock(self.file, start, counter.bytes - start.stored, tuple(pages), damage)
 
 
@@ -91,7 +78,7 @@ def _read_page(source: BinaryIO) -> _Page | None:
     if not line:
         return None
     if not line.startswith(b"WARC/"):
-        raise DamagedError("the file has no record of WARC from this point on")
+        raise input_files.DamagedError("the file has no record of WARC from this point on")
     headers: dict[str, str] = {}
     for _ in range(_MOST_HEADERS):
         line = source.readline(_MOST_LINE_BYTES)
@@ -101,14 +88,14 @@ def _read_page(source: BinaryIO) -> _Page | None:
         name, _, value = line.decode("utf-8", "replace").partition(":")
         headers[name.strip()] = value.strip()
     if not _SIZE.fullmatch(length := headers.get(_LENGTH, "")):
-        raise DamagedError("the record has no valid Content-Length")
+        raise input_files.DamagedError("the record has no valid Content-Length")
     content = _read_content(source, int(length))
     return _Page(size + int(length), headers, content)
 
 
 def _read_content(source: BinaryIO, length: int) -> bytes | None:
     """Read the content of a record; None if it is larger than the limit."""
-    if length <= MOST_RECORD_BYTES:
+    if length <= input_files.MOST_RECORD_BYTES:
         content = source.read(length)
         read = len(content)
     else:
@@ -116,7 +103,7 @@ def _read_content(source: BinaryIO, length: int) -> bytes | None:
         while read < length and (piece := source.read(min(1 << 20, length - read))):
             read += len(piece)
     if read < length:
-        raise DamagedError("the file ends within a record, so it is incomplete")
+        raise input_files.DamagedError("the file ends within a record, so it is incomplete")
     return content
 
 
@@ -124,32 +111,38 @@ def _read_content(source: BinaryIO, length: int) -> bytes | None:
 class WetBlock:
     """Consecutive records of a file."""
 
-    file: InputFile
-    start: BlockStart
+    file: input_files.InputFile
+    start: input_records.BlockStart
     input_bytes: int
     pages: tuple[_Page, ...]
     damage: str | None
 
-    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+    def records(
+        self, text_key: str, errors: str = choices.STRICT
+    ) -> Iterator[input_records.Record]:
         for number, page in enumerate(self.pages, self.start.line):
             if page.headers.get(_TYPE) != "warcinfo":
                 yield self._record(str(number), page, text_key, errors)
         if self.damage:
-            yield Record(self.file, str(self.start.line + len(self.pages)), None, self.damage)
+            yield input_records.Record(
+                self.file, str(self.start.line + len(self.pages)), None, self.damage
+            )
 
-    def _record(self, place: str, page: _Page, text_key: str, errors: str) -> Record:
+    def _record(self, place: str, page: _Page, text_key: str, errors: str) -> input_records.Record:
         kind = page.headers.get(_TYPE)
         if kind != "conversion":
             problem = f"the type of the record is {kind}, and only conversion has text"
-            return Record(self.file, place, None, problem)
+            return input_records.Record(self.file, place, None, problem)
         if page.content is None:
             problem = "the record is larger than 1 GiB, the limit of a record"
-            return Record(self.file, place, None, problem)
-        data, is_replaced = make_utf8(page.content, errors)
+            return input_records.Record(self.file, place, None, problem)
+        data, is_replaced = input_records.make_utf8(page.content, errors)
         own_id = page.headers.get(_ID, "").strip("<>")
         try:
             fields = {"id": own_id, **page.headers, text_key: data.decode()}
         except UnicodeDecodeError as error:
-            problem = f"the record is {describe_not_utf8(error)}"
-            return Record(self.file, place, None, problem, page.content)
-        return Record(self.file, place, fields, None, page.content, is_replaced=is_replaced)
+            problem = f"the record is {input_records.describe_not_utf8(error)}"
+            return input_records.Record(self.file, place, None, problem, page.content)
+        return input_records.Record(
+            self.file, place, fields, None, page.content, is_replaced=is_replaced
+        )

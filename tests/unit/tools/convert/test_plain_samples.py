@@ -18,9 +18,9 @@ from cloudload.tools.convert import input_files
 from cloudload.tools.convert import sample_encoding as sample_encoding
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.input_files import DamagedError, InputFile, read_decompressed
+from cloudload.tools.convert.input_records import BlockStart, Record
 from cloudload.tools.convert.output_location import Output
 from cloudload.tools.convert.readers.arrow_block import ArrowBlock
-from cloudload.tools.convert.records import BlockStart, Record
 from cloudload.tools.convert.sample_encoding import ShardContext, encode_block
 from cloudload.tools.convert.segment_journal import SegmentJournal
 

@@ -15,10 +15,10 @@ import pytest
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.input_records import BlockStart, Fields
 from cloudload.tools.convert.readers import arrow, arrow_block, parquet
 from cloudload.tools.convert.readers.arrow_block import ArrowBlock
 from cloudload.tools.convert.readers.parquet import ParquetUnit
-from cloudload.tools.convert.records import BlockStart, Fields
 from testkit.conversions import SETTINGS, convert_until, documents, make_input, texts
 
 BLOCK_BYTES = 1 << 20

@@ -7,7 +7,7 @@ import pickle
 from cloudload.config.choices import INPUT_FORMATS
 from cloudload.tools.cli.convert_command import FORMATS
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.records import Fields
+from cloudload.tools.convert.input_records import Fields
 
 
 def test_fields_are_names_with_the_encodings_that_were_given() -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from cloudload.data.storage.objects import list_objects, write_object
 from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputUnit, Record
 from cloudload.tools.convert.readers.lines import LinesUnit
 from cloudload.tools.convert.readers.parquet import ParquetUnit
-from cloudload.tools.convert.records import BlockStart, Fields, InputUnit, Record
 from cloudload.tools.convert.segment_sizes import Segments, count_bytes
 from testkit.examples import EXAMPLES
 

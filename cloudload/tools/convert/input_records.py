@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from cloudload.config import choices
 from cloudload.data import file_kinds
-from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert import input_files
 
 DEFAULT_BLOCK_BYTES = 8 << 20
 MAX_BLOCK_ROWS = 8192
@@ -153,7 +153,7 @@ class InputUnit(Protocol):
     @property
     def size(self) -> int | None: ...
     @property
-    def files(self) -> tuple[InputFile, ...]: ...
+    def files(self) -> tuple[input_files.InputFile, ...]: ...
     def blocks(
         self, start: BlockStart, block_bytes: int, fields: Fields
     ) -> Iterator[InputBlock]: ...
@@ -163,7 +163,7 @@ class InputUnit(Protocol):
 class FileUnit:
     """A unit that consists of one file."""
 
-    file: InputFile
+    file: input_files.InputFile
 
     @property
     def name(self) -> str:
@@ -174,7 +174,7 @@ class FileUnit:
         return self.file.bytes
 
     @property
-    def files(self) -> tuple[InputFile, ...]:
+    def files(self) -> tuple[input_files.InputFile, ...]:
         return (self.file,)
 
 
@@ -210,7 +210,7 @@ def name_kind(value: Any) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
-def sum_bytes(files: Iterable[InputFile]) -> int:
+def sum_bytes(files: Iterable[input_files.InputFile]) -> int:
     """Return the sum of the files' stored bytes; a file of unknown size counts as 0."""
     return sum(file.bytes or 0 for file in files)
 
