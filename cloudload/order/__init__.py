@@ -11,7 +11,7 @@
     epoch_order         one epoch's order, sampled    mixture_counts  rows per lane and stream
     order_cache         orders cached on disk
 
-Only `epoch_orders` touches the disk or starts a process. Orders, layouts and mixtures do not depend
+Only `order_cache` touches the disk or starts a process. Orders, layouts and mixtures do not depend
 on the world size.
 """
 

@@ -244,11 +244,15 @@ def names_in(module: str) -> set[str]:
     body = ast.parse(Path(spec.origin).read_text("utf-8")).body
     if module == "cloudload":
         return set(cloudload.__all__)
-    # a package that imports names lazily also imports them under `if TYPE_CHECKING`
-    body += [each for node in body if isinstance(node, ast.If) for each in node.body]
+    # a door, and a package that imports names lazily, also import them under `if TYPE_CHECKING`
+    doors = [each for node in body if isinstance(node, ast.If) for each in node.body]
     exported = {
-        each.asname for node in body if isinstance(node, ast.ImportFrom) for each in node.names
+        each.asname or (each.name if node in doors else None)
+        for node in [*body, *doors]
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
     }
+    body += doors
     defined = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     return defined | {name for name in exported if name}
 
