@@ -101,7 +101,7 @@ class SimulatedStore(Backend):
 
     def _note(self, segment: int) -> bytes:
         entries = [_entry(segment, shard) for shard in range(self._shards)]
-        counts = {"documents": 9000, "empty": 1, "bad": 0, "bad_records": []}
+        counts = {"documents": 9000 * self._shards, "empty": 1, "bad": 0, "bad_records": []}
         counts |= {"input_bytes": FILES_PER_SEGMENT * FILE_BYTES, "text_bytes": 10**9}
         note = {"plan": self._digest, "entries": {"": entries}, "counts": counts}
         return json.dumps(note).encode()
