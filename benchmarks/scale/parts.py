@@ -1,4 +1,4 @@
-"""Measure the work of a node that grows with documents, shards and lanes, each in a new process."""
+"""Measure the work of a node that grows with shards and lanes, each in a new process."""
 
 from __future__ import annotations
 
@@ -11,73 +11,13 @@ from pathlib import Path
 from benchmarks.figures import Row
 from benchmarks.harness import ONE_THREAD, memory_of, run_child
 from benchmarks.options import temporary_folder
-from benchmarks.scale.lengths import measure_tables
-from benchmarks.scale.order import build_order
 from benchmarks.scale.simulated_store import URL, loader_options, short_texts, use_store
 from cloudload.data.cache.cache_folder import sweep
 from cloudload.data.cache.fetch import publish, reserve
 from cloudload.system.temp_files import make_folder
 
-NODES, SHARDS_OF_BLOCK = 64, 4
 LANES = 3_840
 _LOOKUPS = 20
-
-
-def measure_orders(shards: int, documents: int) -> Iterator[Row]:
-    """Yield the cost of the seekable and the py1e order of `documents` documents.
-
-    For py1e, measures at most 10^8 documents, and predicts the cost of all documents.
-    """
-    yield _build("seekable", shards, documents)
-    fits = min(documents, 100_000_000)
-    small = _build("py1e", max(1, shards * fits // documents), fits)
-    yield small
-    yield {
-        **dict.fromkeys(small),
-        "order": "py1e",
-        "documents": documents,
-        "shards": shards,
-        "how": "predicted",
-        "GB of its file": _gigabytes(documents),
-        "CPU, s": float(str(small["CPU, s"])) * documents / fits,
-    }
-
-
-def _build(algorithm: str, shards: int, documents: int) -> Row:
-    shape = {"shards": shards, "documents": documents}
-    block = SHARDS_OF_BLOCK * documents // shards
-    found = run_child(
-        build_order, ONE_THREAD, algorithm=algorithm, **shape, nodes=NODES, block=block
-    )
-    return {
-        "order": algorithm,
-        **{"documents": documents, "shards": shards, "how": "measured"},
-        "GB of its file": 0.0 if algorithm == "seekable" else _gigabytes(documents),
-        **found,
-    }
-
-
-def _gigabytes(documents: int) -> float:
-    """Return the size of an order's file in GB, with 4 or 8 bytes per document."""
-    return documents * (4 if documents < 1 << 32 else 8) / 1e9
-
-
-def measure_lengths(documents: int, fits: int) -> Iterator[Row]:
-    """Yield the measured cost of `fits` token lengths, and the predicted cost of `documents`.
-
-    Time and bytes are assumed to grow linearly.
-    """
-    found = run_child(measure_tables, ONE_THREAD, documents=fits, shuffle_algo="seekable")
-    for number, how in ((fits, "measured"), (documents, "predicted")):
-        yield {
-            "documents": number,
-            "how": how,
-            "GB of lengths": found["length_bytes_per_document"] * number / 1e9,
-            "GB of a table": found["table_bytes_per_document"] * number / 1e9,
-            "CPU s of a table": found["table_cpu_s"] * number / fits,
-            "µs to find a row of a lane": found["us_per_row_at_50%"],
-            "peak RSS, MB": found["peak_rss_mb"] if number == fits else None,
-        }
 
 
 def measure_cache(most: int) -> Iterator[Row]:

@@ -137,6 +137,7 @@ def test_uneven_worlds_reports_what_is_read_twice() -> None:
 def test_lengths_report_the_cost_of_tables_and_rows() -> None:
     tables, best_fit = run_json("scale.lengths").values()
     assert [row["shuffle_algo"] for row in tables] == ["py1e", "seekable"]
+    assert all(row["length_bytes_per_document"] >= 2 for row in tables)
     assert best_fit[0]["us_per_document"] > 0
 
 
@@ -160,18 +161,10 @@ def test_convert_scale_reports_each_process() -> None:
     assert all(row["CPU s"] > 0 for row in rows)
 
 
-def test_scale_reports_the_cost_of_orders_lengths_caches_and_downloads() -> None:
-    parts = ("downloads", "order", "lengths", "cache", "states")
-    tables = run_json("scale.__main__", "--only", *parts, "--ranks=8")
-    downloads, order, lengths, cache, states = tables.values()
+def test_scale_reports_the_cost_of_downloads_caches_and_states() -> None:
+    parts = ("downloads", "cache", "states")
+    downloads, cache, states = run_json("scale.__main__", "--only", *parts, "--ranks=8").values()
     assert [row["downloads of each shard"] for row in downloads] == [625, 20.34375, 25, 1]
-    assert [(row["order"], row["how"]) for row in order] == [
-        ("seekable", "measured"),
-        ("py1e", "measured"),
-        ("py1e", "predicted"),
-    ]
-    assert [row["how"] for row in lengths] == ["measured", "predicted"]
-    assert all(row["GB of lengths"] > 0 for row in lengths)
     [row] = cache
     assert row["shards in the cache"] == 1_000
     assert all(value > 0 for value in row.values())
