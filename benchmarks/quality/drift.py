@@ -57,11 +57,15 @@ def measure(args: argparse.Namespace, _: Path) -> Iterator[tuple[str, list[Row]]
 def describe(ordinals: Ints, lanes: int) -> Row:
     """Describe how far lanes are apart. `ordinals` is int64 [nodes, lanes of a node]."""
     of_node = lanes // NUM_NODES
-    places = ordinals * of_node + np.arange(of_node)
-    spread = places.max(axis=1) - places.min(axis=1)
+    positions = ordinals * of_node + np.arange(of_node)
+    spread = positions.max(axis=1) - positions.min(axis=1)
     # count the blocks from the slowest lane to the fastest, at random offsets, plus one edge shard
     staggers = np.random.default_rng(3).integers(0, BLOCK, (64, NUM_NODES))
-    blocks = (places.max(axis=1) + staggers) // BLOCK - (places.min(axis=1) + staggers) // BLOCK + 1
+    blocks = (
+        (positions.max(axis=1) + staggers) // BLOCK
+        - (positions.min(axis=1) + staggers) // BLOCK
+        + 1
+    )
     open_shards = blocks * SHARDS_PER_WINDOW + 1
     in_all = float(open_shards.sum(axis=1).mean())
     apart = int(ordinals.max() - ordinals.min())

@@ -202,8 +202,8 @@ def summarize(name: str, runs: Sequence[Run]) -> Row:
 
     def largest(part: Callable[[Floats], Floats]) -> dict[str, list[float]]:
         return {
-            figure: [float(part(each)[:, place].max()) for each in relative]
-            for place, figure in enumerate(FIGURES)
+            figure: [float(part(each)[:, column].max()) for each in relative]
+            for column, figure in enumerate(FIGURES)
         }
 
     first, later = largest(lambda each: each[:1]), largest(lambda each: each[1:])

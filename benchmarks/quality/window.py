@@ -75,15 +75,15 @@ def _most_open(shards: Ints, nodes: int) -> int:
 
 
 def _spread(shards: Ints) -> float:
-    """Return the mean distance of a document from the mean place of its shard's documents.
+    """Return the mean distance of a document from the mean position of its shard's documents.
 
     `shards` is the shard of each document of one node, in order. Only complete shards count.
     """
     counts = np.bincount(shards)
-    places = np.arange(len(shards))
-    middles = np.bincount(shards, places) / np.maximum(1, counts)
+    positions = np.arange(len(shards))
+    middles = np.bincount(shards, positions) / np.maximum(1, counts)
     whole = counts[shards] == PER_SHARD
-    return float(np.abs(places - middles[shards])[whole].mean()) if whole.any() else float("nan")
+    return float(np.abs(positions - middles[shards])[whole].mean()) if whole.any() else float("nan")
 
 
 if __name__ == "__main__":

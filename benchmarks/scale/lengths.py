@@ -74,8 +74,8 @@ def make_lanes(documents: int, folder: Path, shuffle_algo: str) -> tuple[LaneSiz
         order=OrderConfig(True, shuffle_algo, 1 << 18, NUM_NODES, 17),
         lanes=Lanes(NUM_LANES, documents, None, NUM_NODES),
     )
-    short, places, values = narrow(lengths)
-    stored = DatasetLengths(short, places.astype(np.int64), widen(values))
+    short, indices, values = narrow(lengths)
+    stored = DatasetLengths(short, indices.astype(np.int64), widen(values))
     orders = component.orders(folder)
     began = time.process_time()
     orders(0)
@@ -86,7 +86,7 @@ def make_lanes(documents: int, folder: Path, shuffle_algo: str) -> tuple[LaneSiz
         "shuffle_algo": shuffle_algo,
         "tokens": int(lengths.sum()) + documents,
         "order_cpu_s": round(order_s, 2),
-        "length_bytes_per_document": round((short.nbytes + 8 * len(places)) / documents, 3),
+        "length_bytes_per_document": round((short.nbytes + 8 * len(indices)) / documents, 3),
     }
 
 

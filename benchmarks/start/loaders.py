@@ -70,11 +70,11 @@ def make_cloudload(request: dict[str, Any], **more: Any) -> Any:
 
 def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
     """Yield the batches of an endless run, until this node has begun its share of documents."""
-    nodes, place = request.get("nodes", 1), {}
+    nodes, rank = request.get("nodes", 1), {}
     if "port" not in request:
         os.environ["LOCAL_WORLD_SIZE"] = "1"
-        place = {"dp_rank": request["node"], "dp_world_size": nodes}
-    with make_cloudload(request, **place) as loader:
+        rank = {"dp_rank": request["node"], "dp_world_size": nodes}
+    with make_cloudload(request, **rank) as loader:
         begun = 0
         for batch in loader:
             yield batch

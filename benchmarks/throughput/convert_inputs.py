@@ -38,22 +38,22 @@ def write_inputs(
 
     Then repeats the files, as hard links, until there are `total` bytes of text.
     """
-    place = folder / form
-    place.mkdir()
+    inputs = folder / form
+    inputs.mkdir()
     found: list[tuple[Path, int, int]] = []
     for rows in _cut(_vary(pool, distinct), FILE_TEXT_BYTES):
-        path = place / f"{len(found):05}.{form}"
+        path = inputs / f"{len(found):05}.{form}"
         FORMS[form](rows, path)
         size = sum(len(row["text"].encode()) for row in rows)
         found.append((path, len(rows), size))
     number = 0
     while sum(size for _, _, size in found) < total:
         path, rows_of_file, size = found[number]
-        os.link(path, place / f"{len(found):05}.{form}")
+        os.link(path, inputs / f"{len(found):05}.{form}")
         found.append((path, rows_of_file, size))
         number += 1
     return Input(
-        place,
+        inputs,
         form,
         sum(count for _, count, _ in found),
         sum(size for _, _, size in found),

@@ -102,14 +102,14 @@ def measure_steps(steps: int, dataset: str, folder: Path) -> Row:
 
 def measure_log(steps: int, dataset: str, folder: Path) -> Row:
     """Log random losses of rows of 2,048 tokens, and measure the time and the log's size."""
-    place, times = folder / "long", []
-    with make_loader(dataset, folder, 2_048) as loader, LossLog(loader, place) as log:
+    log_folder, times = folder / "long", []
+    with make_loader(dataset, folder, 2_048) as loader, LossLog(loader, log_folder) as log:
         for batch in loader.take(steps):
             losses = torch.rand(16, 2_047)
             began = time.process_time()
             log.add(batch, losses)
             times.append(time.process_time() - began)
-    found, size = read_losses(place), sum(path.stat().st_size for path in place.iterdir())
+    found, size = read_losses(log_folder), sum(path.stat().st_size for path in log_folder.iterdir())
     return {
         "tokens per step": 16 * 2_048,
         "add, ms": round(1e3 * median(times), 2),

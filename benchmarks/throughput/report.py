@@ -204,9 +204,9 @@ def draw(path: Path, sections: Sequence[Section]) -> None:
         squeeze=False,
     )
     for axis, (panel, rows) in zip(axes[0], measured.items(), strict=True):
-        for place, name in enumerate(names):
+        for bar, name in enumerate(names):
             if name in rows:
-                _bar(axis, place, rows[name])
+                _bar(axis, bar, rows[name])
         axis.set_title(panel, fontsize=11)
         axis.set_yticks(range(len(names)), names)
         axis.set_xscale("log")
@@ -227,10 +227,10 @@ def draw(path: Path, sections: Sequence[Section]) -> None:
     plt.close(figure)
 
 
-def _bar(axis: Any, place: int, row: dict[str, Any]) -> None:
+def _bar(axis: Any, bar: int, row: dict[str, Any]) -> None:
     """Draw the median of one side as a bar and as a number, and its spread as a line."""
     speed: Spread = row["wall"]
-    axis.barh(place, speed.median, color=COLOURS[row["kind"]], height=0.68)
-    axis.plot([speed.low, speed.high], [place, place], color="#333333", linewidth=1.2)
+    axis.barh(bar, speed.median, color=COLOURS[row["kind"]], height=0.68)
+    axis.plot([speed.low, speed.high], [bar, bar], color="#333333", linewidth=1.2)
     text = f"{speed.median / 1e6:.1f} M" if speed.median >= 1e6 else f"{speed.median / 1e3:.0f} k"
-    axis.text(max(speed.high, speed.median) * 1.08, place, text, va="center", fontsize=9)
+    axis.text(max(speed.high, speed.median) * 1.08, bar, text, va="center", fontsize=9)
