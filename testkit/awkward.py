@@ -161,3 +161,26 @@ def write_case(folder: str, case: Case) -> list[Stream]:
         repeat = case.repeats[number] if case.repeats else None
         streams.append(Stream(url, proportion=proportion, repeat=repeat, name=f"stream-{number}"))
     return streams
+
+
+def legs(
+    ranks: st.SearchStrategy[int] | None = None,
+    *,
+    batches: st.SearchStrategy[int],
+    most_workers: int = 2,
+    nodes: Sequence[int | None] = (None, 1, 3),
+    **more: st.SearchStrategy[int],
+) -> st.SearchStrategy[Leg]:
+    """Legs of up to 9 ranks by default, with up to 4 rows per rank. `nodes` are ranks per node."""
+    return st.builds(
+        Leg,
+        ranks=st.integers(1, 9) if ranks is None else ranks,
+        workers=st.integers(0, most_workers),
+        batch_size=st.integers(1, 4),
+        batches=batches,
+        ranks_per_node=st.sampled_from(list(nodes)),
+        **more,
+    )
+
+
+MANY_RANKS = st.one_of(st.integers(1, 9), st.integers(1, 40))

@@ -41,6 +41,16 @@ def edit_entry(change: Callable[[Index], Any], number: int = 1) -> Damage:
     return edit(lambda index: change(index["shards"][number]))
 
 
+def update(number: int = 1, **fields: Any) -> Damage:
+    """Damage that changes fields of a shard's index entry: by default, of the second one."""
+    return edit_entry(lambda entry: entry.update(fields), number)
+
+
+def update_raw(number: int = 1, **fields: Any) -> Damage:
+    """Damage that changes what a shard's index entry says about its raw file."""
+    return edit_entry(lambda entry: entry["raw_data"].update(fields), number)
+
+
 def patch(place: int, data: bytes, name: str = SECOND) -> Damage:
     """Damage that overwrites bytes of a file, and removes its hashes from the index."""
 

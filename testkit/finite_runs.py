@@ -17,8 +17,9 @@ from cloudload.run.state_codec import read_counts
 from cloudload.stats import COUNTS, Stats
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
 from testkit.awkward import tokenize
-from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.corpora import EOS, EOS_ID, write_mds
 from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader
 
 THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 Packing = dict[str, str]
@@ -54,12 +55,8 @@ class Corpus:
     """The statistics of each rank at the end of the last leg."""
 
     def make_loader(self, **settings: Any) -> CloudLoader:
-        loader = CloudLoader(
-            self.folder / "mds",
-            local=self.folder / "cache",
-            tokenizer=byte_tokenizer(),
-            **{**self.settings, **settings},
-        )
+        options = {"local": self.folder / "cache", **self.settings, **settings}
+        loader = make_loader(self.folder / "mds", **options)
 
         def close() -> None:
             self.stats.append(loader.stats())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from cloudload import CloudLoader
 from cloudload.testing import MakeLoader, Row, real_tokens
-from testkit.awkward import Case, write_case
-from testkit.corpora import EOS, byte_tokenizer
+from testkit.awkward import Case, cases, write_case
+from testkit.corpora import EOS
 from testkit.examples import EXAMPLES
+from testkit.loaders import ranks
 
 # a third of the examples, because they run for each of 21 kinds
 THOROUGH = settings(max_examples=max(1, EXAMPLES // 3), suppress_health_check=list(HealthCheck))
@@ -35,6 +38,23 @@ def kind_of(packing: str, mixture: str, ends: bool) -> dict[str, Any]:
     return {"packings": [packing], "mixtures": [mixture], "epochs": [1, 2] if ends else [None]}
 
 
+def every_case(kinds: Sequence[Any] = KINDS, **limits: Any) -> Callable[[Any], Any]:
+    """Run a test, which takes an empty folder and a case, for generated cases of each kind."""
+
+    def decorate(check: Callable[[str, Case], None]) -> Any:
+        def run(scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject) -> None:
+            case = data.draw(cases(**kind_of(packing, mixture, ends), **limits))
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                check(folder, case)
+
+        run.__name__, run.__qualname__ = check.__name__, check.__qualname__
+        run.__module__, run.__doc__ = check.__module__, check.__doc__
+        for_each_kind = pytest.mark.parametrize(("packing", "mixture", "ends"), kinds)
+        return for_each_kind(THOROUGH(given(data=st.data())(run)))
+
+    return decorate
+
+
 def loaders_of(case: Case, folder: str, **changes: Any) -> MakeLoader:
     """Write the case's corpus into `folder`. Returns a function that makes loaders of it."""
     streams = changes.pop("streams", None) or write_case(folder, case)
@@ -53,18 +73,9 @@ def loaders_of(case: Case, folder: str, **changes: Any) -> MakeLoader:
         "min_tokens": case.min_tokens,
     }
     settings.update(changes)
-
-    def make_loader(**rank: Any) -> CloudLoader:
-        return CloudLoader(
-            streams,
-            local=f"{folder}/cache",
-            tokenizer=byte_tokenizer(),
-            eos=EOS if case.eos else None,
-            **settings,
-            **rank,
-        )
-
-    return make_loader
+    local, eos = f"{folder}/cache", EOS if case.eos else None
+    make: MakeLoader = ranks(streams, local=local, eos=eos, **settings)
+    return make
 
 
 def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], tuple[int, ...]]:

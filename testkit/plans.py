@@ -1,28 +1,68 @@
-"""Read a run that was planned, and compare the plan's figures with those of the run."""
+"""Plans of small runs. Read a run that was planned, and compare the plan's figures with it."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from cloudload import CloudLoader
 from cloudload.batch import Batch
 from cloudload.data.mds.dataset import Corpus
-from cloudload.forecast import Figure, RunPlan
+from cloudload.forecast import Figure, RunPlan, plan_run
 from cloudload.loading.delivery.environment import use_environment
 from cloudload.loading.delivery.world import World
 from cloudload.rows.packing.tables import SPAN_EPOCH, SPAN_ROW, SPAN_SAMPLE, SPAN_STREAM
 from cloudload.system.arrays import NEVER
 from cloudload.testing import Hub, ThreadEnvironment
+from testkit.corpora import EOS, byte_tokenizer, random_documents
+from testkit.counted import write_counted
+
+
+def write_zipped(folder: Any, seed: int, samples: int, shards: int, **options: Any) -> str:
+    """Write random documents with token lengths in compressed shards, which nodes download."""
+    stored: dict[str, Any] = {"shard_samples": [samples // shards] * shards, "compression": "zstd"}
+    return write_counted(folder, random_documents(seed, samples, **options), **stored)
+
+
+def options_of(data: Any, **settings: Any) -> dict[str, Any]:
+    """The options of a loader with 12 lanes."""
+    defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 48, "num_lanes": 12}
+    defaults |= {"tokenizer_backend": "hf", "batch_size": 3, "num_workers": 0}
+    return {"data": data, **defaults, **settings}
+
+
+def plan(folder: Path, options: dict[str, Any], **length: Any) -> RunPlan:
+    return plan_run(**options, **length, measure=False, local=folder / "plan")
+
+
+def check_unlisted(make_plan: Callable[[], RunPlan]) -> list[tuple[Any, Any]]:
+    """Check a plan that does not list the documents of the run against one that lists them.
+
+    Shuffle blocks then bound the figures. Returns the plans of each node in both.
+    """
+    listed = make_plan()
+    with mock.patch("cloudload.tools.forecast.shard_uses._MOST_LISTED", 0):
+        found = make_plan()
+    assert (found.rows, found.streams, found.steps) == (listed.rows, listed.streams, listed.steps)
+    nodes = list(zip(found.node_plans, listed.node_plans, strict=True))
+    for node, exact in nodes:
+        assert node.shards.value >= exact.shards.value
+        assert not node.working_set_bytes.is_exact
+        assert 0.9 < node.working_set_bytes.value / exact.working_set_bytes.value < 2
+    return nodes
+
+
+# ---------------------------------------------------------------- the run itself
 
 
 @dataclass
@@ -204,11 +244,7 @@ def _sum_counts(loaders: Sequence[CloudLoader]) -> tuple[list[int], list[int]]:
 
 
 def _note_uses(
-    uses: dict[tuple[int, int, int], list[int]],
-    nodes: Any,
-    rows: Any,
-    spans: Any,
-    corpus: Corpus,
+    uses: dict[tuple[int, int, int], list[int]], nodes: Any, rows: Any, spans: Any, corpus: Corpus
 ) -> None:
     samples = spans[:, SPAN_SAMPLE] + corpus.stream_starts[spans[:, SPAN_STREAM]]
     columns = (nodes, corpus.shards_of(samples), spans[:, SPAN_EPOCH], rows[spans[:, SPAN_ROW]])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import zstandard
+
+from cloudload.tools.convert import convert_to_mds
+from cloudload.tools.convert.conversion_report import ConvertReport
 
 SETTINGS: dict[str, Any] = {
     "shard_bytes": 8_000,
@@ -89,3 +92,19 @@ class Twice(Executor):
         values = [one.result().value for one in both]
         assert values[0] == values[1], values
         return both[0]
+
+
+def convert_every_way(
+    source: Path, url: str, segments: int, **options: Any
+) -> Iterator[tuple[str, ConvertReport]]:
+    """Convert with two processes, with the segments in reverse order, and with each segment twice.
+
+    Yields the URL of each output, which is below `url`, and the report.
+    """
+    ways: list[dict[str, Any]] = [
+        {"processes": 2},
+        {"executor": LastFirst(segments)},
+        {"executor": Twice()},
+    ]
+    for number, way in enumerate(ways):
+        yield f"{url}/{number}", convert_to_mds(source, f"{url}/{number}", **{**options, **way})

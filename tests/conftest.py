@@ -11,6 +11,7 @@ folder            a dataset of 60 documents; `larger_folder` has 300
 fresh_tokenizers  clears the process's tokenizer caches
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
 tokenizer_file    the byte tokenizer as a `tokenizer.json`, for commands
+traced            runs over two streams whose documents have IDs
 module_folder     a folder for the fixtures of one module
 cli               a function that runs a command, checks its exit status, and returns its output
 """
@@ -23,7 +24,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -37,6 +38,9 @@ from testkit.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
 from testkit.shared_servers import shared
 from testkit.tokenizer_files import forget
 from testkit.warm_start import WarmServer, servers_from, start_warm_server
+
+if TYPE_CHECKING:
+    from testkit.traced_runs import TracedRuns
 
 # hypothesis has no deadline for an example, because no test asserts a time
 settings.register_profile("cloudload", deadline=None, max_examples=4 * EXAMPLES)
@@ -221,6 +225,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def larger_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A dataset of 300 documents in shards of 4 KB. All tests share it, so none may change it."""
     return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
+
+
+@pytest.fixture(scope="session")
+def traced(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> TracedRuns:
+    """Runs over two streams whose documents have IDs."""
+    from testkit.traced_runs import TracedRuns
+
+    return TracedRuns(tmp_path_factory.mktemp("traced"), tokenizer_folder)
 
 
 @pytest.fixture

@@ -43,8 +43,8 @@ TESTED_BY: dict[str, dict[str, Callable[..., None]]] = {
         "keep_zip": arguments.test_a_streams_zipped_files_and_hash_are_cloudloads_matter,
         **{
             name: arguments.test_a_streams_setting_becomes_a_streams_option
-            for theirs, _ in arguments.STREAM_SETTINGS
-            for name in theirs
+            for setting in arguments.STREAM_SETTINGS
+            for name in setting
         },
     },
 }

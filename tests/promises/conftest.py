@@ -2,6 +2,8 @@
 
 scratch                 a folder in memory
 write                   a function that writes the corpus of a finite run
+corpora                 three datasets with token lengths; `counted_folder` is the largest
+samples_read            the samples whose texts this process reads
 alone_with_streaming    keeps other processes of the test run from using a StreamingDataset
 """
 
@@ -15,8 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.system.file_locks import locked
+from testkit.counted_runs import write_corpora
 from testkit.finite_runs import Write, write_corpus
+from testkit.noted_calls import note_calls
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +37,26 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
     return lambda documents, **settings: write_corpus(
         tmp_path_factory.mktemp("corpus"), documents, **settings
     )
+
+
+@pytest.fixture(scope="session")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_corpora(tmp_path_factory.mktemp("corpora"))
+
+
+@pytest.fixture
+def counted_folder(corpora: list[Path]) -> str:
+    return str(corpora[2])
+
+
+@pytest.fixture
+def samples_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The samples whose texts this process reads, in order."""
+    found: list[int] = []
+    note_calls(
+        monkeypatch, DocumentReader, "read_texts", lambda _, samples: found.extend(samples.tolist())
+    )
+    return found
 
 
 @pytest.fixture

@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cloudload import CloudLoader, Rows, Stream, convert_to_mds
+from cloudload import Rows, Stream, convert_to_mds
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.rows.packing.tables import SPAN_STREAM
 from cloudload.testing import Leg, Row, run_leg
-from cloudload.tools.count import count_tokens
 from cloudload.tools.provenance.state_run import open_run
-from testkit.conversions import QUIET
+from testkit import loaders
+from testkit.conversions import QUIET, write_lines
 from testkit.corpora import EOS, byte_tokenizer, random_documents
+from testkit.counted import count
 from testkit.fault_proxy import FaultProxy
 from testkit.loaders import list_settings
+from testkit.state_fields import without
 
 WORLDS = (1, 2, 3, 6)
 SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 1_500}
 
 
-def convert(out: str | Path, name: str, count: int, **options: Any) -> None:
-    """Convert `count` random documents seeded by `name`. With `append=True`, append them."""
+def convert(out: str | Path, name: str, number: int, **options: Any) -> None:
+    """Convert random documents seeded by `name`. With `append=True`, append them."""
     folder = Path(str(out).replace("://", "-")).name
-    source = Path(options.pop("scratch", Path(out).parent)) / f"{folder}-{name}.jsonl"
-    texts = random_documents(sum(name.encode()), count)
-    lines = [json.dumps({"text": text}) for text in texts]
-    source.write_text("\n".join(lines) + "\n")
+    scratch = Path(options.pop("scratch", Path(out).parent))
+    texts = random_documents(sum(name.encode()), number)
+    source = write_lines(scratch / f"{folder}-{name}.jsonl", texts)
     convert_to_mds(source, out, **SETTINGS, **options)
 
 
 def ranks(data: Any, cache: Path, **options: Any) -> Any:
-    def make_loader(**rank: Any) -> CloudLoader:
-        settings = {"num_lanes": 6, "seq_len": 16, **options, **rank}
-        return CloudLoader(data, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **settings)
-
-    return make_loader
-
-
-def count(folder: Path) -> None:
-    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    return loaders.ranks(data, local=cache, **{"num_lanes": 6, **options})
 
 
 def real(rows: list[Row]) -> list[Row]:
@@ -111,11 +104,9 @@ def test_new_runs_read_all_shards_and_the_log_and_description_say_so(
         assert "this run reads" not in caplog.text
         loader.load_state_dict(state)
         assert loader.num_samples == loader.describe()[stream] == 60
-        expected = (
-            f"this run reads only the first {began} of {total} shards, because the others were "
-            "added after it began"
-        )
-        assert f"{stream[7:]}: {expected}. A new run reads all shards" in caplog.text
+        expected = f"{stream[7:]}: this run reads only the first {began} of {total} shards, because"
+        expected += " the others were added after it began. A new run reads all shards"
+        assert expected in caplog.text
         assert f"samples in the first {began} of {total} shards" in list_settings(loader)
         assert loader.state_dict() == state
         new = ranks(str(data), tmp_path / "cache")(batch_size=2)
@@ -145,7 +136,7 @@ def test_streams_read_as_one_corpus_keep_their_shards(tmp_path: Path) -> None:
     make_rank = ranks([str(folder) for folder in folders], tmp_path / "cache")
     whole, states = run_leg(make_rank, Leg(2, batches=30))
     state = states[4]
-    old = {name: value for name, value in state.items() if name != "stream_shards"}
+    old = without(state, "stream_shards")
     convert(folders[1], "more", 20, append=True)
     for each in (state, old):
         rows, _ = run_leg(make_rank, Leg(3, batches=4), each)
@@ -195,15 +186,13 @@ def test_data_that_does_not_begin_with_the_saved_data_is_refused(tmp_path: Path)
     convert(data, "a", 60)
     _, states = run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=3))
     convert(data, "b", 90, overwrite=True)
-    with pytest.raises(
-        StreamChangedError, match="a different dataset, with 90 samples instead of 60"
-    ):
+    other = "a different dataset, with 90 samples instead of 60"
+    with pytest.raises(StreamChangedError, match=other):
         run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=3), states[-1])
 
 
 def test_data_written_again_and_then_appended_is_recognized_by_its_samples(tmp_path: Path) -> None:
     for name, compression in {"one": "zstd", "two": "gz"}.items():
-        (tmp_path / name).mkdir()
         convert(tmp_path / name / "mds", "a", 60, compression=compression)
     make = [ranks(str(tmp_path / name / "mds"), tmp_path / "cache") for name in ("one", "two")]
     whole, states = run_leg(make[0], Leg(2, batches=30))
@@ -240,11 +229,10 @@ def test_after_an_append_that_was_not_counted_the_error_says_that_counting_the_n
     opened = {
         "mixture": ranks(streams, tmp_path / "cache", batch_size=2, epochs=1),
         "uneven": ranks(str(data), tmp_path / "cache", batch_size=2, dp_rank=0, dp_world_size=5),
-        "rows": lambda **options: Rows(
-            str(data), tokenizer=byte_tokenizer(), eos=EOS, seq_len=16, num_lanes=6, **options
-        ),
     }
-    before = {name: opened[name]() for name in ("mixture", "uneven")}
+    tokens: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16}
+    open_rows = partial(Rows, str(data), num_lanes=6, **tokens)
+    before = {name: make() for name, make in opened.items()}
     states = {name: loader.state_dict() for name, loader in before.items()}
     convert(data, "b", 25, append=True)
     for name, error in (
@@ -254,7 +242,7 @@ def test_after_an_append_that_was_not_counted_the_error_says_that_counting_the_n
         with pytest.raises((DatasetError, ValueError), match=error):
             opened[name]()
     with pytest.raises(DatasetError, match="counts only shards without lengths, such as appended"):
-        opened["rows"](state=states["uneven"])
+        open_rows(state=states["uneven"])
     count(data)
     for name in ("mixture", "uneven"):
         loader = opened[name]()
@@ -262,4 +250,4 @@ def test_after_an_append_that_was_not_counted_the_error_says_that_counting_the_n
         assert [each.rows.tolist() for each in loader.take(4)] == [
             each.rows.tolist() for each in before[name].take(4)
         ]
-    assert opened["rows"](state=states["uneven"]).first_row == 0
+    assert open_rows(state=states["uneven"]).first_row == 0

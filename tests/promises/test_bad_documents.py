@@ -9,24 +9,20 @@ import logging
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cloudload import CloudLoader, Stream
-from cloudload.cli import main
+from cloudload import Stream
 from cloudload.errors import CloudloadError, DatasetError, StreamChangedError, TokenizerError
 from cloudload.provenance import open_run
 from cloudload.run.state_codec import read_counts
 from cloudload.testing import Leg, check_resume, check_worlds, run_leg
 from testkit import loaders
-from testkit.awkward import cases
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from testkit.kinds import KINDS, THOROUGH, kind_of, loaders_of
+from testkit.awkward import Case
+from testkit.corpora import random_documents, write_mds
+from testkit.kinds import every_case, loaders_of
 
 COUNT = 60
 BAD = {5, 17, 18, 41}
@@ -73,23 +69,17 @@ def wraps_store_error(sample: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bad")
-    for name, texts in (("good", TEXTS), ("broken", BROKEN_TEXTS)):
-        extra: dict[str, tuple[str, list[Any]]] = {"id": ("str", IDS)}
-        write_mds(folder / name, texts, encoding="bytes", shard_bytes=2_000, extra=extra)
-    return folder
-
-
-def make_loader(folder: Path, data: str = "good", **settings: Any) -> CloudLoader:
-    defaults: dict[str, Any] = {"num_lanes": 6, "tokenizer": byte_tokenizer(), "eos": EOS}
-    return CloudLoader(
-        folder / data, local=folder / "cache", **{**defaults, "seq_len": 16, **settings}
-    )
+def folder(module_folder: Path) -> Path:
+    extra: dict[str, tuple[str, list[Any]]] = {"id": ("str", IDS)}
+    options: dict[str, Any] = {"encoding": "bytes", "shard_bytes": 2_000, "extra": extra}
+    write_mds(module_folder / "good", TEXTS, **options)
+    write_mds(module_folder / "broken", BROKEN_TEXTS, **options)
+    return module_folder
 
 
 def ranks(folder: Path, data: str = "good", **settings: Any) -> Any:
-    return functools.partial(make_loader, folder, data, **settings)
+    settings = {"num_lanes": 6, "local": folder / "cache", **settings}
+    return loaders.ranks(folder / data, **settings)
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -129,11 +119,8 @@ def test_a_skipped_document_gives_the_rows_of_a_filter_in_every_world_and_is_cou
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
 def test_a_run_that_skips_resumes_after_every_batch(folder: Path, packing: str) -> None:
-    check_resume(
-        ranks(folder, "broken", on_error="skip", packing=packing, epochs=1),
-        global_batch=4,
-        num_batches=20,
-    )
+    make = ranks(folder, "broken", on_error="skip", packing=packing, epochs=1)
+    check_resume(make, global_batch=4, num_batches=20)
 
 
 def leave_out(sample: dict[str, Any]) -> str | None:
@@ -148,23 +135,17 @@ def break_out(sample: dict[str, Any]) -> str:
     return text
 
 
-@pytest.mark.parametrize(("packing", "mixture", "ends"), KINDS)
-@THOROUGH
-@given(data=st.data())
-def test_any_corpus_in_any_chain_of_worlds_reads_as_with_a_filter(
-    scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
-) -> None:
-    case = data.draw(cases(**kind_of(packing, mixture, ends)))
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        filtered = loaders_of(case, folder, transform=leave_out)
-        skipped = loaders_of(case, folder, transform=break_out, on_error="skip")
-        try:
-            expected = check_worlds(filtered, case.legs)
-        except DatasetError:  # all documents are left out
-            with pytest.raises(DatasetError, match="tokens"):
-                check_worlds(skipped, case.legs)
-            return
-        assert check_worlds(skipped, case.legs) == expected
+@every_case()
+def test_any_corpus_in_any_chain_of_worlds_reads_as_with_a_filter(folder: str, case: Case) -> None:
+    filtered = loaders_of(case, folder, transform=leave_out)
+    skipped = loaders_of(case, folder, transform=break_out, on_error="skip")
+    try:
+        expected = check_worlds(filtered, case.legs)
+    except DatasetError:  # all documents are left out
+        with pytest.raises(DatasetError, match="tokens"):
+            check_worlds(skipped, case.legs)
+        return
+    assert check_worlds(skipped, case.legs) == expected
 
 
 @every_way
@@ -172,8 +153,7 @@ def test_statistics_count_skipped_documents_by_stream(folder: Path, way: dict[st
     data = [Stream(str(folder / "good"), name="one"), Stream(str(folder / "broken"), name="two")]
     settings: dict[str, Any] = {"transform": way.get("transform"), "on_error": "skip", "epochs": 1}
     with loaders.make_loader(data, local=folder / "cache", **settings) as loader:
-        for _ in loader:
-            pass
+        list(loader)
         stats = loader.stats()
     in_one = len(BAD) if "transform" in way else 0
     assert (stats.failed, stats.streams["one"].failed) == (in_one + len(BAD), in_one)
@@ -187,10 +167,8 @@ def test_the_1st_2nd_and_4th_skipped_documents_are_logged_with_id_and_reason(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    settings: dict[str, Any] = {"on_error": "skip", "epochs": 1, "batch_size": 4, "num_workers": 0}
-    with make_loader(folder, transform=fails, shuffle=False, **settings) as loader:
-        for _ in loader:
-            pass
+    with ranks(folder, transform=fails, shuffle=False, on_error="skip", epochs=1)() as loader:
+        list(loader)
     found = [text for text in caplog.messages if "on_error='skip' left out" in text]
     assert len(found) == 3
     for text, number in zip(found, ("1", "2", "4"), strict=True):
@@ -234,9 +212,9 @@ def test_by_default_the_error_names_the_document_and_the_choice_to_skip(
         assert f"the transform {__name__}.{way['transform'].__name__} " in text
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+FOREIGN: list[tuple[BaseException, str]] = [
+    (each, type(each).__name__)
+    for each in (
         MemoryError("full"),
         RecursionError("deep"),
         OSError(24, "Too many open files"),
@@ -246,36 +224,29 @@ def test_by_default_the_error_names_the_document_and_the_choice_to_skip(
         GeneratorExit(),
         TokenizerError("cannot load"),
         subprocess.TimeoutExpired("lynx", 5),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_an_error_that_is_not_the_documents_is_never_skipped(
-    folder: Path, error: BaseException
-) -> None:
-    transform = functools.partial(fails_within, error)
-    settings: dict[str, Any] = {"transform": transform, "transform_id": "x", "on_error": "skip"}
-    name = type(error).__name__
-    with pytest.raises(
-        DatasetError, match=rf"on_error='skip' does not apply, because .* caused the {name}"
-    ):
-        run_leg(ranks(folder, **settings), Leg(batches=60))
-
-
-def test_nor_is_an_error_that_one_of_these_caused(folder: Path) -> None:
-    with pytest.raises(
-        DatasetError, match=r"does not apply, because .* caused the ConnectionResetError"
-    ):
-        run_leg(ranks(folder, transform=wraps_store_error, on_error="skip"), Leg(batches=60))
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no ExceptionGroup")
-def test_nor_is_a_group_that_has_one_of_these(folder: Path) -> None:
+    )
+]
+if sys.version_info >= (3, 11):  # Python 3.10 has no ExceptionGroup
     new_group: Any = vars(builtins)["ExceptionGroup"]
-    group = new_group("two", [ValueError("a"), new_group("inner", [TimeoutError("b")])])
-    transform = functools.partial(fails_within, group)
-    settings: dict[str, Any] = {"transform": transform, "transform_id": "x"}
-    with pytest.raises(DatasetError, match=r"does not apply, because .* caused the TimeoutError"):
-        run_leg(ranks(folder, **settings, on_error="skip"), Leg(batches=60))
+    INNER = new_group("inner", [TimeoutError("b")])
+    FOREIGN.append((new_group("two", [ValueError("a"), INNER]), "TimeoutError"))
+
+
+@pytest.mark.parametrize(
+    ("transform", "cause"),
+    [
+        *((functools.partial(fails_within, error), cause) for error, cause in FOREIGN),
+        (wraps_store_error, "ConnectionResetError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_error_that_is_not_the_documents_or_that_such_an_error_caused_is_never_skipped(
+    folder: Path, transform: Any, cause: str
+) -> None:
+    settings: dict[str, Any] = {"transform": transform, "transform_id": "x", "on_error": "skip"}
+    expected = rf"on_error='skip' does not apply, because .* caused the {cause}"
+    with pytest.raises(DatasetError, match=expected):
+        run_leg(ranks(folder, **settings), Leg(batches=60))
 
 
 def test_a_damaged_shard_and_a_tokenizer_that_fails_are_never_skipped(tmp_path: Path) -> None:
@@ -313,8 +284,7 @@ def rows_before_error(make_loader: Any) -> tuple[list[Any], list[Any]]:
     """
     rows: list[Any] = []
     states: list[Any] = []
-    options = {"dp_rank": 0, "dp_world_size": 1, "num_workers": 0, "batch_size": 1}
-    with make_loader(exchange_every=1, **options) as loader:
+    with make_loader(batch_size=1) as loader:
         states.append(loader.state_dict())
 
         def read_all() -> None:
@@ -355,10 +325,7 @@ def test_skip_becomes_raise_freely_unless_documents_were_skipped_and_back(folder
     assert rest == whole[1:2]
     with pytest.raises(StreamChangedError, match=r"on_error \(doc.*: saved 'skip', found 'raise'"):
         run_leg(raising, Leg(), states[-1])
-
-    with raising(
-        dp_rank=0, dp_world_size=1, batch_size=1, num_workers=0, exchange_every=1
-    ) as loader:
+    with raising(batch_size=1) as loader:
         loader.load_state_dict(states[-1], on_change={"on_error": "accept"})
         again = loader.state_dict()
     assert "on_error" not in again
@@ -376,23 +343,19 @@ def test_a_state_without_skips_has_the_keys_of_older_states(folder: Path) -> Non
         run_leg(ranks(folder, transform=filters, on_error="skip"), Leg(), damaged)
 
 
-def fail_later(switch: list[bool], sample: dict[str, Any]) -> str:
-    if switch[0]:
-        raise ValueError("now")
-    return str(sample["text"].decode())
-
-
 def test_a_document_that_has_begun_and_fails_now_is_an_error_not_a_skip(folder: Path) -> None:
-    switch = [False]
-    settings: dict[str, Any] = {
-        "transform": functools.partial(fail_later, switch),
-        "transform_id": "x",
-        "on_error": "skip",
-    }
-    _, states = run_leg(ranks(folder, **settings), Leg(batches=7))
-    switch[0] = True
+    has_changed = False
+
+    def fail_later(sample: dict[str, Any]) -> str:
+        if has_changed:
+            raise ValueError("now")
+        return str(sample["text"].decode())
+
+    make = ranks(folder, transform=fail_later, transform_id="x", on_error="skip")
+    _, states = run_leg(make, Leg(batches=7))
+    has_changed = True
     with pytest.raises(CloudloadError, match=r"ValueError: now.*read a part of this document"):
-        run_leg(ranks(folder, **settings), Leg(), states[-1])
+        run_leg(make, Leg(), states[-1])
 
 
 # ---------------------------------------------------------------- provenance
@@ -401,29 +364,23 @@ def test_a_document_that_has_begun_and_fails_now_is_an_error_not_a_skip(folder: 
 @pytest.mark.parametrize(
     ("transform", "reason"),
     [
-        (
-            fails,
-            r"on_error='skip' leaves out .*fails failed on .* \(id 'doc-17'\): Key",
-        ),
+        (fails, r"on_error='skip' leaves out .*fails failed on .* \(id 'doc-17'\): Key"),
         (filters, r"min_tokens filters out sample \d+ of .* \(id 'doc-17'\)"),
     ],
     ids=["skipped", "filtered"],
 )
 def test_where_says_why_a_document_is_in_no_step(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], transform: Any, reason: str
+    folder: Path, tmp_path: Path, cli: Any, tokenizer_file: str, *, transform: Any, reason: str
 ) -> None:
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    settings = {"tokenizer": str(tmp_path / "tokenizer.json"), "transform": transform}
-    state = run_leg(ranks(folder, **settings, on_error="skip", epochs=1), Leg(batches=1))[1][-1]
+    settings = {"tokenizer": tokenizer_file, "transform": transform, "epochs": 1}
+    state = run_leg(ranks(folder, **settings, on_error="skip"), Leg(batches=1))[1][-1]
     (tmp_path / "state").write_text(json.dumps(state))
     assert open_run(state, transform=transform).arguments["on_error"] == "skip"
-    command = ["where", str(tmp_path / "state"), "--until", "500", "--workers", "0"]
-    command += ["--local", str(folder / "cache"), "--transform", f"{__name__}:{transform.__name__}"]
-    assert main([*command, "--sample", "17"]) == 1
-    printed = capsys.readouterr()
+    command = ["where", tmp_path / "state", "--until", "500", "--workers", "0"]
+    command += ["--local", folder / "cache", "--transform", f"{__name__}:{transform.__name__}"]
+    printed = cli(*command, "--sample", "17", status=1)
     assert printed.out == ""
     assert re.search(reason, printed.err)
-    assert main([*command, "--sample", "3"]) == 0
-    printed = capsys.readouterr()
+    printed = cli(*command, "--sample", "3")
     assert "sample 3  tokens 0:" in printed.out
     assert "the document" not in printed.err

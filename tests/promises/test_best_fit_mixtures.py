@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,42 +10,25 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cloudload import Stream
 from cloudload.testing import Leg, run_leg
-from cloudload.tools.count import count_tokens
-from testkit.awkward import tokenize
 from testkit.best_fit_oracle import BestFitOracle
-from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.corpora import random_documents
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader
+from testkit.mixtures import Mixtures
 
 SIZES, FULL = (7, 40, 70, 25, 12), (1, 2, 3, 5)
 SEQ_LEN, MOST_ROWS = 32, 600
 
 
-@dataclass
-class Data:
-    cache: Path
-    folders: list[str]
-    sizes: list[list[int]]
-    """For each folder, the sizes of its documents in tokens, with eos."""
-
-
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+def data(module_folder: Path) -> Mixtures:
     """Write streams of different sizes, then streams whose documents each fill a row."""
-    root = tmp_path_factory.mktemp("mixtures")
-    made = Data(root / "cache", [], [])
-    texts = [random_documents(number, size, max_words=10) for number, size in enumerate(SIZES)]
+    texts = [random_documents(seed, size, max_words=10) for seed, size in enumerate(SIZES)]
     for of_stream in texts:
         of_stream[len(of_stream) // 2] = ""
-    texts += [["x" * (SEQ_LEN - 1)] * size for size in FULL]
-    for number, of_stream in enumerate(texts):
-        folder = write_mds(root / str(number), of_stream, shard_bytes=3_000)
-        count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
-        made.folders.append(folder)
-        made.sizes.append([len(tokenize(text)) + 1 for text in of_stream])
-    return made
+    full = [["x" * (SEQ_LEN - 1)] * size for size in FULL]
+    return Mixtures.write(module_folder, texts + full)
 
 
 STREAMS = st.lists(
@@ -87,7 +69,7 @@ STREAMS = st.lists(
 )
 @settings(max_examples=4 * EXAMPLES)
 def test_streams_end_where_the_oracle_ends_them_and_a_resume_reads_the_same_rows(
-    data: Data,
+    data: Mixtures,
     *,
     streams: list[tuple[int, float, int]],
     num_lanes: int,
@@ -99,10 +81,7 @@ def test_streams_end_where_the_oracle_ends_them_and_a_resume_reads_the_same_rows
     numbers, weights, repeats = zip(*streams, strict=True)
     make: Any = partial(
         make_loader,
-        [
-            Stream(data.folders[number], proportion=weight, max_epochs=times, name=f"s{number}")
-            for number, weight, times in streams
-        ],
+        data.streams(weights, repeats, numbers),
         local=data.cache,
         num_lanes=num_lanes,
         seq_len=seq_len,
@@ -112,9 +91,8 @@ def test_streams_end_where_the_oracle_ends_them_and_a_resume_reads_the_same_rows
     )
     with make() as loader:
         components = loader.recipe.components
-    oracle = BestFitOracle(
-        components, repeats, [data.sizes[number] for number in numbers], open_rows
-    )
+    sizes = data.sizes()
+    oracle = BestFitOracle(components, repeats, [sizes[number] for number in numbers], open_rows)
     oracle.take(MOST_ROWS, weights, first, seq_len)
     rows, states = run_leg(make, Leg(1, 0, 1, MOST_ROWS))
     found = [list(row.spans) for row in rows]

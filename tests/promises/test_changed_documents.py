@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
 from cloudload.run.state import read_state
 from cloudload.testing import Leg, run_leg
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit import loaders
+from testkit.corpora import random_documents, write_mds
+from testkit.state_fields import without
 
 COUNT = 60
 TEXTS = random_documents(1, COUNT, max_words=40)
@@ -22,18 +21,22 @@ IDS = [f"doc-{number}" for number in range(COUNT)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("changed")
-    write_mds(folder / "mds", TEXTS, shard_bytes=4_000, extra={"id": ("str", IDS)})
-    return folder
+def folder(module_folder: Path) -> Path:
+    write_mds(module_folder / "mds", TEXTS, shard_bytes=4_000, extra={"id": ("str", IDS)})
+    return module_folder
 
 
-def append(suffix: list[str], sample: dict[str, Any]) -> str:
-    return f"{sample['text']}{suffix[0]}"
+class Append:
+    """A transform that appends a suffix, which may change, or cuts a text to its first bytes."""
 
+    def __init__(self) -> None:
+        self.suffix, self.length = "", None
 
-def cut(length: list[int | None], sample: dict[str, Any]) -> str:
-    return str(sample["text"][: length[0]])
+    suffix: str
+    length: int | None
+
+    def __call__(self, sample: dict[str, Any]) -> str:
+        return f"{sample['text'][: self.length]}{self.suffix}"
 
 
 def append_file(path: Path, sample: dict[str, Any]) -> str:
@@ -41,13 +44,14 @@ def append_file(path: Path, sample: dict[str, Any]) -> str:
 
 
 def ranks(folder: Path, **settings: Any) -> Any:
-    defaults: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16}
-    return functools.partial(
-        CloudLoader,
-        folder / "mds",
-        local=folder / "cache",
-        **{**defaults, "num_lanes": 6, "overflow": "rows", **settings},
-    )
+    settings = {"num_lanes": 6, "overflow": "rows", "local": folder / "cache", **settings}
+    return loaders.ranks(folder / "mds", **settings)
+
+
+def changing(folder: Path, **settings: Any) -> tuple[Append, Any]:
+    """A transform, and loaders that take it for the same one when it changes."""
+    transform = Append()
+    return transform, ranks(folder, **{"transform": transform, "transform_id": "x", **settings})
 
 
 CHANGED = (
@@ -60,26 +64,22 @@ CHANGED = (
 def test_a_document_in_progress_that_grew_is_named_with_both_sizes(
     folder: Path, packing: str, workers: int
 ) -> None:
-    suffix = [""]
-    make = ranks(
-        folder, packing=packing, transform=functools.partial(append, suffix), transform_id="x"
-    )
+    transform, make = changing(folder, packing=packing)
     _, states = run_leg(make, Leg(2, workers=2, batch_size=6, batches=2))
     for leg in (Leg(workers=workers), Leg(3, workers=workers, batch_size=4)):
-        suffix[0] = "."
+        transform.suffix = "."
         with pytest.raises(StreamChangedError, match=CHANGED + ".*not deterministic") as raised:
             run_leg(make, leg, states[-1])
         assert "damaged" not in str(raised.value)
         assert "on_change={'transform': 'accept'}" in str(raised.value)
-        suffix[0] = ""
+        transform.suffix = ""
         run_leg(make, leg, states[-1])
 
 
 def test_so_is_one_that_shrank_even_below_the_tokens_that_were_read(folder: Path) -> None:
-    length: list[int | None] = [None]
-    make = ranks(folder, transform=functools.partial(cut, length), transform_id="x")
+    transform, make = changing(folder)
     _, states = run_leg(make, Leg(batch_size=6, batches=3))
-    length[0] = 3
+    transform.length = 3
     with pytest.raises(StreamChangedError, match=CHANGED) as raised:
         run_leg(make, Leg(), states[-1])
     assert "has 4 tokens" in str(raised.value)
@@ -99,44 +99,32 @@ def test_a_transform_that_reads_a_file_is_caught_when_the_file_changed(
 
 
 def test_a_size_is_kept_across_resumes_that_do_not_read_the_lane(folder: Path) -> None:
-    suffix = [""]
-    make = ranks(folder, transform=functools.partial(append, suffix), transform_id="x")
+    transform, make = changing(folder)
     _, states = run_leg(make, Leg(batch_size=6, batches=2))
     for _ in range(4):
         _, states = run_leg(make, Leg(batches=1), states[-1])
     cursors = read_state(states[-1]).position.cursors[0]
     assert ((cursors[:, 1] > 0) == (cursors[:, 2] > 0)).all()
-    suffix[0] = "."
+    transform.suffix = "."
     with pytest.raises(StreamChangedError, match=CHANGED):
         run_leg(make, Leg(batches=9), states[-1])
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
 def test_in_the_tail_it_is_noticed_too(folder: Path, packing: str) -> None:
-    suffix = [""]
-    make = ranks(
-        folder,
-        packing=packing,
-        transform=functools.partial(append, suffix),
-        transform_id="x",
-        epochs=1,
-    )
+    transform, make = changing(folder, packing=packing, epochs=1)
     _, states = run_leg(make, Leg(batches=None))
     in_tail = next(state for state in states if state["tail"])
-    suffix[0] = "."
+    transform.suffix = "."
     with pytest.raises(StreamChangedError, match=CHANGED):
         run_leg(make, Leg(batches=None), in_tail)
 
 
 def test_a_change_that_is_accepted_drops_the_documents_in_progress(folder: Path) -> None:
-    suffix = [""]
-    transform = functools.partial(append, suffix)
-    make = ranks(folder, transform=transform, transform_id="x")
+    transform, make = changing(folder)
     _, states = run_leg(make, Leg(batch_size=6, batches=3))
-    suffix[0] = "."
-    with ranks(folder, transform=transform, transform_id="y")(
-        batch_size=1, num_workers=0
-    ) as loader:
+    transform.suffix = "."
+    with make(transform_id="y", batch_size=1) as loader:
         loader.load_state_dict(states[-1], on_change={"transform": "accept"})
         assert loader.state_dict()["document_sizes"] == ""
         assert len(list(loader.take(12))) == 12
@@ -145,43 +133,19 @@ def test_a_change_that_is_accepted_drops_the_documents_in_progress(folder: Path)
 def test_a_state_without_sizes_resumes_and_only_lanes_that_run_learn_them(folder: Path) -> None:
     make = ranks(folder)
     whole, states = run_leg(make, Leg(batch_size=6, batches=6))
-    older = {name: value for name, value in states[2].items() if name != "document_sizes"}
+    older = without(states[2], "document_sizes")
     rest, after = run_leg(make, Leg(batch_size=6, batches=4), older)
     assert rest == whole[12:]
     assert after[-1] == states[-1]
 
 
 def test_seq_len_may_change_while_sizes_stay_known(folder: Path) -> None:
-    suffix = [""]
-    transform = functools.partial(append, suffix)
-    settings: dict[str, Any] = {"transform": transform, "transform_id": "x", "packing": "best_fit"}
-    _, states = run_leg(ranks(folder, **settings), Leg(batch_size=6, batches=3))
-    longer = ranks(folder, **{**settings, "seq_len": 11})
+    transform, make = changing(folder, packing="best_fit")
+    _, states = run_leg(make, Leg(batch_size=6, batches=3))
+    longer = functools.partial(make, seq_len=11)
     _, changed = run_leg(longer, Leg(batch_size=1, batches=8), states[-1])
     cursors = read_state(changed[-1]).position.cursors[0]
     assert ((cursors[:, 1] > 0) == (cursors[:, 2] > 0)).all()
-    suffix[0] = "."
+    transform.suffix = "."
     with pytest.raises(StreamChangedError, match=CHANGED):
         run_leg(longer, Leg(batch_size=6), changed[-1])
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        (
-            np.ones(5, "<u2"),
-            r"document_sizes: they have 10 bytes, but the only possible sizes are \[12, 24, 48\]",
-        ),
-        (np.full(6, 1 << 41, "<u8"), "document_sizes: 2,199,023,255,552 tokens are beyond any"),
-        (
-            np.ones(6, "<u2"),
-            r"document_sizes: lane \d is at token \d+ of document \d+, which has 1",
-        ),
-    ],
-    ids=["too few", "too large", "below the offset"],
-)
-def test_damaged_sizes_are_named(folder: Path, sizes: Any, message: str) -> None:
-    _, states = run_leg(ranks(folder), Leg(batch_size=6, batches=3))
-    text = base64.b64encode(sizes.tobytes()).decode()
-    with pytest.raises(StreamChangedError, match=message):
-        run_leg(ranks(folder), Leg(), {**states[-1], "document_sizes": text})

@@ -34,6 +34,8 @@ from testkit.damaged_datasets import (
     rename,
     replace_bytes,
     truncate,
+    update,
+    update_raw,
     write_json_shards,
     write_raw_beside,
 )
@@ -87,6 +89,11 @@ def column(encoding: str, values: list[Any], name: str = "more") -> dict[str, An
     return {"extra": {name: (encoding, values)}}
 
 
+def add_unknown_hash(folder: Path) -> None:
+    for number in (0, 1):
+        edit_entry(lambda entry: entry["raw_data"]["hashes"].update(crc32c="0"), number)(folder)
+
+
 FLOATS = column("float64", [0.5] * 70)
 CASES: dict[str, Case] = {
     "index-missing": Case(lambda folder: (folder / "index.json").unlink()),
@@ -96,15 +103,13 @@ CASES: dict[str, Case] = {
     "index-invalid null": Case(edit(lambda index: index["shards"].append(None))),
     "empty": Case(edit(lambda index: index.update(shards=[])), also=("unlisted",)),
     "format": Case(write_json_shards),
-    "entry-invalid": Case(edit_entry(lambda entry: entry["raw_data"].update(bytes=10))),
-    "entry-invalid type": Case(
-        edit_entry(lambda entry: entry["raw_data"].update(bytes="12")), readers=BOTH
-    ),
-    "entry-invalid format": Case(edit_entry(lambda entry: entry.update(format="x")), readers=BOTH),
-    "entry-fields": Case(edit_entry(lambda entry: entry.update(language="en"))),
+    "entry-invalid": Case(update_raw(bytes=10)),
+    "entry-invalid type": Case(update_raw(bytes="12"), readers=BOTH),
+    "entry-invalid format": Case(update(format="x"), readers=BOTH),
+    "entry-fields": Case(update(language="en")),
     "entry-fields lacking": Case(edit_entry(lambda entry: entry.pop("size_limit"))),
-    "entry-fields of file": Case(edit_entry(lambda entry: entry["raw_data"].update(etag="x"))),
-    "entry-fields version": Case(edit_entry(lambda entry: entry.update(version=1))),
+    "entry-fields of file": Case(update_raw(etag="x")),
+    "entry-fields version": Case(update(version=1)),
     "too-large": Case(exceed_32_bits, IN_PLACE),
     "name-escapes": Case(rename("../outside.mds"), harm=lambda: Path("outside.mds").exists()),
     "name-refused": Case(rename("a*b.mds")),
@@ -112,27 +117,12 @@ CASES: dict[str, Case] = {
         edit(lambda index: index["shards"].append(index["shards"][0])), also=("text-repeated",)
     ),
     "name-clash": Case(rename("SHARD.00000.mds")),
-    "compression-unknown": Case(
-        edit_entry(lambda entry: entry.update(compression="lz4")), dataset=ZSTD
-    ),
-    "compression-unknown None": Case(
-        edit_entry(lambda entry: entry.update(compression=None)), dataset=ZSTD
-    ),
-    "compression-level": Case(
-        edit_entry(lambda entry: entry.update(compression="zstd:99")), dataset=ZSTD
-    ),
-    "compression-unused": Case(
-        edit_entry(lambda entry: entry.update(compression="zstd")), IN_PLACE
-    ),
+    "compression-unknown": Case(update(compression="lz4"), dataset=ZSTD),
+    "compression-unknown None": Case(update(compression=None), dataset=ZSTD),
+    "compression-level": Case(update(compression="zstd:99"), dataset=ZSTD),
+    "compression-unused": Case(update(compression="zstd"), IN_PLACE),
     "hash-absent": Case(patch(0, b""), CHECKED),
-    "hash-unknown": Case(
-        edit(
-            lambda index: [
-                entry["raw_data"]["hashes"].update(crc32c="0") for entry in index["shards"]
-            ]
-        ),
-        {"validate_hash": "crc32c"},
-    ),
+    "hash-unknown": Case(add_unknown_hash, {"validate_hash": "crc32c"}),
     "hash-partial": Case(add_md5, {"validate_hash": "md5"}),
     "pickle": Case(change_encoding("pkl"), dataset=FLOATS, also=("hash-absent",)),
     "encoding-unknown": Case(change_encoding("complex"), dataset=FLOATS, also=("hash-absent",)),
@@ -155,7 +145,7 @@ CASES: dict[str, Case] = {
     ),
     "hash-mismatch": Case(flip_middle(SECOND), CHECKED),
     "decompress": Case(flip_middle(f"{SECOND}.zstd"), dataset=ZSTD, also=("hash-mismatch",)),
-    "sample-count": Case(edit_entry(lambda entry: entry.update(samples=29))),
+    "sample-count": Case(update(samples=29)),
     "offsets": Case(patch(8, struct.pack("<I", 1 << 31)), also=("hash-absent",)),
     "header": Case(replace_bytes(b'["text"]', b'["tent"]'), also=("hash-absent",)),
     "sample-layout": Case(

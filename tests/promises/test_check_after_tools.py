@@ -3,38 +3,30 @@ an object that one of our tools wrote."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, check_dataset, count_tokens, export_rows
-from cloudload.cli import main
+from cloudload import check_dataset, export_rows
 from cloudload.convert import convert_to_mds
 from cloudload.data.mds.own_objects import LENGTHS
-from cloudload.errors import StoreError
-from cloudload.run.lengths import lengths_index as lengths_index
+from cloudload.run.lengths import lengths_index
 from cloudload.tools.check.findings import CheckReport
-from testkit.conversions import stop_after
-from testkit.corpora import EOS, byte_tokenizer
+from testkit.conversions import QUIET, convert_until, write_lines
+from testkit.corpora import byte_tokenizer
+from testkit.counted import count
+from testkit.loaders import make_loader
 
-QUIET: dict[str, Any] = {"processes": 1, "progress": False}
 SEGMENTS: dict[str, Any] = {**QUIET, "shard_bytes": 2000, "segment_bytes": 4000}
 
 
 def corpus(folder: Path, *names: str) -> Path:
     """Write a file of 100 documents for each name."""
-    folder.mkdir(exist_ok=True)
     for name in names:
-        rows = ({"text": f"document {number} of {name}"} for number in range(100))
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / name, (f"document {number} of {name}" for number in range(100)))
     return folder
-
-
-def count(out: Path, **options: Any) -> None:
-    count_tokens(out, tokenizer=byte_tokenizer(), **QUIET, **options)
 
 
 def convert(data: Path, out: Path) -> None:
@@ -61,8 +53,7 @@ def skip_bad(data: Path, out: Path) -> None:
 
 def export(data: Path, out: Path) -> None:
     convert_to_mds(data, data.parent / "mds", **QUIET)
-    options: dict[str, Any] = {"seq_len": 16, "batch_size": 4, "num_workers": 0, "eos": EOS}
-    with CloudLoader(data.parent / "mds", tokenizer=byte_tokenizer(), **options) as loader:
+    with make_loader(data.parent / "mds") as loader:
         export_rows(loader, out, num_batches=4)
     count(out, tokens_key="tokens")
 
@@ -110,12 +101,9 @@ def test_each_split_knows_its_lengths(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_the_command_states_that_token_lengths_are_complete(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_states_that_token_lengths_are_complete(tmp_path: Path, cli: Any) -> None:
     convert_segments(corpus(tmp_path / "in", "a.jsonl"), tmp_path / "out")
-    assert main(["check", str(tmp_path / "out"), "--quiet"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("check", tmp_path / "out", "--quiet").out
     assert "token lengths of 1 tokenizer, complete" in shown
     assert "Remove" not in shown
 
@@ -123,20 +111,15 @@ def test_the_command_states_that_token_lengths_are_complete(
 def test_lengths_of_two_tokenizers_count_as_two(tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert_segments(corpus(tmp_path / "in", "a.jsonl"), out)
-    count_tokens(out, tokenizer="examples/tokenizer", **QUIET)
+    count(out, tokenizer="examples/tokenizer")
     assert check(out).lengths == 2
 
 
-def test_an_unfinished_append_is_never_called_a_leftover(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_append_is_never_called_a_leftover(tmp_path: Path) -> None:
     data, out = corpus(tmp_path / "in", "a.jsonl", "b.jsonl"), tmp_path / "out"
     convert_segments(data, out)
     more = corpus(tmp_path / "more", "c.jsonl", "d.jsonl")
-    with monkeypatch.context() as patched:
-        stop_after(patched, 3)
-        with pytest.raises(StoreError):
-            convert_to_mds(more, out, append=True, **SEGMENTS)
+    convert_until(3, more, out, append=True, **SEGMENTS)
     report = check(out)
     assert set(report.counts) == {"unfinished"}
     assert "run the same cloudload convert again" in report.findings[0].advice

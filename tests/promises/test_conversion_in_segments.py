@@ -17,48 +17,53 @@ from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.conversion_plan import PLAN_NAME
 from cloudload.tools.convert.conversion_report import ConvertReport
 from testkit.conversions import (
+    QUIET,
     convert_lines,
+    convert_until,
+    convert_until_write,
     dataset_bytes,
-    note_each_write,
     read_dataset,
-    stop_after,
     texts,
+    write_lines,
 )
-from testkit.segments import SETTINGS, LastFirst, Twice, mixed_corpus
+from testkit.segments import SETTINGS, convert_every_way, mixed_corpus
 
 WORKERS = 7
 
 
+Whole = tuple[ConvertReport, dict[str, str]]
+"""The report of a conversion in one process, and the hash of every object."""
+
+
+def convert_whole(corpus: Path) -> Whole:
+    report = convert_to_mds(corpus, corpus.parent / "whole", **SETTINGS)
+    return report, dataset_bytes(str(corpus.parent / "whole"))
+
+
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(module_folder: Path) -> Path:
     """A corpus of about 60 segments in four formats."""
-    return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
+    return mixed_corpus(module_folder / "all" / "corpus")
 
 
 @pytest.fixture(scope="module")
-def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ConvertReport, Any]:
-    """Convert `corpus` in one process. Returns the report and the hash of every object."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    report = convert_to_mds(corpus, out, **SETTINGS)
-    return report, dataset_bytes(str(out))
+def whole(corpus: Path) -> Whole:
+    return convert_whole(corpus)
 
 
 @pytest.fixture(scope="module")
-def part(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def part(module_folder: Path) -> Path:
     """A smaller corpus for tests on stores: about 20 segments in four formats."""
-    return mixed_corpus(tmp_path_factory.mktemp("part") / "corpus", part=4)
+    return mixed_corpus(module_folder / "part" / "corpus", part=4)
 
 
 @pytest.fixture(scope="module")
-def whole_part(part: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ConvertReport, Any]:
-    """Convert `part` in one process. Returns the report and the hash of every object."""
-    out = tmp_path_factory.mktemp("whole part") / "out"
-    report = convert_to_mds(part, out, **SETTINGS)
-    return report, dataset_bytes(str(out))
+def whole_part(part: Path) -> Whole:
+    return convert_whole(part)
 
 
 def test_segments_have_folders_and_leave_nothing_but_shards_and_the_index(
-    corpus: Path, whole: tuple[ConvertReport, Any]
+    corpus: Path, whole: Whole
 ) -> None:
     report, objects = whole
     assert report.segments >= 50
@@ -85,38 +90,29 @@ def test_several_segments_hold_the_documents_of_one_in_the_same_order(
     assert changed == {"a-large.jsonl"}
 
 
-@pytest.mark.parametrize("processes", [2, 5])
-def test_any_number_of_processes_writes_the_same_objects(
-    corpus: Path, tmp_path: Path, whole: tuple[ConvertReport, Any], processes: int
+def test_several_processes_write_the_same_objects(
+    corpus: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    report = convert_to_mds(corpus, tmp_path / "out", **{**SETTINGS, "processes": processes})
+    report = convert_to_mds(corpus, tmp_path / "out", **{**SETTINGS, "processes": 5})
     assert dataset_bytes(str(tmp_path / "out")) == whole[1]
     assert report.documents == whole[0].documents
 
 
-def test_segments_in_reverse_order_give_the_same_objects(
-    corpus: Path, tmp_path: Path, whole: tuple[ConvertReport, Any]
+def test_segments_in_reverse_order_or_that_run_twice_at_once_give_the_same_objects(
+    part: Path, store_url: str, whole_part: Whole
 ) -> None:
-    executor = LastFirst(whole[0].segments)
-    convert_to_mds(corpus, tmp_path / "out", executor=executor, **SETTINGS)
-    assert dataset_bytes(str(tmp_path / "out")) == whole[1]
-
-
-def test_segments_that_run_twice_at_once_give_the_same_objects(
-    part: Path, store_url: str, whole_part: tuple[ConvertReport, Any]
-) -> None:
-    convert_to_mds(part, store_url, executor=Twice(), **SETTINGS)
-    assert dataset_bytes(store_url) == whole_part[1]
+    report, objects = whole_part
+    for out, found in convert_every_way(part, store_url, report.segments, **SETTINGS):
+        assert dataset_bytes(out) == objects
+        assert found.documents == report.documents
 
 
 def test_workers_of_an_array_in_any_order_give_the_same_objects(
-    part: Path, store_url: str, whole_part: tuple[ConvertReport, Any]
+    part: Path, store_url: str, whole_part: Whole
 ) -> None:
     order = random.Random(5).sample(range(WORKERS), WORKERS)
-    reports = [
-        convert_to_mds(part, store_url, worker=f"{number}/{WORKERS}", **SETTINGS)
-        for number in order
-    ]
+    workers = [f"{number}/{WORKERS}" for number in order]
+    reports = [convert_to_mds(part, store_url, worker=each, **SETTINGS) for each in workers]
     assert [bool(report.unfinished_segments) for report in reports] == [True] * 6 + [False]
     assert reports[-1].documents == whole_part[0].documents
     assert dataset_bytes(store_url) == whole_part[1]
@@ -125,23 +121,19 @@ def test_workers_of_an_array_in_any_order_give_the_same_objects(
 
 
 def test_workers_of_an_array_that_run_at_once_give_the_same_objects(
-    part: Path, store_url: str, whole_part: tuple[ConvertReport, Any]
+    part: Path, store_url: str, whole_part: Whole
 ) -> None:
+    def convert(number: int) -> ConvertReport:
+        return convert_to_mds(part, store_url, worker=f"{number}/{WORKERS}", **SETTINGS)
+
     with ThreadPoolExecutor(WORKERS) as threads:
-        reports = list(
-            threads.map(
-                lambda number: convert_to_mds(
-                    part, store_url, worker=f"{number}/{WORKERS}", **SETTINGS
-                ),
-                range(WORKERS),
-            )
-        )
+        reports = list(threads.map(convert, range(WORKERS)))
     assert any(report.unfinished_segments == 0 for report in reports)
     assert dataset_bytes(store_url) == whole_part[1]
 
 
 def test_finishing_lists_the_segments_that_are_missing_and_joins_the_rest(
-    corpus: Path, tmp_path: Path, whole: tuple[ConvertReport, Any]
+    corpus: Path, tmp_path: Path, whole: Whole
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(ConvertError, match="are missing"):
@@ -159,16 +151,10 @@ def test_finishing_lists_the_segments_that_are_missing_and_joins_the_rest(
 
 
 def test_a_conversion_that_fails_anywhere_resumes_to_the_same_objects(
-    part: Path,
-    store_url: str,
-    whole_part: tuple[ConvertReport, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    part: Path, store_url: str, whole_part: Whole
 ) -> None:
     for shards in (0, 1, 5, 12, 2):
-        stop_after(monkeypatch, shards)
-        with pytest.raises(StoreError, match="no room"):
-            convert_to_mds(part, store_url, **SETTINGS)
-        monkeypatch.undo()
+        convert_until(shards, part, store_url, **SETTINGS)
     report = convert_to_mds(part, store_url, **SETTINGS)
     assert 15 < report.resumed_shards < report.shards
     assert dataset_bytes(store_url) == whole_part[1]
@@ -178,11 +164,8 @@ def test_overwriting_removes_the_folders_of_segments(corpus: Path, tmp_path: Pat
     out = tmp_path / "out"
     convert_to_mds(corpus, out, worker="1/2", **SETTINGS)
     convert_lines(tmp_path, ['{"text": "a"}'], overwrite=True)
-    assert sorted(path.name for path in out.iterdir()) == [
-        "convert-report.json",
-        "index.json",
-        "shard.00000.mds.zstd",
-    ]
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["convert-report.json", "index.json", "shard.00000.mds.zstd"]
 
 
 # ---------------------------------------------------------------- refusals
@@ -192,14 +175,13 @@ def test_overwriting_removes_the_folders_of_segments(corpus: Path, tmp_path: Pat
 def begun(tmp_path: Path) -> tuple[Path, Path]:
     """Three input files, and an output in which one of the three segments is finished."""
     source = tmp_path / "in"
-    source.mkdir()
     for name in "abc":
-        (source / f"{name}.jsonl").write_text(50 * (json.dumps({"text": f"of {name}"}) + "\n"))
+        write_lines(source / f"{name}.jsonl", 50 * [f"of {name}"])
     convert_to_mds(source, tmp_path / "out", worker="1/3", **OPTIONS)
     return source, tmp_path / "out"
 
 
-OPTIONS: dict[str, Any] = {"segment_bytes": 1000, "progress": False, "processes": 1}
+OPTIONS: dict[str, Any] = {**QUIET, "segment_bytes": 1000}
 
 
 def test_an_input_that_changed_after_the_plan_is_refused_by_name(begun: tuple[Path, Path]) -> None:
@@ -262,17 +244,10 @@ def test_a_wrong_worker_is_a_value_error(tmp_path: Path, worker: str) -> None:
 
 
 def test_a_kept_field_may_have_a_different_type_in_each_segment(tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    source.mkdir()
-    (source / "a.jsonl").write_text(20 * '{"text": "a", "n": 1}\n')
-    (source / "b.jsonl").write_text(15 * '{"text": "a", "n": "one"}\n')
-    options: dict[str, Any] = {
-        "segment_bytes": 500,
-        "keep": ["n"],
-        "progress": False,
-        "processes": 1,
-    }
-    report = convert_to_mds(source, tmp_path / "out", **options)
+    write_lines(tmp_path / "in" / "a.jsonl", 20 * [{"text": "a", "n": 1}])
+    write_lines(tmp_path / "in" / "b.jsonl", 15 * [{"text": "a", "n": "one"}])
+    options = {**QUIET, "segment_bytes": 500, "keep": ["n"]}
+    report = convert_to_mds(tmp_path / "in", tmp_path / "out", **options)
     assert (report.segments, report.documents, report.columns["n"]) == (2, 35, "json")
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert [sample["n"] for sample in samples] == 20 * [1] + 15 * ["one"]
@@ -284,19 +259,14 @@ def test_datasets_in_folders_are_converted_by_workers_of_an_array(
 ) -> None:
     rows = [{"text": f"document {number} " * 9, "n": number} for number in range(300)]
     if form == "mds":
-        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        convert_to_mds(
-            tmp_path / "a.jsonl",
-            tmp_path / "in",
-            keep=["n:int16"],
-            shard_bytes=2000,
-            progress=False,
-        )
+        write_lines(tmp_path / "a.jsonl", rows)
+        options = {**QUIET, "keep": ["n:int16"], "shard_bytes": 2000}
+        convert_to_mds(tmp_path / "a.jsonl", tmp_path / "in", **options)
     else:
         import datasets
 
         datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "in"), num_shards=9)
-    options: dict[str, Any] = {**OPTIONS, "keep": ["n"]}
+    options = {**OPTIONS, "keep": ["n"]}
     convert_to_mds(tmp_path / "in", tmp_path / "whole", **options)
     for worker in ("1/2", "0/2"):
         report = convert_to_mds(tmp_path / "in", tmp_path / "out", worker=worker, **options)
@@ -322,17 +292,15 @@ def test_one_segment_in_an_array_is_the_work_of_worker_0(tmp_path: Path) -> None
 @pytest.fixture(params=[1000, 1 << 20], ids=["segments", "one segment"])
 def finished(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A finished dataset of 150 documents, converted in several segments or in one."""
-    write_lines(tmp_path / "in", "abc")
+    write_files(tmp_path / "in", "abc")
     options = {**OPTIONS, "segment_bytes": request.param, "shard_bytes": 1200}
     convert_to_mds(tmp_path / "in", tmp_path / "out", **options)
     return tmp_path / "out"
 
 
-def write_lines(folder: Path, names: str) -> Path:
-    folder.mkdir()
+def write_files(folder: Path, names: str) -> Path:
     for name in names:
-        line = json.dumps({"text": f"of {name} in {folder.name}"}) + "\n"
-        (folder / f"{name}.jsonl").write_text(50 * line)
+        write_lines(folder / f"{name}.jsonl", 50 * [f"of {name} in {folder.name}"])
     return folder
 
 
@@ -345,7 +313,7 @@ def test_appending_adds_documents_and_never_touches_what_is_there(
     before = dataset_bytes(str(finished))
     expected = texts(str(finished), tmp_path)
     for folder in ("more", "most"):
-        report = convert_to_mds(write_lines(tmp_path / folder, "ab"), finished, **APPENDED)
+        report = convert_to_mds(write_files(tmp_path / folder, "ab"), finished, **APPENDED)
         expected += [f"of {name} in {folder}" for name in "ab" for _ in range(50)]
         documents = read_dataset(str(finished), tmp_path)
         assert [sample["text"] for sample in documents] == expected
@@ -360,47 +328,32 @@ def test_appending_adds_documents_and_never_touches_what_is_there(
 def test_what_is_appended_again_is_complete_and_the_rest_is_named(
     finished: Path, tmp_path: Path
 ) -> None:
-    more = write_lines(tmp_path / "more", "ab")
+    more = write_files(tmp_path / "more", "ab")
     first = convert_to_mds(more, finished, **APPENDED)
     again = convert_to_mds(more, finished, **APPENDED)
     assert again.already_complete
     assert (again.documents, again.shards) == (first.documents, first.shards)
     base = convert_to_mds(tmp_path / "in", finished, **APPENDED)
     assert (base.already_complete, base.documents, base.skipped_files) == (True, 250, 3)
-    with pytest.raises(
-        ConvertError, match=r"belongs to a conversion with different .*: shard_bytes"
-    ):
+    other = r"belongs to a conversion with different .*: shard_bytes"
+    with pytest.raises(ConvertError, match=other):
         convert_to_mds(more, finished, **{**APPENDED, "shard_bytes": 5000})
-    with pytest.raises(
-        ConvertError, match=r"cannot append to .*, because it has no finished conversion"
-    ):
+    missing = r"cannot append to .*, because it has no finished conversion"
+    with pytest.raises(ConvertError, match=missing):
         convert_to_mds(more, tmp_path / "nothing", **APPENDED)
 
 
-def test_appending_resumes_wherever_it_was_cut_short(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more = write_lines(tmp_path / "more", "abcd")
+def test_appending_resumes_wherever_it_was_cut_short(finished: Path, tmp_path: Path) -> None:
+    more = write_files(tmp_path / "more", "abcd")
     shutil.copytree(finished, tmp_path / "whole")
     convert_to_mds(more, tmp_path / "whole", **APPENDED)
     before = (finished / "index.json").read_bytes()
-    stop_after(monkeypatch, 3)
-    with pytest.raises(StoreError, match="no room"):
-        convert_to_mds(more, finished, **APPENDED)
-    monkeypatch.undo()
+    convert_until(3, more, finished, **APPENDED)
     assert (finished / "index.json").read_bytes() == before
     with pytest.raises(ConvertError, match=r"an append to .* is not finished"):
         convert_to_mds(tmp_path / "in", finished, **{**APPENDED, "append": False})
     for last in ("convert-report.json", "index.json"):
-
-        def stop(url: str, last: str = last) -> None:
-            if url.endswith(last):
-                raise StoreError("killed")
-
-        note_each_write(monkeypatch, stop)
-        with pytest.raises(StoreError, match="killed"):
-            convert_to_mds(more, finished, **APPENDED)
-        monkeypatch.undo()
+        convert_until_write(last, more, finished, **APPENDED)
     report = convert_to_mds(more, finished, **APPENDED)
     assert report.documents == 350
     assert dataset_bytes(str(finished)) == dataset_bytes(str(tmp_path / "whole"))

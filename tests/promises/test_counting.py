@@ -24,16 +24,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from cloudload.cli import main
 from cloudload.errors import DatasetError
-from cloudload.run.lengths import lengths_index as lengths_index
+from cloudload.run.lengths import lengths_index
 from cloudload.run.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
 from cloudload.tools.count import group as group_module
 from cloudload.tools.count import tally
 from cloudload.tools.count.count import count_tokens, estimate_tokens
 from cloudload.tools.count.length_report import LengthCounter
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
-from testkit.loaders import make_loader
+from testkit.counted import count
+from testkit.loaders import ids_of, make_loader
 
 DOCUMENTS = random_documents(0, 900, max_words=60)
 
@@ -42,9 +42,8 @@ DOCUMENTS = random_documents(0, 900, max_words=60)
 def word_tokenizer() -> Tokenizer:
     """Make a tokenizer with one token per word, so that token counts differ from byte counts."""
     words = sorted({word for text in random_documents(0, 500) for word in text.split()})
-    tokenizer = Tokenizer(
-        models.WordLevel({"?": 0, **dict(zip(words, range(1, 9_999), strict=False))}, "?")
-    )
+    vocabulary = {"?": 0, **{word: number for number, word in enumerate(words, 1)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<eos>"])
     return tokenizer
@@ -62,9 +61,14 @@ def repeat(sample: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A dataset of about 30 shards, which are counted in groups of at least 100 samples."""
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count in groups of at least 100 samples."""
     monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, small_groups: None) -> Path:  # noqa: ARG001
+    """A dataset of about 30 shards."""
     write_mds(tmp_path / "mds", DOCUMENTS, shard_bytes=8_000)
     return tmp_path / "mds"
 
@@ -81,36 +85,24 @@ def digest_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def count(dataset: Path, out: Path, **settings: Any) -> Any:
-    return count_tokens(
-        dataset, tokenizer=byte_tokenizer(), out=out, progress=False, **{"processes": 1, **settings}
-    )
+def count_part(dataset: Path, out: Path, worker: str) -> Any:
+    """Count the share of one job of an array."""
+    options: dict[str, Any] = {"tokenizer": byte_tokenizer(), "processes": 1, "progress": False}
+    return count_tokens(dataset, out=out, worker=worker, **options)
 
 
 def test_processes_machines_and_order_do_not_change_a_byte(dataset: Path, tmp_path: Path) -> None:
-    report = count(dataset, tmp_path / "one")
+    report = count(dataset, out=tmp_path / "one")
     assert report.groups > 5
     with ThreadPoolExecutor(3) as threads:
-        count(dataset, tmp_path / "threads", executor=threads)
-    for worker in (2, 0, 3, 1):
-        last = count(dataset, tmp_path / "array", worker=f"{worker}/4")
-    assert last is not None
-    assert last.tokens == report.tokens
-    digests = {digest_of(tmp_path / name) for name in ("one", "threads", "array")}
+        count(dataset, out=tmp_path / "threads", executor=threads)
+    for worker in ("2/4", "0/4", "3/4"):
+        assert count_part(dataset, tmp_path / "array", worker) is None
+        assert not list((tmp_path / "array").rglob("index*"))
+    assert count(dataset, out=tmp_path / "array", worker="1/4").tokens == report.tokens
+    count(dataset, out=tmp_path / "two", processes=2)
+    digests = {digest_of(tmp_path / name) for name in ("one", "threads", "array", "two")}
     assert len(digests) == 1
-
-
-def test_a_job_of_an_array_that_is_not_the_last_writes_no_index(
-    dataset: Path, tmp_path: Path
-) -> None:
-    assert count(dataset, tmp_path / "out", worker="1/3") is None
-    assert not list((tmp_path / "out").rglob("index*"))
-
-
-def test_two_processes_write_what_one_writes(dataset: Path, tmp_path: Path) -> None:
-    count(dataset, tmp_path / "one")
-    count(dataset, tmp_path / "two", processes=2)
-    assert digest_of(tmp_path / "one") == digest_of(tmp_path / "two")
 
 
 @pytest.mark.parametrize("most", [5, pytest.param(20, marks=pytest.mark.long)])
@@ -151,7 +143,7 @@ count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.jso
 def test_the_report_counts_documents_tokens_and_what_was_left_out(
     dataset: Path, tmp_path: Path
 ) -> None:
-    report = count(dataset, tmp_path / "out", transform=keep_odd)
+    report = count(dataset, out=tmp_path / "out", transform=keep_odd)
     kept = [text for number, text in enumerate(DOCUMENTS) if number % 2]
     sizes = sorted(len(text.encode()) for text in kept)
     assert (report.samples, report.documents, report.filtered) == (900, 450, 450)
@@ -169,45 +161,45 @@ def test_the_bytes_of_text_are_those_that_were_tokenized(tmp_path: Path) -> None
     values = [text.encode() if isinstance(text, str) else text for text in documents]
     extra = {"id": ("str", ["a" * 99] * 5)}
     write_mds(tmp_path / "mds", values, encoding="bytes", extra=extra)
-    report = count(tmp_path / "mds", tmp_path / "out", on_error="skip")
+    report = count(tmp_path / "mds", out=tmp_path / "out", on_error="skip")
     assert (report.documents, report.empty, report.failed) == (3, 1, 1)
     assert report.text_bytes == report.tokens == 5 + 3 + 5
-    upper = count(tmp_path / "mds", tmp_path / "out", on_error="skip", transform=repeat)
+    upper = count(tmp_path / "mds", out=tmp_path / "out", on_error="skip", transform=repeat)
     assert upper.text_bytes == upper.tokens == 10 + 6 + 10
 
 
-def test_a_dataset_that_grew_keeps_the_files_of_its_first_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+@pytest.mark.usefixtures("small_groups")
+def test_a_dataset_that_grew_keeps_the_files_of_its_first_shards(tmp_path: Path) -> None:
     data, out = tmp_path / "mds", tmp_path / "out"
     write_mds(data, DOCUMENTS[:600], shard_samples=[50] * 12)
-    count(data, out)
+    count(data, out=out)
     write_mds(data, DOCUMENTS, shard_samples=[50] * 18)
-    report = count(data, out)
+    report = count(data, out=out)
     assert (report.groups, report.counted_groups) == (9, 3)
 
 
 def test_a_damaged_file_of_lengths_is_named(dataset: Path, tmp_path: Path) -> None:
-    count(dataset, tmp_path / "out")
+    count(dataset, out=tmp_path / "out")
     victim = sorted((tmp_path / "out").rglob("*.lengths"))[2]
     victim.write_bytes(victim.read_bytes()[:-1])
     with pytest.raises(DatasetError, match=rf"{victim.name} is damaged.*Remove the file"):
-        count(dataset, tmp_path / "out")
+        count(dataset, out=tmp_path / "out")
     victim.unlink()
-    assert count(dataset, tmp_path / "out").counted_groups == 1
+    assert count(dataset, out=tmp_path / "out").counted_groups == 1
 
 
-def test_the_command_prints_the_report(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    arguments = ["count", str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json")]
-    assert main([*arguments, "--processes", "1", "--quiet", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+Flags = list[Any]
+
+
+@pytest.fixture
+def flags(tokenizer_file: str) -> Flags:
+    return ["--tokenizer", tokenizer_file, "--processes", "1", "--quiet"]
+
+
+def test_the_command_prints_the_report(dataset: Path, cli: Any, flags: Flags) -> None:
+    report = json.loads(cli("count", dataset, *flags, "--json").out)
     assert report["tokens"] == sum(len(text.encode()) for text in DOCUMENTS)
-    assert main([*arguments, "--processes", "1", "--quiet"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("count", dataset, *flags).out
     assert f"{report['tokens']:,} tokens" in shown
     assert "documents that fit in one row" in shown
 
@@ -216,9 +208,8 @@ SOURCES = ["web", "books", "wéb\x1b[31m"]
 
 
 @pytest.fixture
-def sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sourced(tmp_path: Path, small_groups: None) -> Path:  # noqa: ARG001
     """A dataset with the columns `source`, `part`, and `number`; every fifth document is empty."""
-    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
     documents = ["" if number % 5 == 0 else text for number, text in enumerate(DOCUMENTS)]
     extra: dict[str, tuple[str, list[Any]]] = {
         "source": ("str", [SOURCES[number // 7 % 3] for number in range(900)]),
@@ -243,21 +234,21 @@ def expected_values(names: dict[int, str]) -> list[tuple[str, int, int]]:
 def test_a_column_divides_documents_and_tokens(sourced: Path, tmp_path: Path, before: str) -> None:
     out = tmp_path / "out"
     if before != "nothing":
-        count(sourced, out)
+        count(sourced, out=out)
     if before == "some groups":
         for victim in sorted(out.rglob("*.lengths"))[1:3]:
             victim.unlink()
     found = {}
     with ThreadPoolExecutor(3) as threads:
         for column, settings in {"source": {"executor": threads}, "part": {}}.items():
-            report = count(sourced, out, by=column, **settings)
+            report = count(sourced, out=out, by=column, **settings)
             assert (report.by, report.groups) == (column, len(list(out.rglob("*.lengths"))))
             assert sum(each.share for each in report.values) == pytest.approx(1)
             found[column] = [(each.value, each.documents, each.tokens) for each in report.values]
     parts = {number: "None" if number % 2 else str({"n": number % 4}) for number in range(900)}
     assert found["source"] == expected_values({n: SOURCES[n // 7 % 3] for n in range(900)})
     assert found["part"] == expected_values(parts)
-    count(sourced, tmp_path / "plain")
+    count(sourced, out=tmp_path / "plain")
     assert digest_of(out) == digest_of(tmp_path / "plain")
 
 
@@ -266,42 +257,34 @@ def test_a_column_that_cannot_divide_is_refused(
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(DatasetError, match=r"no column 'sourc' in .* are: number, part, source"):
-        count(sourced, out, by="sourc")
+        count(sourced, out=out, by="sourc")
     with pytest.raises(ValueError, match=r"by \(--by\) needs all groups"):
-        count(sourced, out, by="source", worker="0/2")
+        count(sourced, out=out, by="source", worker="0/2")
     monkeypatch.setattr(tally, "MOST_VALUES", 500)
-    with pytest.raises(
-        DatasetError, match="column 'number' has more than 500 different values, such as"
-    ):
-        count(sourced, out, by="number")
+    many = "column 'number' has more than 500 different values, such as"
+    with pytest.raises(DatasetError, match=many):
+        count(sourced, out=out, by="number")
 
 
-def test_the_command_prints_the_values_of_a_column(
-    sourced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    arguments = ["count", str(sourced), "--tokenizer", str(tmp_path / "tokenizer.json"), "--quiet"]
-    assert main([*arguments, "--processes", "2", "--by", "source"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(
-        r"by source\n +documents +tokens +share\n( +[\d,]+ +[\d,]+ +[\d.]+%  \S+\n)+", shown
-    )
+def test_the_command_prints_the_values_of_a_column(sourced: Path, cli: Any, flags: Flags) -> None:
+    command = ["count", sourced, *flags]
+    shown = cli(*command, "--processes", "2", "--by", "source").out
+    table = r"by source\n +documents +tokens +share\n( +[\d,]+ +[\d,]+ +[\d.]+%  \S+\n)+"
+    assert re.search(table, shown)
     assert "wéb\\x1b[31m" in shown
-    assert main([*arguments, "--processes", "1", "--by", "number"]) == 0
-    assert "(850 other values, in --json)" in capsys.readouterr().out
-    assert main([*arguments, "--by", "source", "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)["values"]
+    assert "(850 other values, in --json)" in cli(*command, "--by", "number").out
+    values = json.loads(cli(*command, "--by", "source", "--json").out)["values"]
     assert sorted(each["value"] for each in values) == sorted(SOURCES)
-    assert main([*arguments, "--by", "source", "--sample", "1%"]) == 1
+    cli(*command, "--by", "source", "--sample", "1%", status=1)
 
 
 @pytest.mark.parametrize("more", [[], ["--sample", "50%"]])
-def test_the_command_draws_the_histogram(dataset: Path, tmp_path: Path, more: list[str]) -> None:
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    arguments = ["count", str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json"), "--quiet"]
+def test_the_command_draws_the_histogram(
+    dataset: Path, tmp_path: Path, cli: Any, flags: Flags, more: list[str]
+) -> None:
     pictures = [tmp_path / name for name in ("one.png", "two.png")]
     for picture in pictures:
-        assert main([*arguments, "--processes", "1", "--png", str(picture), *more]) == 0
+        cli("count", dataset, *flags, "--png", picture, *more)
     one, two = (picture.read_bytes() for picture in pictures)
     assert one == two
     assert one.startswith(b"\x89PNG")
@@ -309,18 +292,13 @@ def test_the_command_draws_the_histogram(dataset: Path, tmp_path: Path, more: li
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_before_counting(
-    dataset: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any, flags: Flags
 ) -> None:
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    arguments = ["count", str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json"), "--png"]
-    assert main([*arguments, str(tmp_path / "no" / "a.png")]) == 1
-    assert "no folder" in capsys.readouterr().err
+    command = ["count", dataset, *flags, "--png"]
+    assert "no folder" in cli(*command, tmp_path / "no" / "a.png", status=1).err
     monkeypatch.setattr("cloudload.tools.count.picture.find_spec", lambda _: None)
-    assert main([*arguments, str(tmp_path / "a.png")]) == 1
-    assert "matplotlib package. Run: pip install matplotlib" in capsys.readouterr().err
+    error = cli(*command, tmp_path / "a.png", status=1).err
+    assert "matplotlib package. Run: pip install matplotlib" in error
     assert not (dataset / "lengths").exists()
 
 
@@ -405,31 +383,26 @@ def test_counting_again_is_the_way_out_of_lengths_that_differ_from_the_documents
     monkeypatch.setattr(lengths_index, "_GROUP_BYTES", 8_000)
     options: dict[str, Any] = {"transform": cut, "transform_id": "v1"}
 
-    def count(**more: Any) -> int:
-        report = count_tokens(
-            data, tokenizer=byte_tokenizer(), processes=1, progress=False, **options, **more
-        )
-        assert report is not None
-        return report.counted_groups
+    def count_groups(**more: Any) -> int:
+        return count(data, **options, **more).counted_groups
 
     def read() -> list[Any]:
         with make_loader(data, **options, packing="best_fit", lengths="require") as loader:
             loader.seek(40)
-            return [batch["input_ids"].tolist() for batch in loader.take(3)]
+            return ids_of(loader.take(3))
 
-    groups = count()
+    groups = count_groups()
     assert groups > 2
     before = read()
     monkeypatch.setattr(sys.modules[__name__], "CUT", 5)
     with pytest.raises(DatasetError, match=r"now has .*run cloudload count --again"):
         read()
-    assert count() == 0
-    assert count(again=True) == groups
+    assert (count_groups(), count_groups(again=True)) == (0, groups)
     counted = read()
     with make_loader(data, **options, packing="best_fit", lengths="off") as plain:
         plain.seek(40)
-        assert [batch["input_ids"].tolist() for batch in plain.take(3)] == counted != before
-    assert (count(), count(again=True)) == (0, groups)
+        assert ids_of(plain.take(3)) == counted != before
+    assert (count_groups(), count_groups(again=True)) == (0, groups)
 
 
 def test_a_count_again_that_is_stopped_leaves_no_old_lengths(
@@ -437,11 +410,10 @@ def test_a_count_again_that_is_stopped_leaves_no_old_lengths(
 ) -> None:
     data = write_mds(tmp_path / "mds", DOCUMENTS[:200], shard_bytes=4_000)
     monkeypatch.setattr(lengths_index, "_GROUP_BYTES", 8_000)
-    options: dict[str, Any] = {"transform": cut, "transform_id": "v2", "processes": 1}
-    options |= {"tokenizer": byte_tokenizer(), "progress": False}
-    count_tokens(data, **options)
+    options: dict[str, Any] = {"transform": cut, "transform_id": "v2"}
+    count(data, **options)
     monkeypatch.setattr(sys.modules[__name__], "CUT", 5)
-    expected = count_tokens(data, out=tmp_path / "apart", **options)
+    expected = count(data, out=tmp_path / "apart", **options)
     write, written = group_module.write_group, [0]
 
     def stop_early(*arguments: Any) -> None:
@@ -453,29 +425,26 @@ def test_a_count_again_that_is_stopped_leaves_no_old_lengths(
     with monkeypatch.context() as stopped:
         stopped.setattr(group_module, "write_group", stop_early)
         with pytest.raises(KeyboardInterrupt):
-            count_tokens(data, again=True, **options)
+            count(data, again=True, **options)
     assert not list(Path(data).glob("lengths/*/index-*.json"))
-    resumed = count_tokens(data, **options)
-    assert resumed is not None
-    assert expected is not None
+    resumed = count(data, **options)
     assert (resumed.tokens, resumed.counted_groups) == (expected.tokens, expected.groups - 1)
 
 
 def test_counting_again_is_refused_where_it_could_remove_what_another_job_has_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Any, flags: Flags
 ) -> None:
     data = write_mds(tmp_path / "mds", ["a text"])
     with pytest.raises(ValueError, match=r"again .*Remove the folder .*/mds/lengths/"):
-        count_tokens(data, tokenizer=byte_tokenizer(), worker="0/2", again=True)
-    byte_tokenizer().save(str(tmp_path / "tok.json"))
-    command = ["count", data, "--tokenizer", str(tmp_path / "tok.json"), "--again"]
-    assert main([*command, "--sample", "1%"]) == 1
-    assert "--again requires a full count. Remove --sample" in capsys.readouterr().err
+        count(data, worker="0/2", again=True)
+    command = ["count", data, *flags, "--again"]
+    error = cli(*command, "--sample", "1%", status=1).err
+    assert "--again requires a full count. Remove --sample" in error
     kept = Path(data, "lengths", "notes.txt")
-    assert main([*command, "--processes", "1", "--quiet"]) == 0
+    cli(*command)
     kept.write_text("ours")
     [index] = Path(data).glob("lengths/*/index-*.json")
     index.with_name("notes.json").write_text("ours, too")
-    assert main([*command, "--processes", "1", "--quiet"]) == 0
+    cli(*command)
     assert kept.exists()
     assert index.with_name("notes.json").exists()

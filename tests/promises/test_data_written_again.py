@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Stream, convert_to_mds
+from cloudload import Stream, convert_to_mds
 from cloudload.data.mds.hashes import SAMPLES_HASH
 from cloudload.errors import StreamChangedError
 from cloudload.run.state_fields import SAMPLES_FIELD
 from cloudload.testing import Leg, run_leg
-from cloudload.testing import MakeLoader as MakeRank
 from cloudload.tools.check import check_dataset
+from testkit import loaders
 from testkit.both_readers import streaming_dataset
-from testkit.conversions import QUIET
-from testkit.corpora import EOS, byte_tokenizer, random_documents
+from testkit.conversions import QUIET, write_lines
+from testkit.corpora import random_documents
+from testkit.damaged_datasets import edit_entry
+from testkit.state_fields import without
 
 TEXTS = random_documents(3, 90, max_words=40)
 FORMS: dict[str, dict[str, Any]] = {
@@ -32,35 +34,17 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def convert(folder: Path, texts: list[str] = TEXTS, **options: Any) -> str:
     """Convert `texts` to a dataset of one shard."""
-    corpus = folder.parent / f"{folder.name}.jsonl"
-    corpus.parent.mkdir(parents=True, exist_ok=True)
-    corpus.write_text(
-        "".join(json.dumps({"text": text, "id": text[:4], "n": len(text)}) + "\n" for text in texts)
-    )
+    rows = [{"text": text, "id": text[:4], "n": len(text)} for text in texts]
+    corpus = write_lines(folder.parent / f"{folder.name}.jsonl", rows)
     convert_to_mds(corpus, folder, **QUIET, **options)
     return str(folder)
 
 
 def ranks(data: Any, cache: Path, on_change: dict[str, str] | None = None, **options: Any) -> Any:
-    def make_loader(**rank: Any) -> CloudLoader:
-        loader = CloudLoader(
-            data,
-            local=cache,
-            tokenizer=byte_tokenizer(),
-            eos=EOS,
-            seq_len=16,
-            num_lanes=6,
-            **options,
-            **rank,
-        )
-        load = loader.load_state_dict
-        vars(loader)["load_state_dict"] = lambda state: load(state, on_change=on_change)
-        return loader
-
-    return make_loader
+    return loaders.ranks(data, on_change=on_change, local=cache, num_lanes=6, **options)
 
 
-def save_within_documents(make_rank: MakeRank) -> tuple[dict[str, Any], list[Any]]:
+def save_within_documents(make_rank: Any) -> tuple[dict[str, Any], list[Any]]:
     """Save a state whose lanes are in the middle of documents. Returns it and the rows after it."""
     rows, states = run_leg(make_rank, Leg(batches=12))
     return states[5], rows[states[5]["rows"] :]
@@ -82,9 +66,7 @@ def test_a_run_continues_exactly_on_the_same_samples_with_another_header(
     assert states[-1]["data"] != state["data"]
 
 
-def test_a_run_continues_on_a_mixture_of_which_one_stream_was_written_again(
-    tmp_path: Path,
-) -> None:
+def test_a_run_continues_on_a_mixture_of_which_one_stream_was_written_again(tmp_path: Path) -> None:
     def streams(code: str) -> list[Stream]:
         return [Stream(web, name="web", proportion=0.5), Stream(code, name="code", proportion=0.5)]
 
@@ -115,9 +97,8 @@ def test_other_samples_are_refused_even_if_their_number_is_equal(
     state, _ = save_within_documents(ranks(convert(tmp_path / "one"), tmp_path / "cache"))
     with pytest.raises(StreamChangedError) as refusal:
         run_leg(ranks(change(tmp_path / "two"), tmp_path / "cache"), Leg(), state)
-    assert "Each shard has as many samples as before, but the samples or columns differ" in str(
-        refusal.value
-    )
+    expected = "Each shard has as many samples as before, but the samples or columns differ"
+    assert expected in str(refusal.value)
 
 
 def test_samples_in_other_shards_are_refused_because_the_order_depends_on_them(
@@ -151,9 +132,8 @@ def test_another_number_of_samples_is_other_data_and_not_a_matter_of_compression
     state, _ = save_within_documents(ranks(before, tmp_path / "cache"))
     with pytest.raises(StreamChangedError) as refusal:
         run_leg(ranks(now, tmp_path / "cache"), Leg(), state)
-    assert f"This is a different dataset, with {message}. Check that its URL is correct" in str(
-        refusal.value
-    )
+    expected = f"This is a different dataset, with {message}. Check that its URL is correct"
+    assert expected in str(refusal.value)
     assert "compression" not in str(refusal.value)
 
 
@@ -191,20 +171,14 @@ def test_the_user_may_say_that_samples_are_the_same_and_then_no_token_is_lost(
 def test_a_state_or_an_index_without_hashes_of_samples_is_named(tmp_path: Path) -> None:
     one, two = convert(tmp_path / "one"), convert(tmp_path / "two", compression="gz")
     state, rest = save_within_documents(ranks(one, tmp_path / "cache"))
-    before = {key: value for key, value in state.items() if key != SAMPLES_FIELD}
+    before = without(state, SAMPLES_FIELD)
     rows, _ = run_leg(ranks(one, tmp_path / "cache"), Leg(batches=4), before)
     assert rows == rest[: len(rows)], "a state of an earlier version must continue on its own data"
     with pytest.raises(StreamChangedError, match="because the state has no hashes"):
         run_leg(ranks(two, tmp_path / "cache"), Leg(), before)
-    leave_out_one_samples_hash(Path(two))
+    edit_entry(lambda entry: entry["raw_data"]["hashes"].pop(SAMPLES_HASH), -1)(Path(two))
     with pytest.raises(StreamChangedError, match="because the index has no hashes"):
         run_leg(ranks(two, tmp_path / "cache"), Leg(), state)
-
-
-def leave_out_one_samples_hash(folder: Path) -> None:
-    index = json.loads((folder / "index.json").read_text())
-    del index["shards"][-1]["raw_data"]["hashes"][SAMPLES_HASH]
-    (folder / "index.json").write_text(json.dumps(index))
 
 
 # ---------------------------------------------------------------- the hashes in the index
@@ -223,9 +197,9 @@ def test_streaming_reads_an_index_with_hashes_of_samples(
 def test_the_check_computes_the_hashes_of_samples(tmp_path: Path) -> None:
     folder = Path(convert(tmp_path / "data", shard_bytes=3_000))
     assert check_dataset(folder, progress=False).findings == ()
-    index = json.loads((folder / "index.json").read_text())
-    index["shards"][2]["raw_data"]["hashes"][SAMPLES_HASH] = "0" * 32
-    (folder / "index.json").write_text(json.dumps(index))
+    edit_entry(lambda entry: entry["raw_data"]["hashes"].update({SAMPLES_HASH: "0" * 32}), 2)(
+        folder
+    )
     [finding] = check_dataset(folder, progress=False).findings
     assert (finding.kind, finding.where) == ("hash-mismatch", "shard.00002.mds")
     assert SAMPLES_HASH in finding.what

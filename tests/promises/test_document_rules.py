@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import cli
 from cloudload.tools.check import check_dataset, document_rules, duplicates, groups
 from cloudload.tools.check.document_rules import DOCUMENT_RULES, find_mojibake
 from cloudload.tools.check.findings import MOST_LISTED, CheckReport
@@ -58,24 +57,9 @@ BROKEN: list[tuple[str, str, str]] = [
 GOOD = [
     *("\x1b[31mred\x1b[0m\r\n", "x" * 1024, RUSSIAN, FRENCH, EMOJI, "狐 の", "عربي", "<s> <| |>"),
     *("CAFÉ»\u2013NÃO", "ESPAÑ”", "tout collè…» après", "ROMÂNIA\x85", "à « la » carte", "Ñ©"),
-    *(
-        "„Ty už vidíš“",
-        "„Slyšíš“",
-        "co děláš…",
-        "garáž… dom",
-        "blíž”",
-        "uvidíš\u2013li",
-        "pří\xadští",
-    ),
-    *(
-        "Nestlé®”",
-        "café™…",
-        "¿Qué…¿no?",
-        "está—¿verdad?",
-        "société²”",
-        "«\u2039café\u203a»",
-        "Vieš…“",
-    ),
+    *("„Ty už vidíš“", "„Slyšíš“", "co děláš…", "garáž… dom", "blíž”", "uvidíš\u2013li"),
+    *("pří\xadští", "Nestlé®”", "café™…", "¿Qué…¿no?", "está—¿verdad?", "société²”"),
+    *("«\u2039café\u203a»", "Vieš…“"),
 ]
 
 
@@ -110,19 +94,15 @@ def test_text_that_is_read_as_latin_1_is_found_and_its_ascii_is_not(text: str) -
     assert not find_mojibake(text.encode("ascii", "ignore"))
 
 
-def test_the_tokenizer_gives_special_tokens_and_the_tokens_around_documents(
-    tmp_path: Path,
-) -> None:
+def test_the_tokenizer_gives_special_tokens_and_the_tokens_around_documents(tmp_path: Path) -> None:
     folder = write(tmp_path / "data", f"a {EOS} b", f"the end{EOS}\n", "<|im_end|>")
     report = check(folder, tokenizer=byte_tokenizer(), eos=EOS)
     assert report.counts == {"text-special": 2, "text-framed": 1}
     framed = next(each for each in report.findings if each.kind == "text-framed")
     assert framed.what == f"sample 1 ends with {EOS}, which the loader also adds"
     assert check(folder, tokenizer=byte_tokenizer(), eos=None).counts == {"text-special": 2}
-    as_expected = check(
-        folder, tokenizer=byte_tokenizer(), eos=EOS, expect_eos=EOS, expect_bos="none"
-    )
-    assert as_expected.is_sound
+    framing = {"eos": EOS, "expect_eos": EOS, "expect_bos": "none"}
+    assert check(folder, tokenizer=byte_tokenizer(), **framing).is_sound
     wrong = check(folder, tokenizer=byte_tokenizer(), eos=None, expect_eos=EOS)
     assert wrong.counts["framing-differs"] == 1
     assert not wrong.is_sound
@@ -157,25 +137,20 @@ def test_documents_that_repeat_an_earlier_one_are_named_with_it(repeated: Path) 
 
 
 @pytest.mark.parametrize("encoding", ["ndarray:uint16", "bytes"])
-def test_token_ids_that_a_run_reads_are_not_text(
-    tmp_path: Path, encoding: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_token_ids_that_a_run_reads_are_not_text(tmp_path: Path, encoding: str, cli: Any) -> None:
     ids = [np.array([number, 0xFFFF], "uint16") for number in range(70)]
     values = [each.tobytes() for each in ids] if encoding == "bytes" else ids
     data = write_mds(tmp_path / "data", values, column="tokens", encoding=encoding)
     report = check(data, tokens_key="tokens", text_key="tokens")
     assert (report.findings, report.documents) == ((), 0)
     [finding] = check(data, tokens_key="ids").findings[:1]
-    assert (finding.kind, finding.what) == (
-        "text-column",
-        "has no column 'ids'. Columns that could contain token IDs: tokens",
-    )
+    assert finding.kind == "text-column"
+    assert finding.what == "has no column 'ids'. Columns that could contain token IDs: tokens"
     config = tmp_path / "run.yaml"
     run = {"data": data, "seq_len": 8, "tokens_key": "tokens", "tokens_dtype": "uint16"}
     config.write_text(json.dumps(run))
     for command in (["--config", str(config)], [data, "--tokens-key", "tokens"]):
-        assert cli.main(["check", *command, "--quiet", "--json", "--processes", "1"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        found = json.loads(cli("check", *command, "--quiet", "--json", "--processes", "1").out)
         assert found.get("datasets", [found])[0]["counts"] == {}
 
 
@@ -201,10 +176,7 @@ def test_the_report_of_documents_is_the_same_on_every_engine(
             assert (report.findings, report.counts) == (expected.findings, expected.counts)
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=6),
-    st.integers(1, 4),
-)
+@given(st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=6), st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_repeats_are_those_of_a_dictionary(shards: list[list[int]], parts: int) -> None:
     samples_of_a_part = duplicates._PART_BYTES // 24
@@ -265,40 +237,30 @@ def list_kinds(report: dict[str, Any]) -> list[str]:
     return [each["kind"] for each in report["findings"]]
 
 
-def test_the_command_takes_rules_from_flags_and_from_a_config(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_rules_from_flags_and_from_a_config(tmp_path: Path, cli: Any) -> None:
     one, two = write(tmp_path / "one", "\x00"), write(tmp_path / "two", "", "x" * 2000)
-    command = ["check", str(one), "--quiet", "--processes", "1"]
-    assert cli.main(command) == 0
-    printed = capsys.readouterr().out
+    command = ["check", one, "--quiet", "--processes", "1"]
+    printed = cli(*command).out
     assert "  warning: text-control\n    shard.00007.mds: sample 0 has 1 control char" in printed
     assert "samples    71 (71 tested by the rules)" in printed
-    assert cli.main([*command, "--fail-on", "text-control=1%,text-empty"]) == 1
-    assert "failed: 1.408% of the documents break text-control" in capsys.readouterr().out
-    assert cli.main([*command, "--rules", "text-empty,text-long", "--fail-on", "all"]) == 0
-    capsys.readouterr()
+    printed = cli(*command, "--fail-on", "text-control=1%,text-empty", status=1).out
+    assert "failed: 1.408% of the documents break text-control" in printed
+    cli(*command, "--rules", "text-empty,text-long", "--fail-on", "all")
 
     config = tmp_path / "run.yaml"
     rules = {"rules": [*DOCUMENT_RULES[:3]], "max_bytes": "1kb", "fail_on": ["text-long"]}
     run = {"data": [str(one), str(two)], "seq_len": 8, "check": rules}
     config.write_text(json.dumps(run))
-    command = ["check", "--config", str(config), "--quiet", "--json", "--processes", "1"]
-    assert cli.main(command) == 1
-    first, second = json.loads(capsys.readouterr().out)["datasets"]
+    command = ["check", "--config", config, "--quiet", "--json", "--processes", "1"]
+    first, second = json.loads(cli(*command, status=1).out)["datasets"]
     assert (list_kinds(first), first["is_sound"]) == (["text-control"], True)
     assert sorted(list_kinds(second)) == ["text-empty", "text-long"]
     assert second["above_limits"] == ["text-long"]
-    assert cli.main([*command, "--fail-on", "text-control"]) == 1  # overrides the config's fail_on
-    first, second = json.loads(capsys.readouterr().out)["datasets"]
-    assert [first["is_sound"], second["is_sound"]] == [False, True]
+    printed = cli(*command, "--fail-on", "text-control", status=1).out  # overrides the config
+    assert [each["is_sound"] for each in json.loads(printed)["datasets"]] == [False, True]
     config.write_text(json.dumps({**run, "check": {"fail_on": "text-control"}}))
-    assert cli.main(command) == 1
-    assert cli.main([*command, "--sample", "0"]) == 0  # no document is tested
-    capsys.readouterr()
+    cli(*command, status=1)
+    cli(*command, "--sample", "0")  # no document is tested
     config.write_text(json.dumps({**run, "check": {"rule": []}}))
-    assert cli.main(command) == 1
-    assert (
-        "in the config is {'rule': []}. Use a mapping with any of the keys "
-        "'rules', 'max_bytes', 'fail_on'," in capsys.readouterr().err
-    )
+    expected = "in the config is {'rule': []}. Use a mapping with any of the keys "
+    assert f"{expected}'rules', 'max_bytes', 'fail_on'," in cli(*command, status=1).err

@@ -13,7 +13,7 @@ import pytest
 
 from cloudload import CloudLoader, Stream
 from testkit.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
-from testkit.loaders import SEQ_LEN, make_loader
+from testkit.loaders import SEQ_LEN, make_loader, rows_of
 
 IDS = [np.random.default_rng(n).integers(0, 128, 20).astype("<i8").tobytes() for n in range(60)]
 BASE64 = [base64.b64encode(np.random.default_rng(n).bytes(90)).decode() for n in range(60)]
@@ -21,38 +21,28 @@ BASE64 = [base64.b64encode(np.random.default_rng(n).bytes(90)).decode() for n in
 
 def warnings_of(loader: CloudLoader, caplog: pytest.LogCaptureFixture) -> list[str]:
     with caplog.at_level(logging.WARNING, "cloudload"), loader:
-        for _ in loader.take(12):
-            pass
+        list(loader.take(12))
     return [each.getMessage() for each in caplog.records if "look like text" in each.getMessage()]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_column_of_token_ids_is_doubted_once_by_name_with_an_excerpt(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, num_workers: int
+@pytest.mark.parametrize("kind", ["token IDs", "base64"])
+def test_a_column_that_is_no_text_is_doubted_once_by_name_with_an_excerpt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, num_workers: int
 ) -> None:
-    data = write_mds(tmp_path / "web", IDS, encoding="bytes", shard_bytes=4_000)
+    values, encoding = (IDS, "bytes") if kind == "token IDs" else (BASE64, "str")
+    data = write_mds(tmp_path / "web", values, encoding=encoding, shard_bytes=4_000)
     loader = make_loader(data, num_workers=num_workers, start_method="fork")
     [said] = warnings_of(loader, caplog)
     assert "stream 'web' in column 'text' do not look like text. For example, sample " in said
-    assert f"{data}/shard.0000" in said
-    assert re.search(r"has \d\d% NUL and control characters and starts with .*\\x00", said)
-    assert (
-        "Set text_key to a column of text. If 'text' contains token IDs, set tokens_key='text'"
-        in said
-    )
-    assert warnings_of(loader, caplog) == [said]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_column_of_base64_is_doubted_once_by_name_with_an_excerpt(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, num_workers: int
-) -> None:
-    data = write_mds(tmp_path / "web", BASE64, shard_bytes=4_000)
-    loader = make_loader(data, num_workers=num_workers, start_method="fork")
-    [said] = warnings_of(loader, caplog)
-    assert "stream 'web' in column 'text' do not look like text. For example, sample " in said
-    [excerpt] = re.findall(r"is base64 and starts with '(.+)'\. Set text_key", said)
-    assert any(text.startswith(excerpt) for text in BASE64)
+    if kind == "token IDs":
+        assert f"{data}/shard.0000" in said
+        assert re.search(r"has \d\d% NUL and control characters and starts with .*\\x00", said)
+        advice = "Set text_key to a column of text. If 'text' contains token IDs, set tokens_key="
+        assert f"{advice}'text'" in said
+    else:
+        [excerpt] = re.findall(r"is base64 and starts with '(.+)'\. Set text_key", said)
+        assert any(text.startswith(excerpt) for text in BASE64)
     assert warnings_of(loader, caplog) == [said]
 
 
@@ -66,14 +56,14 @@ def test_only_the_doubtful_stream_of_a_mixture_is_named(
     assert "stream 'bad'" in said
 
 
+def decode(sample: dict[str, Any]) -> str:
+    return str(sample["text"].decode("latin-1"))
+
+
 def test_what_a_transform_returns_is_doubted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = write_mds(tmp_path / "web", IDS, encoding="bytes")
-
-    def decode(sample: dict[str, Any]) -> str:
-        return str(sample["text"].decode("latin-1"))
-
     [said] = warnings_of(make_loader(data, transform=decode), caplog)
     assert "stream 'web' from the transform do not look like text" in said
     assert "Fix the transform" in said
@@ -92,6 +82,6 @@ def test_only_the_first_rank_warns(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_a_doubt_changes_no_row(tmp_path: Path) -> None:
     data = write_mds(tmp_path / "web", BASE64, shard_bytes=4_000)
     loader = make_loader(data, shuffle=False, num_lanes=1, num_canonical_nodes=1)
-    tokens = [token for batch in loader.take(12) for token in batch["input_ids"].flatten().tolist()]
+    tokens = [token for row in rows_of(loader.take(12)) for token in row]
     expected = [token for text in BASE64 for token in [*byte_tokenizer().encode(text).ids, EOS_ID]]
     assert tokens == expected[: 12 * 4 * SEQ_LEN]

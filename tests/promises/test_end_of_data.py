@@ -23,6 +23,7 @@ from testkit.finite_runs import (
     trimmed,
     uneven,
 )
+from testkit.loaders import ids_of, rows_of
 
 
 @every_packing
@@ -79,10 +80,8 @@ def test_what_is_handed_out_and_what_is_dropped_are_all_tokens(
 ) -> None:
     corpus = write(uneven(3, 45), **packing, epochs=2)
     num_tokens = sum(map(len, corpus.expected.values()))
-    for leg in [
-        *TO_THE_END,
-        *(Leg(batch_size=size, batches=None) for size in (2, 5, 11, 17, 40, 999)),
-    ]:
+    sizes = (2, 5, 11, 17, 40, 999)
+    for leg in [*TO_THE_END, *(Leg(batch_size=size, batches=None) for size in sizes)]:
         rows, _ = corpus.run(leg, tail="drop")
         assert {stats.dropped for stats in corpus.stats} == {num_tokens - len(real_tokens(rows))}, (
             f"every rank must report the dropped tokens ({leg})"
@@ -105,15 +104,12 @@ def test_len_is_the_number_of_batches_where_every_document_is_a_row(
 ) -> None:
     corpus = write([text or "x" for text in uneven(5, 23)], packing="one_per_row", epochs=epochs)
     for batch_size in (1, 3, 4, 23, 24, 500):
-        loader = corpus.make_loader(batch_size=batch_size, num_workers=0, tail=tail)
+        loader = corpus.make_loader(batch_size=batch_size, tail=tail)
         assert len(loader) == len(list(loader)) == len(loader)
     for ranks in (2, 3, 6):
-        loader = corpus.make_loader(
-            batch_size=2, num_workers=0, tail=tail, dp_rank=0, dp_world_size=ranks
-        )
-        assert (
-            len(loader) == len(corpus.run(Leg(ranks, batch_size=2, batches=None), tail=tail)[1]) - 1
-        )
+        loader = corpus.make_loader(batch_size=2, tail=tail, dp_rank=0, dp_world_size=ranks)
+        _, states = corpus.run(Leg(ranks, batch_size=2, batches=None), tail=tail)
+        assert len(loader) == len(states) - 1
 
 
 @pytest.mark.parametrize(
@@ -133,12 +129,10 @@ def test_where_only_the_tokens_can_tell_len_is_a_type_error_and_list_works(
     write: Write, changes: dict[str, Any]
 ) -> None:
     corpus = write(uneven(6, 9))
-    loader = corpus.make_loader(
-        batch_size=3, num_workers=0, **{"packing": "one_per_row", "eos": EOS, **changes}
-    )
-    with pytest.raises(
-        TypeError, match=r"the number of batches is unknown, because .*\. (To count|Add epochs=1)"
-    ):
+    options = {"packing": "one_per_row", "eos": EOS, **changes}
+    loader = corpus.make_loader(batch_size=3, **options)
+    unknown = r"the number of batches is unknown, because .*\. (To count|Add epochs=1)"
+    with pytest.raises(TypeError, match=unknown):
         len(loader)
     if changes.get("epochs", 1):
         assert list(loader)
@@ -149,20 +143,12 @@ def test_take_ends_before_at_and_after_the_end_and_continues(
     write: Write, packing: Packing
 ) -> None:
     corpus = write(uneven(7, 24), **packing)
-    whole = [
-        batch["input_ids"].tolist() for batch in corpus.make_loader(batch_size=2, num_workers=0)
-    ]
+    whole = ids_of(corpus.make_loader(batch_size=2))
     for number in range(len(whole) + 2):
-        loader = corpus.make_loader(batch_size=2, num_workers=0)
-        taken = [
-            [batch["input_ids"].tolist() for batch in loader.take(count)]
-            for count in (number, 2, 0, 10_000, 1)
-        ]
-        assert [len(part) for part in taken[:3]] == [
-            min(number, len(whole)),
-            max(0, min(2, len(whole) - number)),
-            0,
-        ]
+        loader = corpus.make_loader(batch_size=2)
+        taken = [ids_of(loader.take(count)) for count in (number, 2, 0, 10_000, 1)]
+        second = max(0, min(2, len(whole) - number))
+        assert [len(part) for part in taken[:3]] == [min(number, len(whole)), second, 0]
         assert taken[4] == []
         assert [batch for part in taken for batch in part] == whole
 
@@ -172,14 +158,12 @@ def test_skip_passes_over_the_beginning_of_the_tail_and_over_the_end(
     write: Write, packing: Packing
 ) -> None:
     corpus = write(uneven(13, 20), **packing)
-    whole = [
-        batch["input_ids"].tolist() for batch in corpus.make_loader(batch_size=2, num_workers=0)
-    ]
+    whole = ids_of(corpus.make_loader(batch_size=2))
     for number in range(0, len(whole) + 2, 2):
-        loader = corpus.make_loader(batch_size=2, num_workers=0)
+        loader = corpus.make_loader(batch_size=2)
         loader.skip(number)
         assert loader.stats().skipped_rows == 2 * min(number, len(whole))
-        assert [batch["input_ids"].tolist() for batch in loader] == whole[number:]
+        assert ids_of(loader) == whole[number:]
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -189,27 +173,26 @@ def test_a_run_that_seeks_before_its_tail_reads_on_to_its_end(
     corpus = write(uneven(14, 20))
     whole, _ = corpus.run(Leg(batches=None))
     for row in range(len(whole) + 2):
-        loader = corpus.make_loader(batch_size=batch_size, num_workers=0)
+        loader = corpus.make_loader(batch_size=batch_size)
         loader.seek(row)
-        found = [tuple(ids) for batch in loader for ids in batch["input_ids"].tolist()]
-        assert found[: len(whole) - row] == [row.input_ids for row in whole[row:]]
+        found = rows_of(loader)
+        assert found[: len(whole) - row] == [list(row.input_ids) for row in whole[row:]]
         assert len(found) == -(-max(0, len(whole) - row) // batch_size) * batch_size
 
 
 def test_what_was_dropped_is_still_known_when_the_loader_is_closed(write: Write) -> None:
-    with write(["abcd"] * 5).make_loader(batch_size=5, num_workers=0, tail="drop") as loader:
+    with write(["abcd"] * 5).make_loader(batch_size=5, tail="drop") as loader:
         assert list(loader) == []
         assert loader.stats().dropped == 25
     assert loader.stats().dropped == 25
 
 
 def test_several_ranks_need_to_communicate_to_end_together(write: Write) -> None:
-    loader = write(["abc"]).make_loader(batch_size=1, num_workers=0, dp_rank=1, dp_world_size=3)
-    with pytest.raises(
-        RanksDisagreeError,
-        match=r"with epochs=1, the 3 ranks must.*Initialize torch.distributed.*"
-        r"omit epochs.*take\(n\)",
-    ):
+    loader = write(["abc"]).make_loader(batch_size=1, dp_rank=1, dp_world_size=3)
+    needed = (
+        r"with epochs=1, the 3 ranks must.*Initialize torch.distributed.*omit epochs.*take\(n\)"
+    )
+    with pytest.raises(RanksDisagreeError, match=needed):
         next(iter(loader))
 
 
@@ -217,15 +200,8 @@ def test_several_ranks_need_to_communicate_to_end_together(write: Write) -> None
 @pytest.mark.parametrize(
     "documents",
     [
-        ["a"],
-        ["x" * 7],
-        ["x" * 8],
-        ["ab", "c"],
-        ["a", "", "b"],
-        [""] * 4,
-        ["y" * 23, "z"],
-        list("abcdefg"),
-        ["x" * 7] * LANES,
+        *(["a"], ["x" * 7], ["x" * 8], ["ab", "c"], ["a", "", "b"], [""] * 4, ["y" * 23, "z"]),
+        *(list("abcdefg"), ["x" * 7] * LANES),
     ],
     ids=lambda documents: ",".join(f"{len(text)}" for text in documents),
 )
@@ -269,8 +245,6 @@ def test_a_finite_run_without_a_token_is_an_error_that_says_so(
     write: Write, packing: Packing, ranks: int, documents: list[str], changes: dict[str, Any]
 ) -> None:
     corpus = write(documents, **packing, **changes)
-    with pytest.raises(
-        DatasetError,
-        match=r"no document of corpus\d* has any tokens, because all documents are empty, filter",
-    ):
+    without = r"no document of corpus\d* has any tokens, because all documents are empty, filter"
+    with pytest.raises(DatasetError, match=without):
         corpus.run(Leg(ranks, batches=None))

@@ -16,8 +16,8 @@ from cloudload.errors import CloudloadError
 from cloudload.run.lengths import lane_walker
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, run_leg
-from cloudload.tools.count import count_tokens
-from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.corpora import EOS, write_mds
+from testkit.counted import count
 from testkit.examples import EXAMPLES
 from testkit.finite_runs import leave_out, uneven
 from testkit.loaders import make_loader
@@ -33,20 +33,14 @@ CORPORA = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(module_folder: Path) -> dict[str, Path]:
     """One dataset per corpus, with token lengths for runs with and without `leave_out`."""
-    root = tmp_path_factory.mktemp("ends")
-    for name, documents in CORPORA.items():
-        write_mds(root / name, documents, shard_bytes=400)
+    folders = {name: module_folder / name for name in CORPORA}
+    for name, folder in folders.items():
+        write_mds(folder, CORPORA[name], shard_bytes=400)
         for transform in (None, leave_out):
-            count_tokens(
-                root / name,
-                tokenizer=byte_tokenizer(),
-                transform=transform,
-                processes=1,
-                progress=False,
-            )
-    return {name: root / name for name in CORPORA}
+            count(folder, transform=transform)
+    return folders
 
 
 @dataclass(frozen=True)
@@ -100,14 +94,9 @@ def run_parts(folder: Path, options: dict[str, Any], parts: list[Part]) -> list[
         loaders: list[CloudLoader] = []
 
         def make_rank(loaders: Any = loaders, part: Part = part, **rank: Any) -> CloudLoader:
-            loader = CloudLoader(
-                folder,
-                tokenizer=byte_tokenizer(),
-                seq_len=part.seq_len,
-                lengths="require" if part.has_lengths else "off",
-                **options,
-                **rank,
-            )
+            lengths = "require" if part.has_lengths else "off"
+            own = {"seq_len": part.seq_len, "lengths": lengths}
+            loader = make_loader(folder, **{**options, **own, **rank})
             loaders.append(loader)
             return loader
 
@@ -115,13 +104,9 @@ def run_parts(folder: Path, options: dict[str, Any], parts: list[Part]) -> list[
             rows, states = run_leg(make_rank, part.leg, ends[-1].states[-1] if ends else None)
         except CloudloadError as error:
             return f"{type(error).__name__}: {error}"
-        ends.append(
-            End(
-                rows,
-                [{**state, "sources": ""} for state in states],
-                [{**asdict(loader.stats()), "delivery": None} for loader in loaders],
-            )
-        )
+        kept = [{**state, "sources": ""} for state in states]
+        stats = [{**asdict(loader.stats()), "delivery": None} for loader in loaders]
+        ends.append(End(rows, kept, stats))
     return ends
 
 
@@ -133,11 +118,7 @@ def run_parts(folder: Path, options: dict[str, Any], parts: list[Part]) -> list[
 )
 @settings(max_examples=EXAMPLES)
 def test_a_finite_run_ends_alike_with_lengths_and_without(
-    folders: dict[str, Path],
-    corpus: str,
-    options: dict[str, Any],
-    parts: list[Part],
-    scanned: int,
+    folders: dict[str, Path], corpus: str, options: dict[str, Any], parts: list[Part], scanned: int
 ) -> None:
     options = dict(options)
     if options["packing"] in ("cut", "rows"):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError
@@ -21,43 +19,30 @@ from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.run.state import State, read_state
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
-from testkit.awkward import Case, cases, tokenize
-from testkit.corpora import EOS, EOS_ID, byte_tokenizer, random_documents, write_mds
-from testkit.kinds import (
-    FINITE_KINDS,
-    THOROUGH,
-    kind_of,
-    loaders_of,
-    tokens_of,
-)
-from testkit.loaders import make_loader
+from testkit.awkward import Case, tokenize
+from testkit.corpora import EOS_ID, random_documents, write_mds
+from testkit.kinds import FINITE_KINDS, every_case, loaders_of, tokens_of
+from testkit.loaders import make_loader, ranks
 from testkit.reference_order import canonical_order
 
 
-@pytest.mark.parametrize(("packing", "mixture", "ends"), FINITE_KINDS)
-@THOROUGH
-@given(data=st.data())
+@every_case(FINITE_KINDS, most_legs=3)
 def test_every_token_of_every_epoch_is_delivered_once_on_any_chain_of_worlds(
-    scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
+    folder: str, case: Case
 ) -> None:
-    check_every_token(scratch, data.draw(cases(**kind_of(packing, mixture, ends), most_legs=3)))
+    check_every_token(folder, case)
 
 
-def test_an_empty_document_between_others_is_passed_over(scratch: Path) -> None:
-    legs = (Leg(), Leg())
-    check_every_token(
-        scratch, Case((("a" * 10, "", "b" * 3),), 4, 1, 1, False, "py1e", 2, 0, 1, legs, eos=False)
-    )
+def test_an_empty_document_between_others_is_passed_over(tmp_path: Path) -> None:
+    legs, shards = (Leg(), Leg()), (("a" * 10, "", "b" * 3),)
+    case = Case(shards, 4, 1, 1, False, "py1e", 2, 0, 1, legs, eos=False)
+    check_every_token(str(tmp_path), case)
 
 
-def test_a_seekable_order_is_read_once_and_resumed_where_it_stopped(
-    tmp_path: Path,
-) -> None:
+def test_a_seekable_order_is_read_once_and_resumed_where_it_stopped(tmp_path: Path) -> None:
     texts = [f"{number:03}" for number in range(200)]
     folder = write_mds(tmp_path / "corpus", texts, shard_samples=[50, 1, 99, 50])
-
-    def new() -> CloudLoader:
-        return make_loader(folder, seq_len=4, batch_size=10, epochs=1, shuffle_algo="seekable")
+    new = ranks(folder, seq_len=4, batch_size=10, epochs=1, shuffle_algo="seekable")
 
     def samples(loader: CloudLoader, batches: int | None = None) -> list[int]:
         return [row[3] for batch in islice(loader, batches) for row in batch.spans.tolist()]
@@ -70,14 +55,17 @@ def test_a_seekable_order_is_read_once_and_resumed_where_it_stopped(
     assert sorted(everything) == list(range(200))
 
 
-def check_every_token(scratch: Path, case: Case) -> None:
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        legs = [*case.legs[:-1], replace(case.legs[-1], batches=None)]
-        rows = check_worlds(loaders_of(case, folder), legs)
+def check_every_token(folder: str, case: Case) -> None:
+    legs = [*case.legs[:-1], replace(case.legs[-1], batches=None)]
+    rows = check_worlds(loaders_of(case, folder), legs)
+    check_tokens(case, rows)
+    check_packing(case, rows)
+
+
+def check_tokens(case: Case, rows: list[Row]) -> None:
     if case.repeats is None:
         assert tokens_of(rows) == tokens_expected(case)
     assert Counter(row_tokens(rows)) == tokens_counted(case)
-    check_packing(case, rows)
 
 
 def documents_of(case: Case) -> dict[tuple[int, int], str]:
@@ -113,13 +101,8 @@ def tokens_counted(case: Case) -> Counter[tuple[int, int, int, int]]:
         [None] * len(streams),
         [f"s{stream}" for stream in range(len(streams))],
     )
-    order = OrderConfig(
-        case.shuffle,
-        case.shuffle_algo,
-        case.shuffle_block_size,
-        case.num_canonical_nodes,
-        case.seed,
-    )
+    shuffle = case.shuffle, case.shuffle_algo, case.shuffle_block_size
+    order = OrderConfig(*shuffle, case.num_canonical_nodes, case.seed)
     documents = [(stream, sample, text) for (stream, sample), text in documents_of(case).items()]
     for epoch in range(case.epochs or 0):
         for number in canonical_order(sizes, order, epoch, sampling).tolist():
@@ -158,37 +141,25 @@ def check_packing(case: Case, rows: list[Row]) -> None:
         assert all(start % case.seq_len == 0 for *_, start, _ in spans)
 
 
-@pytest.mark.parametrize(
-    ("packing", "mixture", "ends"),
-    [kind for kind in FINITE_KINDS if kind.values[0] != "one_per_row"],
-)
-@THOROUGH
-@given(data=st.data())
-def test_another_seq_len_on_resume_loses_and_repeats_no_token(
-    scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
-) -> None:
-    check_seq_lens(scratch, data.draw(cases(**kind_of(packing, mixture, ends))))
+@every_case([kind for kind in FINITE_KINDS if kind.values[0] != "one_per_row"])
+def test_another_seq_len_on_resume_loses_and_repeats_no_token(folder: str, case: Case) -> None:
+    check_seq_lens(folder, case)
 
 
-def test_another_seq_len_within_a_long_document(scratch: Path) -> None:
+def test_another_seq_len_within_a_long_document(tmp_path: Path) -> None:
     legs = (Leg(batches=1), Leg(batches=2))
-    check_seq_lens(scratch, Case((("a" * 40,),), 5, 2, 1, False, "py1e", 2, 0, 1, legs))
+    case = Case((("a" * 40,),), 5, 2, 1, False, "py1e", 2, 0, 1, legs)
+    check_seq_lens(str(tmp_path), case)
 
 
-def check_seq_lens(scratch: Path, case: Case) -> None:
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        rows, state = [], None
-        seq_lens = [case.seq_len, 3, 11, 1]
-        for number, leg in enumerate(
-            [*(replace(leg, exchange_every=1) for leg in case.legs), Leg(batches=None)]
-        ):
-            loaders = loaders_of(case, folder, seq_len=seq_lens[number % 4])
-            more, states = run_leg(loaders, leg, state)
-            rows += more
-            state = states[-1]
-    if case.repeats is None:
-        assert tokens_of(rows) == tokens_expected(case)
-    assert Counter(row_tokens(rows)) == tokens_counted(case)
+def check_seq_lens(folder: str, case: Case) -> None:
+    rows, state = [], None
+    legs = [*(replace(leg, exchange_every=1) for leg in case.legs), Leg(batches=None)]
+    for leg, seq_len in zip(legs, cycle([case.seq_len, 3, 11, 1]), strict=False):
+        more, states = run_leg(loaders_of(case, folder, seq_len=seq_len), leg, state)
+        rows += more
+        state = states[-1]
+    check_tokens(case, rows)
 
 
 def emitted_by(state: State, lane: int) -> dict[int, int | None]:
@@ -196,9 +167,8 @@ def emitted_by(state: State, lane: int) -> dict[int, int | None]:
     to None if all are emitted."""
     position = read_state(state).position
     head, offset, _ = position.cursors[0, lane].tolist()
-    held_back = {
-        ordinal: start for ordinal, start, _ in residue_spans(position.residue(0, lane), head)
-    }
+    residue = residue_spans(position.residue(0, lane), head)
+    held_back = {ordinal: start for ordinal, start, _ in residue}
     return {**dict.fromkeys(range(head)), **held_back, head: offset}
 
 
@@ -208,6 +178,8 @@ def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(
 ) -> None:
     texts = random_documents(7, 50)
     folder = write_mds(tmp_path / "corpus", texts)
+    options: dict[str, Any] = {"packing": packing, "num_lanes": 6, "shuffle": False}
+    make = ranks(folder, **options, num_canonical_nodes=1, local=tmp_path / "cache")
     rows: list[Row] = []
     state = None
     for seq_len, leg in [
@@ -216,25 +188,7 @@ def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(
         (5, Leg(2, 3, 4, 11)),
         (40, Leg(6, 1, 2, 7)),
     ]:
-
-        def make_loader(seq_len: int = seq_len, **rank: Any) -> CloudLoader:
-            settings: dict[str, Any] = {
-                "seq_len": seq_len,
-                "num_lanes": 6,
-                "packing": packing,
-                "shuffle": False,
-                "num_canonical_nodes": 1,
-            }
-            return CloudLoader(
-                folder,
-                local=tmp_path / "cache",
-                tokenizer=byte_tokenizer(),
-                eos=EOS,
-                **settings,
-                **rank,
-            )
-
-        more, states = run_leg(make_loader, leg, state)
+        more, states = run_leg(partial(make, seq_len=seq_len), leg, state)
         rows, state = rows + more, states[-1]
     for lane in range(6):
         own = rows[lane::6]
@@ -256,14 +210,6 @@ def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(
 
 def test_a_corpus_without_a_token_is_an_error_not_a_hang(tmp_path: Path) -> None:
     folder = write_mds(tmp_path / "corpus", [""] * 7)
-    loader = CloudLoader(
-        folder,
-        local=tmp_path / "cache",
-        tokenizer=byte_tokenizer(),
-        eos=None,
-        seq_len=8,
-        batch_size=1,
-        num_workers=0,
-    )
+    loader = make_loader(folder, eos=None, local=tmp_path / "cache")
     with pytest.raises(DatasetError, match="has no tokens"):
         next(iter(loader))

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from cloudload import ExportReport, check_dataset, convert_to_mds, export_rows
-from cloudload.cli import main
 from cloudload.data.mds import writer
 from cloudload.data.mds.shard_entries import INDEX_NAME, Column
 from cloudload.errors import CloudloadError, ConvertError
 from cloudload.testing import Leg, Row, run_leg
 from cloudload.tools.inspect.info import read_info
+from testkit.conversions import QUIET, write_lines
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
-from testkit.loaders import SEQ_LEN, make_loader
+from testkit.loaders import SEQ_LEN, make_loader, ranks
 
 ROW_SHARD_BYTES = 1_000
 
@@ -27,8 +27,13 @@ def text(tmp_path: Path) -> str:
     return write_mds(tmp_path / "text", random_documents(5, 40), shard_bytes=1_000)
 
 
-def rows_of(data: str, leg: Leg, **options: Any) -> list[Row]:
-    return run_leg(lambda **rank: make_loader(data, **options, **rank), leg)[0]
+def read_rows(data: str, leg: Leg, **options: Any) -> list[Row]:
+    return run_leg(ranks(data, **options), leg)[0]
+
+
+# options to read an export as rows in their order
+AGAIN: dict[str, Any] = {"tokens_key": "tokens", "packing": "one_per_row", "shuffle": False}
+AGAIN |= {"num_canonical_nodes": 1, "epochs": 1, "tokenizer": None}
 
 
 def read_by_streaming(folder: str) -> list[list[int]]:
@@ -55,7 +60,7 @@ def test_streaming_and_a_loader_read_the_rows_of_an_epoch(
     text: str, tmp_path: Path, encoding: str, dtype: str, stored: str
 ) -> None:
     options: dict[str, Any] = {"packing": "best_fit", "local": tmp_path / "cache"}
-    expected = rows_of(text, Leg(batch_size=4, batches=None), epochs=1, **options)
+    expected = read_rows(text, Leg(batch_size=4, batches=None), epochs=1, **options)
     expected = [row for row in expected if not row.is_padding]
     with make_loader(text, epochs=1, **options) as loader:
         report = export_rows(
@@ -76,50 +81,38 @@ def test_streaming_and_a_loader_read_the_rows_of_an_epoch(
         dtype="int64" if stored == "bytes" else stored.partition(":")[2],
     )
     assert report.shards > 3
-    again: dict[str, Any] = {"tokens_key": "tokens", "packing": "one_per_row", "shuffle": False}
-    again |= {"tokens_dtype": "int64" if stored == "bytes" else None, "eos": "auto"}
-    again |= {"num_canonical_nodes": 1, "epochs": 1, "tokenizer": None}
-    found = rows_of(
-        str(tmp_path / "rows"), Leg(2, batch_size=3, batches=None), **{**options, **again}
-    )
+    again = {**AGAIN, "tokens_dtype": "int64" if stored == "bytes" else None, "eos": "auto"}
+    out = str(tmp_path / "rows")
+    found = read_rows(out, Leg(2, batch_size=3, batches=None), **{**options, **again})
     assert [row.input_ids for row in found][: len(expected)] == [row.input_ids for row in expected]
     assert [row.labels for row in found][: len(expected)] == [row.labels for row in expected]
 
 
 def test_steps_are_exported_to_any_store_from_a_state(
-    text: str, tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
+    text: str, tmp_path: Path, store_url: str, tokenizer_file: str, cli: Any
 ) -> None:
-    (tmp_path / "tokenizer.json").write_text(make_loader(text).recipe.tokenizer.json)
-    options: dict[str, Any] = {
-        "tokenizer": str(tmp_path / "tokenizer.json"),
-        "local": tmp_path / "cache",
-    }
-    expected = rows_of(text, Leg(batch_size=4, batches=6), **options)
+    options: dict[str, Any] = {"tokenizer": tokenizer_file, "local": tmp_path / "cache"}
+    expected = read_rows(text, Leg(batch_size=4, batches=6), **options)
     with make_loader(text, **options) as loader:
         next(iter(loader))
         (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
-    command = ["export", str(tmp_path / "state.json"), store_url, "--steps", "3:6", "--workers=0"]
-    command += ["--local", str(tmp_path / "cache"), "--quiet"]
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == 12
-    again: dict[str, Any] = {"tokens_key": "tokens", "shuffle": False, "num_canonical_nodes": 1}
-    again |= {"tokenizer": None, "eos": None, "epochs": 1, "packing": "one_per_row"}
-    found = rows_of(store_url, Leg(batch_size=12, batches=1), **{**options, **again})
+    command = ["export", tmp_path / "state.json", store_url, "--steps", "3:6", "--workers=0"]
+    command += ["--local", tmp_path / "cache", "--quiet"]
+    assert json.loads(cli(*command, "--json").out)["rows"] == 12
+    again = {**options, **AGAIN, "eos": None}
+    found = read_rows(store_url, Leg(batch_size=12, batches=1), **again)
     assert [row.input_ids for row in found] == [row.input_ids for row in expected[8:20]]
     assert not [each for each in check_dataset(store_url).findings if each.severity == "error"]
-    assert main(command) == 1
-    assert "already contains a dataset" in capsys.readouterr().err
-    assert main([*command, "--overwrite"]) == 0
-    assert "12 (192 tokens; 0 rows had padding)" in capsys.readouterr().out
+    assert "already contains a dataset" in cli(*command, status=1).err
+    assert "12 (192 tokens; 0 rows had padding)" in cli(*command, "--overwrite").out
 
 
 def test_an_export_that_fails_leaves_no_index_and_the_next_one_the_same_bytes(
     text: str, tmp_path: Path
 ) -> None:
     def export(name: str, **options: Any) -> dict[str, bytes]:
-        with make_loader(
-            text, epochs=1, shuffle=False, num_canonical_nodes=1, local=tmp_path / "cache"
-        ) as loader:
+        ordered = {"epochs": 1, "shuffle": False, "num_canonical_nodes": 1}
+        with make_loader(text, **ordered, local=tmp_path / "cache") as loader:
             export_rows(loader, tmp_path / name, shard_bytes=ROW_SHARD_BYTES, **options)
         return {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
 
@@ -164,14 +157,24 @@ def test_exports_that_make_no_sense_are_refused(text: str, tmp_path: Path) -> No
         with make_loader(text, local=tmp_path / "cache", **rank) as loader:
             export_rows(loader, tmp_path / "rows", **options)
 
-    with pytest.raises(ValueError, match=r"the run has no end.*Pass num_batches"):
-        export({})
-    with pytest.raises(ValueError, match=r"one of 2 ranks, so it has only the rows of that rank"):
-        export({"num_batches": 1}, dp_rank=0, dp_world_size=2)
-    with pytest.raises(ValueError, match=r"dtype is 'uint8', which can store IDs up to 255"):
-        export({"num_batches": 1, "dtype": "uint8"})
-    with pytest.raises(ValueError, match=r"encoding is 'json'. Use one of ndarray, bytes"):
-        export({"num_batches": 1, "encoding": "json"})
+    two = {"dp_rank": 0, "dp_world_size": 2}
+    refused: list[tuple[dict[str, Any], dict[str, int], str]] = [
+        ({}, {}, r"the run has no end.*Pass num_batches"),
+        ({"num_batches": 1}, two, r"one of 2 ranks, so it has only the rows of that rank"),
+        (
+            {"num_batches": 1, "dtype": "uint8"},
+            {},
+            "dtype is 'uint8', which can store IDs up to 255",
+        ),
+        (
+            {"num_batches": 1, "encoding": "json"},
+            {},
+            r"encoding is 'json'. Use one of ndarray, bytes",
+        ),
+    ]
+    for options, rank, message in refused:
+        with pytest.raises(ValueError, match=message):
+            export(options, **rank)
     assert not (tmp_path / "rows").exists()
     with make_loader(text, local=tmp_path / "cache") as loader:
         (tmp_path / "link").symlink_to(text)
@@ -194,11 +197,9 @@ def test_an_array_is_written_byte_for_byte_as_streaming_does(size: int) -> None:
 def test_an_export_replaces_a_converted_dataset_with_its_report_and_lengths(
     text: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a document of the old dataset"}\n')
+    write_lines(tmp_path / "a.jsonl", ["a document of the old dataset"])
     out = tmp_path / "out"
-    convert_to_mds(
-        tmp_path / "a.jsonl", out, tokenizer=byte_tokenizer(), processes=1, progress=False
-    )
+    convert_to_mds(tmp_path / "a.jsonl", out, tokenizer=byte_tokenizer(), **QUIET)
     with make_loader(text, local=tmp_path / "cache") as loader:
         report = export_rows(loader, out, num_batches=3, overwrite=True)
     stored = {path.relative_to(out).parts[0] for path in out.rglob("*") if path.is_file()}
@@ -208,7 +209,7 @@ def test_an_export_replaces_a_converted_dataset_with_its_report_and_lengths(
 
 
 def test_an_export_does_not_hide_the_splits_of_its_folder(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    write_lines(tmp_path / "a.jsonl", ["a"])
     convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", split="train", progress=False)
     with (
         make_loader(text, local=tmp_path / "cache") as loader,
@@ -218,7 +219,7 @@ def test_an_export_does_not_hide_the_splits_of_its_folder(text: str, tmp_path: P
 
 
 def test_a_report_of_another_dataset_is_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    write_lines(tmp_path / "a.jsonl", ["a"])
     convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", progress=False)
     assert read_info(tmp_path / "out").text_bytes == 1
     report = (tmp_path / "out" / "convert-report.json").read_bytes()

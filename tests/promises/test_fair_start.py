@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from cloudload.run.lengths import lane_tables
 from cloudload.run.state import read_state
 from cloudload.testing import Leg, Row, check_resume, check_worlds, run_leg
 from cloudload.tools.cli.state_command import list_lines
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
+from testkit.counted import count
+from testkit.loaders import ranks
+from testkit.state_fields import without
 
 SEQ_LEN, NUM_LANES, NUM_DOCUMENTS = 64, 60, 4_000
 MakeLoader = Callable[..., CloudLoader]
@@ -31,27 +34,23 @@ def sizes() -> Any:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, sizes: Any) -> str:
-    folder = tmp_path_factory.mktemp("fair")
-    return write_mds(folder / "data", ["x" * size for size in sizes], shard_bytes=20_000)
+def data(module_folder: Path, sizes: Any) -> str:
+    return write_mds(module_folder / "data", ["x" * size for size in sizes], shard_bytes=20_000)
+
+
+PACKED: dict[str, Any] = {"packing": "best_fit", "seq_len": SEQ_LEN, "eos": None}
 
 
 @pytest.fixture
 def make_loader(data: str, tmp_path: Path) -> MakeLoader:
-    def make_loader(**options: Any) -> CloudLoader:
-        defaults: dict[str, Any] = {
-            **{"local": tmp_path / "cache", "tokenizer": byte_tokenizer(), "seq_len": SEQ_LEN},
-            **{"packing": "best_fit", "num_lanes": NUM_LANES, "batch_size": NUM_LANES},
-            **{"num_workers": 0, "eos": None},
-        }
-        return CloudLoader(data, **{**defaults, **options})
-
-    return make_loader
+    size: dict[str, Any] = {"num_lanes": NUM_LANES, "batch_size": NUM_LANES}
+    make: MakeLoader = ranks(data, **PACKED, **size, local=tmp_path / "cache")
+    return make
 
 
 def without_fair_start(state: dict[str, Any]) -> dict[str, Any]:
     """The state as a version before the rule saved it."""
-    return {name: value for name, value in state.items() if name != "fair_start"}
+    return without(state, "fair_start")
 
 
 def measure(rows: list[Row], sizes: Any) -> list[float]:
@@ -83,9 +82,7 @@ def test_the_first_rows_are_as_fair_a_sample_as_later_ones(
 
 
 def test_a_fair_start_resumes_at_every_row_on_every_world(make_loader: MakeLoader) -> None:
-    def make_small(**options: Any) -> CloudLoader:
-        return make_loader(num_lanes=6, **options)
-
+    make_small = partial(make_loader, num_lanes=6)
     check_resume(make_small, global_batch=5, num_batches=12)
     check_worlds(make_small, [Leg(2, 2, 5, 9), Leg(3, 1, 4, 7), Leg(6, 1, 1, 8), Leg(1, 0, 9, 9)])
 
@@ -110,11 +107,8 @@ def test_runs_with_and_without_a_fair_start_share_a_cache_and_jump_to_their_own_
 ) -> None:
     monkeypatch.setattr(lane_tables, "_KEPT_FROM_POSITIONS", 0)
     lengths = str(tmp_path / "lengths")
-    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False, out=lengths)
-
-    def make_known(**options: Any) -> CloudLoader:
-        return make_loader(num_lanes=2, lengths=lengths, **{"batch_size": 500, **options})
-
+    count(data, out=lengths)
+    make_known = partial(make_loader, num_lanes=2, lengths=lengths, batch_size=500)
     new = make_known().state_dict()
     found: list[Any] = []
     for start in (new, without_fair_start(new), new):
@@ -134,17 +128,11 @@ def test_each_stream_of_a_mixture_starts_fairly_also_one_that_is_added_later(
 ) -> None:
     other = write_mds(tmp_path / "other", random_documents(3, 300), shard_bytes=4_000)
 
-    def make_mixed(**options: Any) -> CloudLoader:
-        streams = [
-            Stream(data, name="a", proportion=1),
-            Stream(other, name="b", proportion=1),
-        ]
-        defaults: dict[str, Any] = {"local": tmp_path / "cache", "tokenizer": byte_tokenizer()}
-        defaults |= {"eos": None, "seq_len": SEQ_LEN, "packing": "best_fit", "num_lanes": 6}
-        return CloudLoader(streams[: options.pop("number", 2)], **defaults, **options)
-
+    streams = [Stream(url, name=name, proportion=1) for url, name in ((data, "a"), (other, "b"))]
+    settings: dict[str, Any] = {**PACKED, "num_lanes": 6, "local": tmp_path / "cache"}
+    make_mixed = ranks(streams, **settings)
     check_worlds(make_mixed, [Leg(2, 1, 5, 6), Leg(3, 2, 4, 5)])
-    with make_mixed(number=1, batch_size=60, num_workers=0) as loader:
+    with ranks(streams[:1], **settings)(batch_size=60) as loader:
         list(loader.take(30))
         state = loader.state_dict()
     states = run_leg(make_mixed, Leg(batch_size=12, batches=2), state)[1]

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream
-from cloudload.tools.count import count_tokens
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit import loaders
+from testkit.corpora import random_documents, write_mds
+from testkit.counted import count
 
 TWO = {"num_canonical_nodes": 2}
 GOLDEN: dict[str, tuple[dict[str, Any], str]] = {
@@ -44,13 +45,14 @@ OLD_GOLDEN = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("golden")
+def folders(module_folder: Path) -> list[str]:
     return [
         write_mds(
-            folder / str(seed), random_documents(seed, count, max_words=60), shard_bytes=20_000
+            module_folder / f"{seed}",
+            random_documents(seed, size, max_words=60),
+            shard_bytes=20_000,
         )
-        for seed, count in ((1, 1_500), (2, 200))
+        for seed, size in ((1, 1_500), (2, 200))
     ]
 
 
@@ -58,25 +60,14 @@ def make_loader(folders: list[str], tmp_path: Path, name: str) -> CloudLoader:
     settings = dict(GOLDEN[name][0])
     streams = [Stream(folders[0], repeat=settings.pop("repeat", None))]
     if settings.pop("mixed", False):
-        streams = [
-            Stream(folders[0], proportion=2, name="a"),
-            Stream(folders[1], proportion=1, name="b"),
-        ]
+        shares = zip(folders, (2, 1), "ab", strict=True)
+        streams = [Stream(url, proportion=share, name=name) for url, share, name in shares]
         if "epochs" in settings:
             settings["lengths"] = place = str(tmp_path / "lengths")
             for folder in folders:
-                options: dict[str, Any] = {"processes": 1, "progress": False, "out": place}
-                count_tokens(folder, tokenizer=byte_tokenizer(), **options)
-    return CloudLoader(
-        streams,
-        local=tmp_path,
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=128,
-        batch_size=100,
-        num_workers=0,
-        **settings,
-    )
+                count(folder, out=place)
+    settings = {"seq_len": 128, "batch_size": 100, "num_lanes": None, **settings}
+    return loaders.make_loader(streams, local=tmp_path, **settings)
 
 
 def hash_rows(loader: CloudLoader) -> str:

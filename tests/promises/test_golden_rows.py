@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudload import Stream, cli
+from cloudload import Stream
 from cloudload.errors import DatasetError
 from cloudload.provenance import compare_golden, read_golden, record_golden
 from cloudload.tools.provenance.golden import GoldenReport
@@ -141,13 +141,8 @@ def test_a_damaged_file_is_refused(options: Options, tmp_path: Path) -> None:
     tokens = json.loads(text)["rows"][1][0][-1]
     damaged = (text[:-9], text.replace(tokens, "0" * 16), text.replace('"state"', '"x"'))
     content = json.loads(text)
-    states: list[Any] = [
-        {},
-        [],
-        "x",
-        {**content["state"], "mixture": "{"},
-        {**content["state"], "part": 1},
-    ]
+    states: list[Any] = [{}, [], "x"]
+    states += [{**content["state"], **wrong} for wrong in ({"mixture": "{"}, {"part": 1})]
     foreign = [json.dumps({**content, "state": state}) for state in states]
     for wrong in (*damaged, *foreign, "[]"):
         path.write_text(wrong)
@@ -156,55 +151,49 @@ def test_a_damaged_file_is_refused(options: Options, tmp_path: Path) -> None:
 
 
 def test_the_command_writes_and_compares(
-    data: str, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+    data: str, tmp_path: Path, tokenizer_folder: Path, cli: Any
 ) -> None:
     run = {"data": data, "tokenizer": str(tokenizer_folder), "seq_len": 32, "seed": 3}
     config, golden = tmp_path / "run.yaml", str(tmp_path / "golden.json")
     config.write_text(json.dumps({**run, "local": str(tmp_path / "cache")}))
-    command = ["check", "--config", str(config), "--quiet", "--processes", "1"]
-    assert cli.main([*command, "--write-golden", golden, "--rows", "20"]) == 0
+    command = ["check", "--config", config, "--quiet", "--processes", "1"]
+    printed = cli(*command, "--write-golden", golden, "--rows", "20").out
     digest = read_golden(Path(golden)).digest
-    assert capsys.readouterr().out == f"{golden} has 20 rows with the digest {digest}\n"
-    assert cli.main([*command, "--golden", golden]) == 0
-    printed = capsys.readouterr().out
+    assert printed == f"{golden} has 20 rows with the digest {digest}\n"
+    printed = cli(*command, "--golden", golden).out
     assert "(120 tested by the rules)" in printed
     assert printed.endswith("golden: all 20 rows are the same\n")
     other = [*command, "--golden", golden, "--sample", "0", "--option", "seed=4"]
-    assert cli.main(other) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = cli(*other, status=1).out.splitlines()
     assert "golden: row 0 differs, because of the order" in lines
     assert lines[-1] == "  seed (order): 3 → 4"
-    assert cli.main([*other, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)["golden"]
+    found = json.loads(cli(*other, "--json", status=1).out)["golden"]
     assert (found["first_row"], found["cause"], found["is_same"]) == (0, "order", False)
     for wrong_file, message in (
         ("no/x.json", "does not exist. Create the folder"),
         ("", "which is a folder"),
     ):
-        assert cli.main([*command, "--write-golden", str(tmp_path / wrong_file)]) == 1
-        assert message in capsys.readouterr().err
+        assert message in cli(*command, "--write-golden", tmp_path / wrong_file, status=1).err
     both = [*command[1:], "--golden", golden, "--write-golden", golden]
     for wrong in ([], ["--golden", golden, data], both, [data, "--rows", "2"]):
         with pytest.raises(SystemExit, match="2"):
-            cli.main(["check", *wrong])
+            cli("check", *wrong)
 
 
 def test_the_command_takes_the_data_of_a_config_as_the_loader_does(
-    data: str, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+    data: str, tmp_path: Path, tokenizer_folder: Path, cli: Any
 ) -> None:
     config, golden = tmp_path / "run.py", str(tmp_path / "golden.json")
     run = {"tokenizer": str(tokenizer_folder), "seq_len": 32, "local": str(tmp_path / "cache")}
     head = f"from pathlib import Path\nconfig = {run!r}\nconfig['data'] = "
-    command = ["check", "--config", str(config), "--quiet", "--processes", "1"]
+    command = ["check", "--config", config, "--quiet", "--processes", "1"]
     parent, name = Path(data).parent, Path(data).name
     for given, flags in ((f"Path({data!r})", []), (f"Path({str(parent)!r})", ["--split", name])):
         config.write_text(head + given)
-        assert cli.main([*command, *flags, "--write-golden", golden, "--rows", "5"]) == 0
-        assert cli.main([*command, *flags, "--golden", golden]) == 0
-        assert "golden: all 5 rows are the same" in capsys.readouterr().out
+        cli(*command, *flags, "--write-golden", golden, "--rows", "5")
+        assert "golden: all 5 rows are the same" in cli(*command, *flags, "--golden", golden).out
     config.write_text(head + "[object()]")
-    assert cli.main(command) == 1
-    assert "Pass the URL or folder of an MDS dataset" in capsys.readouterr().err
+    assert "Pass the URL or folder of an MDS dataset" in cli(*command, status=1).err
 
 
 def test_rows_after_the_last_recorded_one_of_a_run_that_ended_are_found(

@@ -18,7 +18,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload import Stream
-from cloudload.cli import main
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.shard_entries import INDEX_NAME, Column
 from cloudload.data.mds.writer import ShardFormat, encode_sample
@@ -61,41 +60,26 @@ def test_an_empty_stream_among_several_is_no_error_but_a_mixture_and_a_corpus_ne
     hollow = write_mds(tmp_path / "hollow", [], shard_samples=[0, 0])
     found = read_all(make_loader([empty, full, hollow], tmp_path / "cache"))
     assert found == {(1, 0): [*tokenize("a"), EOS_ID], (1, 1): [*tokenize("bb"), EOS_ID]}
-    for data in (
-        empty,
-        [hollow, empty],
-        [Stream(full, proportion=1), Stream(hollow, proportion=1)],
-    ):
+    mixed = [Stream(full, proportion=1), Stream(hollow, proportion=1)]
+    for data in (empty, [hollow, empty], mixed):
         with pytest.raises(DatasetError, match=r"no samples in .*Convert a corpus first"):
             make_loader(data, tmp_path / "cache", epochs=None)
 
 
 @pytest.mark.parametrize(
-    ("column", "encoding", "values", "message"),
+    ("column", "encoding", "value", "message"),
     [
-        (
-            "body",
-            "str",
-            ["a"],
-            r"two has no column 'text'\. Set text_key to one of its text columns: body",
-        ),
-        (
-            "text",
-            "int",
-            [1],
-            r"two has int, not text, in column 'text'\. It has no text columns",
-        ),
-        ("text", "json", [{}], r"two has json, not text, in column 'text'"),
+        ("body", "str", "a", r"no column 'text'\. Set text_key to one of its text columns: body"),
+        ("text", "int", 1, r"int, not text, in column 'text'\. It has no text columns"),
+        ("text", "json", {}, r"json, not text, in column 'text'"),
     ],
 )
 def test_a_stream_whose_column_is_missing_or_no_text_is_named(
-    tmp_path: Path, column: str, encoding: str, values: list[Any], message: str
+    tmp_path: Path, column: str, encoding: str, value: Any, message: str
 ) -> None:
     one = write_mds(tmp_path / "one", ["a"])
-    two = write_raw(
-        tmp_path / "two", (Column.of(column, encoding),), [{column: value} for value in values]
-    )
-    with pytest.raises(DatasetError, match=message):
+    two = write_raw(tmp_path / "two", (Column.of(column, encoding),), [{column: value}])
+    with pytest.raises(DatasetError, match=f"two has {message}"):
         make_loader([one, two], tmp_path / "cache")
 
 
@@ -109,10 +93,8 @@ def decode_latin(sample: dict[str, Any]) -> str:
 def test_bytes_that_are_not_utf8_name_the_document_and_a_transform_may_decode_them(
     tmp_path: Path,
 ) -> None:
-    samples = [
-        {"id": f"doc-{number}", "text": text}
-        for number, text in enumerate([b"fine", b"caf\xe9", b""])
-    ]
+    texts = enumerate([b"fine", b"caf\xe9", b""])
+    samples = [{"id": f"doc-{number}", "text": text} for number, text in texts]
     data = write_raw(tmp_path / "mds", BYTES_AND_ID, samples)
     message = (
         r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*column contains token "
@@ -132,18 +114,10 @@ def break_second(sample: dict[str, Any]) -> Any:
 def test_half_a_surrogate_pair_names_its_document(
     tmp_path: Path, backend: str, tokenizer_folder: Path
 ) -> None:
-    data = write_mds(
-        tmp_path / "mds",
-        ["a", "b", "c"],
-        extra={"id": ("str", ["doc-0", "doc-1", "doc-2"])},
-        compression="zstd",
-    )
-    settings: dict[str, Any] = {
-        "tokenizer": tokenizer_folder,
-        "eos": "<|endoftext|>",
-        "tokenizer_backend": backend,
-        "transform": break_second,
-    }
+    extra = {"id": ("str", ["doc-0", "doc-1", "doc-2"])}
+    data = write_mds(tmp_path / "mds", ["a", "b", "c"], extra=extra, compression="zstd")
+    settings: dict[str, Any] = {"tokenizer": tokenizer_folder, "eos": "<|endoftext|>"}
+    settings |= {"tokenizer_backend": backend, "transform": break_second}
     sample = r"sample 1 of .*mds/shard\.00000\.mds\.zstd \(id 'doc-1'\)"
     returned = r"the transform \S+break_second returned text with a lone surrogate, U\+D83E"
     with pytest.raises(DatasetError, match=rf"{returned}, at character 13, for {sample}"):
@@ -175,14 +149,6 @@ def test_an_id_that_cannot_be_read_hides_no_error(tmp_path: Path) -> None:
         read_all(make_loader(data, tmp_path / "cache"))
 
 
-def make_fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def make_folder(path: Path) -> None:
-    path.mkdir()
-
-
 def make_socket(path: Path) -> None:
     # bind in the folder, because Linux limits a socket's path to 107 bytes
     with socket.socket(socket.AF_UNIX) as listener:
@@ -192,18 +158,17 @@ def make_socket(path: Path) -> None:
         os.chdir(before)
 
 
-def link_to_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def link_to_itself(path: Path) -> None:
-    path.symlink_to(path)
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "folder": Path.mkdir,
+    "socket": make_socket,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to(path),
+}
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize(
-    "make", [make_fifo, make_folder, make_socket, link_to_device, link_to_itself]
-)
+@pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 def test_a_shard_that_is_no_file_is_refused_at_once(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
@@ -211,9 +176,8 @@ def test_a_shard_that_is_no_file_is_refused_at_once(
     shard = tmp_path / "mds" / "shard.00000.mds"
     shard.unlink()
     make(shard)
-    with pytest.raises(
-        DatasetError, match=r"shard\.00000\.mds (is not a regular file|cannot be opened as a shard)"
-    ):
+    refused = r"shard\.00000\.mds (is not a regular file|cannot be opened as a shard)"
+    with pytest.raises(DatasetError, match=refused):
         read_all(make_loader(data, tmp_path / "cache"))
 
 
@@ -223,11 +187,8 @@ def test_an_index_that_says_other_sizes_or_columns_than_its_shards_teaches_nothi
     data = write_mds(tmp_path / "mds", ["aa", "bb"], extra={"other": ("str", ["cc", "dd"])})
     sound = json.loads((tmp_path / "mds" / INDEX_NAME).read_text())
     # with swapped column names, every text would be read from the wrong column
-    for field, value in (
-        ("column_names", ["text", "other"]),
-        ("column_encodings", ["bytes", "str"]),
-        ("samples", 1),
-    ):
+    wrong = {"column_names": ["text", "other"], "column_encodings": ["bytes", "str"], "samples": 1}
+    for field, value in wrong.items():
         index = {"version": 2, "shards": [{**sound["shards"][0], field: value}]}
         (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
         with pytest.raises(DatasetError, match=r"has the columns|does not contain the 1 samples"):
@@ -305,69 +266,48 @@ class _Place:
         vars(self).update(place)
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(random.Random(0).randbytes(1000)),
-        lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)),
-        lambda path: path.write_bytes(b"\x80\x02}q\x00."),
-        lambda path: path.write_text("[" * 100_000),
-        lambda path: path.write_text("[[[{}]]]"),
-        lambda path: path.write_text('{"version": 3, "cursors": "", "table_rows": 0}'),
-        lambda path: path.write_text('{"version": NaN, "cursors": {}, "table_rows": []}'),
-        lambda path: torch.save(nested(200), path),
-        lambda path: torch.save({"loader": _Executed()}, path),
-        lambda path: path.mkdir(),
-        lambda path: write_metadata(path, b""),
-        lambda path: write_metadata(path, random.Random(1).randbytes(1000)),
-        lambda path: write_metadata(path, pickle.dumps(_Executed())),
-        lambda path: write_metadata(path, pickle.dumps(_Metadata(None))),
-        lambda path: write_metadata(
-            path, pickle.dumps(_Metadata(_Place(relative_path="none", offset=0, length=9)))
-        ),
-        lambda path: write_metadata(
-            path, pickle.dumps(_Metadata(_Place(relative_path=".metadata", offset=-1, length=9)))
-        ),
-        lambda path: write_metadata(
-            path, pickle.dumps(_Metadata(_Place(relative_path=".metadata", offset=0, length=9)))
-        ),
-    ],
-    ids=[
-        "empty",
-        "random",
-        "zip",
-        "pickle",
-        "deep",
-        "no state",
-        "few fields",
-        "wrong types",
-        "nested",
-        "executes",
-        "empty folder",
-        "empty metadata",
-        "random metadata",
-        "metadata executes",
-        "no places",
-        "no file",
-        "no offset",
-        "no torch file",
-    ],
-)
+def metadata(place: Any) -> bytes:
+    return pickle.dumps(_Metadata(place))
+
+
+def place(path: str, offset: int) -> bytes:
+    return metadata(_Place(relative_path=path, offset=offset, length=9))
+
+
+CHECKPOINTS: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "random": lambda path: path.write_bytes(random.Random(0).randbytes(1000)),
+    "zip": lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)),
+    "pickle": lambda path: path.write_bytes(b"\x80\x02}q\x00."),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "no state": lambda path: path.write_text("[[[{}]]]"),
+    "few fields": lambda path: path.write_text('{"version": 3, "cursors": "", "table_rows": 0}'),
+    "wrong types": lambda path: path.write_text(
+        '{"version": NaN, "cursors": {}, "table_rows": []}'
+    ),
+    "nested": lambda path: torch.save(nested(200), path),
+    "executes": lambda path: torch.save({"loader": _Executed()}, path),
+    "empty folder": lambda path: path.mkdir(),
+    "empty metadata": lambda path: write_metadata(path, b""),
+    "random metadata": lambda path: write_metadata(path, random.Random(1).randbytes(1000)),
+    "metadata executes": lambda path: write_metadata(path, pickle.dumps(_Executed())),
+    "no places": lambda path: write_metadata(path, metadata(None)),
+    "no file": lambda path: write_metadata(path, place("none", 0)),
+    "no offset": lambda path: write_metadata(path, place(".metadata", -1)),
+    "no torch file": lambda path: write_metadata(path, place(".metadata", 0)),
+}
+
+
+@pytest.mark.parametrize("write", CHECKPOINTS.values(), ids=CHECKPOINTS)
 @pytest.mark.parametrize(
     "command", [["trace", "--steps", "1"], ["where", "--sample", "0", "--until", "3"]]
 )
 def test_a_hostile_checkpoint_is_one_line_on_stderr(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: list[str],
-    write: Any,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any, command: list[str], write: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "state")
-    assert main([command[0], "state", *command[1:]]) == 1
-    printed = capsys.readouterr()
+    printed = cli(command[0], "state", *command[1:], status=1)
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
     assert printed.err.startswith("cloudload: ")
@@ -391,19 +331,11 @@ def test_a_checkpoint_that_holds_itself_is_searched_once(tmp_path: Path) -> None
     ["", "[", "[]", "null", '{"streams": 3}', '{"streams": []}', '{"streams": [{}]}', "[" * 9000],
 )
 def test_sources_that_are_damaged_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], sources: str, tokenizer_folder: Path
+    tmp_path: Path, cli: Any, sources: str, tokenizer_folder: Path
 ) -> None:
     data = write_mds(tmp_path / "mds", ["a", "bb"])
     state = {**make_loader(data, tmp_path / "cache").state_dict(), "sources": sources}
     (tmp_path / "state").write_text(json.dumps(state))
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-    arguments = [
-        "trace",
-        str(tmp_path / "state"),
-        "--steps",
-        "1",
-        "--tokenizer",
-        str(tokenizer_folder),
-    ]
-    assert main([*arguments, "--global-batch", "4"]) == 1
-    assert "cloudload: sources: " in capsys.readouterr().err
+    command = ["trace", tmp_path / "state", "--steps", "1", "--tokenizer", tokenizer_folder]
+    assert "cloudload: sources: " in cli(*command, "--global-batch", "4", status=1).err

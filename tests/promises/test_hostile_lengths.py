@@ -28,8 +28,8 @@ from cloudload.run.lengths.length_files import (
 )
 from cloudload.run.lengths.lengths_index import make_key
 from cloudload.testing import Leg, run_leg
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
+from testkit.counted import count, write_counted
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader
 
@@ -37,16 +37,10 @@ NUM_DOCUMENTS = 300
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(module_folder: Path) -> Path:
     """A dataset of `NUM_DOCUMENTS` documents with token lengths."""
-    folder = tmp_path_factory.mktemp("hostile")
-    write_mds(folder, random_documents(0, NUM_DOCUMENTS), shard_bytes=4_000)
-    count(folder)
-    return folder
-
-
-def count(folder: Path, **options: Any) -> None:
-    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False, **options)
+    write_counted(module_folder, random_documents(0, NUM_DOCUMENTS), shard_bytes=4_000)
+    return module_folder
 
 
 def read_lengths(folder: Path, cache: Path) -> list[int]:
@@ -57,11 +51,8 @@ def read_lengths(folder: Path, cache: Path) -> list[int]:
     index = find_index(place, key, recipe.corpus.fingerprint(range(1)), retry)
     assert index is not None
     counted = CountedDataset(dataset, key, place, index)
-    numbers: list[int] = (
-        open_dataset_lengths(counted, cache, retry)
-        .of(np.arange(recipe.corpus.num_samples))
-        .tolist()
-    )
+    lengths = open_dataset_lengths(counted, cache, retry)
+    numbers: list[int] = lengths.of(np.arange(recipe.corpus.num_samples)).tolist()
     return numbers
 
 
@@ -110,11 +101,7 @@ def test_a_hostile_index_is_refused_by_name_or_changes_nothing(
 @given(place=st.floats(0, 1), change=st.integers(1, 255), cut=st.sampled_from([0, 0, 1, 9]))
 @settings(max_examples=4 * EXAMPLES)
 def test_a_damaged_group_is_refused_by_name(
-    folder: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    place: float,
-    change: int,
-    cut: int,
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, place: float, change: int, cut: int
 ) -> None:
     cache = tmp_path_factory.mktemp("cache")
     [group] = folder.glob("lengths/*/*.lengths")
@@ -126,9 +113,8 @@ def test_a_damaged_group_is_refused_by_name(
         decode_group(bytes(changed))
     try:
         group.write_bytes(changed)
-        with pytest.raises(
-            DatasetError, match=f"{group.name}: the size or hash of the file differs"
-        ):
+        refused = f"{group.name}: the size or hash of the file differs"
+        with pytest.raises(DatasetError, match=refused):
             read_lengths(folder, cache)
     finally:
         group.write_bytes(content)
@@ -158,61 +144,57 @@ def test_the_lengths_of_another_version_of_the_data_are_not_taken(
         make_loader(str(tmp_path))
 
 
+class Changed:
+    """A transform that makes one document longer than its length says."""
+
+    def __init__(self, folder: Path, lengths: str) -> None:
+        corpus = make_loader(str(folder), lengths="off").recipe.corpus
+        [(_, samples)] = list(choose_samples(corpus))
+        self._wrong = f"{samples[2]}:"
+        mine: dict[str, Any] = {"transform_id": "mine"}
+        count(folder, transform=lambda sample: str(sample["text"]), out=lengths, **mine)
+        self.settings: dict[str, Any] = {"transform": self, "lengths": lengths, **mine}
+
+    def __call__(self, sample: Any) -> str:
+        text = str(sample["text"])
+        return text + "!" if text.startswith(self._wrong) else text
+
+
+WRONG = r"sample \d+ .* but now has .* tokens"
+
+
 def test_a_wrong_length_that_a_seek_jumps_over_is_found_before_a_row_is_handed_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = make_loader(str(folder), lengths="off").recipe.corpus
-    [(_, samples)] = list(choose_samples(corpus))
-    wrong = int(samples[2])
-
-    def change(sample: Any) -> str:
-        text = str(sample["text"])
-        return text + "!" if text.startswith(f"{wrong}:") else text
-
-    lengths = str(tmp_path / "lengths")
-    count(folder, transform=lambda sample: str(sample["text"]), transform_id="mine", out=lengths)
-    settings = {"transform": change, "transform_id": "mine", "lengths": lengths}
-    expected = r"sample \d+ .* but now has .* tokens"
+    settings = Changed(folder, str(tmp_path / "lengths")).settings
     for rows in (2_000, 100_000):
         loader = make_loader(str(folder), **settings)
         loader.seek(rows)
-        with pytest.raises(DatasetError, match=expected):
+        with pytest.raises(DatasetError, match=WRONG):
             next(iter(loader))
     monkeypatch.setattr(worker, "check_some_lengths", lambda *_: None)
     number = 0
     for rows in range(2_000, 2_200, 20):
         loader = make_loader(str(folder), **settings)
         loader.seek(rows)
-        try:
+        with contextlib.suppress(DatasetError):
             next(iter(loader))
             number += 1
-        except DatasetError:
-            pass
     assert number, "without the check, some wrong lengths must go unnoticed"
 
 
 def test_a_wrong_length_that_a_seek_into_the_tail_jumps_over_is_found_on_two_nodes(
     folder: Path, tmp_path: Path
 ) -> None:
-    corpus = make_loader(str(folder), lengths="off").recipe.corpus
-    [(_, samples)] = list(choose_samples(corpus))
-    settings: dict[str, Any] = {"lengths": str(tmp_path / "lengths"), "epochs": 1}
-    settings |= {"transform": lambda sample: str(sample["text"]), "transform_id": "mine"}
-    count(folder, transform=settings["transform"], transform_id="mine", out=settings["lengths"])
-    settings |= {"batch_size": 1}
-    [end] = {batch.rows[-1] for batch in list(make_loader(str(folder), **settings))[-1:]}
-    wrong = f"{samples[2]}:"
+    settings = {**Changed(folder, str(tmp_path / "lengths")).settings, "epochs": 1}
+    end = len(make_loader(str(folder), **settings, batch_size=1))
 
-    def change(sample: Any) -> str:
-        text = str(sample["text"])
-        return text + "!" if text.startswith(wrong) else text
-
-    def seek(**changes: Any) -> CloudLoader:
-        loader = make_loader(str(folder), **{**settings, **changes, "transform": change})
-        loader.seek(int(end) - 1)
+    def seek(**rank: Any) -> CloudLoader:
+        loader = make_loader(str(folder), **{**settings, **rank})
+        loader.seek(end - 1)
         return loader
 
-    with pytest.raises(DatasetError, match=r"sample \d+ .* but now has .* tokens"):
+    with pytest.raises(DatasetError, match=WRONG):
         run_leg(seek, Leg(2, batches=None, ranks_per_node=1))
 
 

@@ -10,7 +10,7 @@ import enum
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,22 +20,19 @@ import torch
 from cloudload import CloudLoader, FromStart, Rows, Stream, merge_state_dicts
 from cloudload.integrations.metrics import Monitor
 from cloudload.losses import LossLog
-from cloudload.run.position import Position
-from cloudload.run.state import State, build_state
-from cloudload.tools.count import count_tokens
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from testkit.loaders import make_loader
+from cloudload.run.state import State
+from testkit.corpora import EOS, byte_tokenizer, random_documents
+from testkit.counted import write_counted
+from testkit.loaders import make_loader, open_ranks
 
 INTEGERS = [np.int64, np.int32, np.uint8, torch.tensor]
 Cast = Callable[[int], Any]
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> str:
+def counted(module_folder: Path) -> str:
     """A dataset of 60 documents with token lengths."""
-    path = write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, 60), shard_bytes=2_000)
-    count_tokens(path, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    return path
+    return write_counted(module_folder, random_documents(7, 60), shard_bytes=2_000)
 
 
 def check_plain(state: State) -> None:
@@ -192,23 +189,8 @@ def test_an_integer_out_of_bounds_is_refused_by_its_name(counted: str) -> None:
     assert loader.rows == 0
 
 
-def test_a_state_that_could_not_be_loaded_is_not_saved(counted: str) -> None:
-    loader = make_loader(counted)
-    start, recipe = Position.start(loader.recipe), loader.recipe
-    wrong: list[dict[str, Any]] = [
-        {"rows": np.int64(4)},
-        {"rows": True},
-        {"rows": 4.0},
-        {"rows": -4},
-        {"batches": 1 << 60},
-    ]
-    for fields in wrong:
-        with pytest.raises(
-            ValueError, match=rf"could not be loaded|cannot be saved.*{next(iter(fields))}"
-        ):
-            build_state(recipe, replace(start, **fields), "hf")
-    parts = [make_loader(counted, dp_rank=rank, dp_world_size=2) for rank in range(2)]
-    check_plain(merge_state_dicts([part.local_state_dict() for part in parts]))
+def test_a_merged_state_is_plain(counted: str) -> None:
+    check_plain(merge_state_dicts([each.local_state_dict() for each in open_ranks(counted, 2)]))
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])

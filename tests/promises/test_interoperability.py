@@ -3,7 +3,6 @@ a clear error. Both read in the same order."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -16,7 +15,8 @@ import pytest
 from cloudload import convert_to_mds
 from cloudload.errors import DatasetError
 from cloudload.tools.check import check_dataset
-from testkit.both_readers import read_by_cloudload, streaming_dataset
+from testkit.both_readers import read_by_cloudload, streaming_dataset, texts_in
+from testkit.conversions import QUIET, write_lines
 from testkit.corpora import write_mds
 
 TEXTS = [f"document-{number}" for number in range(70)]
@@ -30,15 +30,14 @@ def test_streaming_reads_a_conversion_and_verifies_every_hash(
 ) -> None:
     from streaming.base.hashing import get_hashes
 
-    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    corpus, out = write_lines(tmp_path / "corpus.jsonl", TEXTS), tmp_path / "out"
     hashes = sorted(get_hashes())
-    options: dict[str, Any] = {"processes": 1, "progress": False, "shard_bytes": 3000}
+    options = {**QUIET, "shard_bytes": 3000}
     convert_to_mds(corpus, out, compression=compression, hashes=hashes, **options)
     assert len(list(out.glob("*.mds*"))) > 1
     for name in hashes:
         dataset = streaming_dataset(remote=str(out), local=str(tmp_path / name), validate_hash=name)
-        assert [dataset[number]["text"] for number in range(70)] == TEXTS, name
+        assert texts_in(dataset) == TEXTS, name
     assert check_dataset(out, progress=False).findings == ()
 
 
@@ -46,18 +45,14 @@ def test_streaming_reads_a_conversion_and_verifies_every_hash(
 def test_both_readers_read_a_conversion_in_segments(
     tmp_path: Path, compression: str | None
 ) -> None:
-    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    options: dict[str, Any] = {"processes": 1, "progress": False, "segment_bytes": 300}
+    corpus, out = write_lines(tmp_path / "corpus.jsonl", TEXTS), tmp_path / "out"
+    options = {**QUIET, "segment_bytes": 300}
     report = convert_to_mds(corpus, out, compression=compression, shard_bytes=1024, **options)
     assert report.segments > 5
-    dataset = streaming_dataset(
-        remote=str(out), local=str(tmp_path / "cache"), validate_hash="xxh64"
-    )
-    assert [dataset[number]["text"] for number in range(70)] == TEXTS
+    local = str(tmp_path / "cache")
+    assert texts_in(streaming_dataset(remote=str(out), local=local, validate_hash="xxh64")) == TEXTS
     if compression is None:
-        in_place = streaming_dataset(local=str(out))
-        assert [in_place[number]["text"] for number in range(70)] == TEXTS
+        assert texts_in(streaming_dataset(local=str(out))) == TEXTS
     assert read_by_cloudload(out, tmp_path / "ours") == TEXTS
     assert check_dataset(out, progress=False).findings == ()
 
@@ -110,9 +105,8 @@ def test_an_encoding_of_streaming_is_read_or_refused_by_name(tmp_path: Path, enc
     from streaming import MDSWriter
 
     folder, value = tmp_path / "data", VALUES[encoding]
-    with MDSWriter(
-        out=str(folder), columns={"a": encoding, "text": "str"}, hashes=["xxh64"]
-    ) as out:
+    columns = {"a": encoding, "text": "str"}
+    with MDSWriter(out=str(folder), columns=columns, hashes=["xxh64"]) as out:
         for number, text in enumerate(TEXTS):
             out.write({"a": value(number), "text": text})
     assert read_by_cloudload(folder, tmp_path / "cache") == TEXTS
@@ -141,18 +135,13 @@ def test_folders_joined_by_streamings_merge_index_are_read(tmp_path: Path) -> No
     settings = [("zstd", "xxh64"), (None, "sha1"), ("br:3", "md5"), ("snappy", "xxh128")]
     parts = np.array_split(np.array(TEXTS), len(settings))
     for part, (compression, name), texts in zip("abcd", settings, parts, strict=True):
-        with MDSWriter(
-            out=str(out / part),
-            columns={"text": "str"},
-            compression=compression,
-            hashes=[name],
-            size_limit=400,
-        ) as writer:
+        options = {"columns": {"text": "str"}, "compression": compression, "hashes": [name]}
+        with MDSWriter(out=str(out / part), **options, size_limit=400) as writer:
             for text in texts:
                 writer.write({"text": str(text)})
     merge_index(str(out))
     dataset = streaming_dataset(remote=str(out), local=str(tmp_path / "theirs"))
-    theirs = [dataset[number]["text"] for number in range(70)]
+    theirs = texts_in(dataset)
     ours = read_by_cloudload(out, tmp_path / "ours")
     assert ours == theirs == TEXTS
     assert len(dataset.shards) > len(parts)
@@ -166,15 +155,10 @@ def test_a_loader_reads_in_the_order_of_a_streaming_dataset(
 ) -> None:
     folder = tmp_path / "data"
     write_mds(folder, TEXTS, shard_samples=[20, 5, 30, 15], compression="zstd")
-    order: dict[str, Any] = {
-        "shuffle": algorithm is not None,
-        "shuffle_algo": algorithm or "py1e",
-        "shuffle_block_size": 20,
-        "num_canonical_nodes": 2,
-    }
-    dataset = streaming_dataset(
-        remote=str(folder), local=str(tmp_path / "theirs"), shuffle_seed=5, batch_size=1, **order
-    )
+    order: dict[str, Any] = {"shuffle": algorithm is not None, "shuffle_algo": algorithm or "py1e"}
+    order |= {"shuffle_block_size": 20, "num_canonical_nodes": 2}
+    local: dict[str, Any] = {"remote": str(folder), "local": str(tmp_path / "theirs")}
+    dataset = streaming_dataset(**local, shuffle_seed=5, batch_size=1, **order)
     theirs = [sample["text"] for sample in dataset]
     ours = read_by_cloudload(folder, tmp_path / "ours", num_lanes=2, **{**order, "seed": 5})
     assert ours == theirs

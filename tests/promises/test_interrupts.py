@@ -30,9 +30,8 @@ def check(folder: Path, kind: str, has_lengths: bool, number: int, *, everywhere
             found = Check(subject, operation)
             visits = [found.choose(choices) for _ in range(-(-number // len(operations)))]
             if everywhere:  # a bytecode that several operations run is interrupted in the first
-                visits += [
-                    each for each in list_edges(found.visits) if found.visits[each] not in seen
-                ]
+                edges = list_edges(found.visits)
+                visits += [each for each in edges if found.visits[each] not in seen]
                 seen.update(found.visits)
             faults += [fault for visit in visits if (fault := found.find_fault(visit))]
     assert not faults

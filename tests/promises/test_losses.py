@@ -19,11 +19,11 @@ import torch
 from cloudload import Batch, CloudLoader, Stream, merge_state_dicts
 from cloudload.errors import DatasetError
 from cloudload.losses import Losses, LossLog, blame, read_losses, token_losses
-from cloudload.tools.count import count_tokens
 from cloudload.tools.losses.log_file import ROW, STEP, TOKENS, Records
-from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
+from testkit.counted import write_counted
 from testkit.interrupts import interrupt
-from testkit.loaders import make_loader
+from testkit.loaders import make_loader, open_ranks
 
 GLOBAL_BATCH = 12
 
@@ -33,6 +33,11 @@ def streams(scratch: Path) -> list[Stream]:
     web = write_mds(scratch / "losses/web", random_documents(1, 60), shard_bytes=1_500)
     books = write_mds(scratch / "losses/books", random_documents(2, 40), shard_bytes=1_500)
     return [Stream(web, proportion=0.7, name="web"), Stream(books, proportion=0.3, name="books")]
+
+
+def assert_same(found: Records, expected: Records) -> None:
+    assert (found.table == expected.table).all()
+    assert found.sums.tobytes() == expected.sums.tobytes()
 
 
 def losses_of(batch: Batch) -> torch.Tensor:
@@ -49,19 +54,9 @@ def train(
 ) -> dict[int, Any]:
     """Train on all ranks up to the last step in `stops`. Returns the state after each stop."""
     states = {}
-    loaders = [
-        make_loader(
-            streams,
-            local=folder / "cache",
-            batch_size=GLOBAL_BATCH // ranks,
-            seq_len=48,
-            packing="best_fit",
-            mask_edges=True,
-            dp_rank=rank,
-            dp_world_size=ranks,
-        )
-        for rank in range(ranks)
-    ]
+    options: dict[str, Any] = {"seq_len": 48, "packing": "best_fit", "mask_edges": True}
+    options |= {"batch_size": GLOBAL_BATCH // ranks, "local": folder / "cache"}
+    loaders = open_ranks(streams, ranks, **options)
     logs = [LossLog(loader, folder / "log", flush_every=2) for loader in loaders]
     step = 0
     for loader in loaders:
@@ -91,8 +86,7 @@ def test_any_world_and_any_restart_gives_the_same_records(
     assert len(list((parts / "log").iterdir())) == 3 + 2 + 4
     assert found.steps == range(1, 15)
     assert found.streams == ("web", "books")
-    assert (found.records.table == expected.records.table).all()
-    assert found.records.sums.tobytes() == expected.records.sums.tobytes()
+    assert_same(found.records, expected.records)
     assert found.means() == expected.means()
     assert found.state is not None
 
@@ -100,9 +94,8 @@ def test_any_world_and_any_restart_gives_the_same_records(
 def test_rows_that_another_rank_trains_again_have_its_losses(tmp_path: Path) -> None:
     """Rank 0 trains rows 8 to 19 again, alone. Its losses must win over those of rank 1, whose log
     was opened and closed after that of rank 0."""
-    data = write_mds(tmp_path / "mds", random_documents(3, 40))
-    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    loaders = [make_loader(data, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    data = write_counted(tmp_path / "mds", random_documents(3, 40))
+    loaders = open_ranks(data, 2)
     logs = [LossLog(loader, tmp_path / "log") for loader in loaders]
     for loader, log in zip(loaders, logs, strict=True):
         for batch in loader.take(3):
@@ -119,9 +112,7 @@ def test_rows_that_another_rank_trains_again_have_its_losses(tmp_path: Path) -> 
     found, again = read_losses(tmp_path / "log"), read_losses(tmp_path / "expected")
     rows = found.records.table[:, ROW]
     assert set(rows.tolist()) == set(range(24))
-    late = found.records.take((rows >= 8) & (rows < 20))
-    assert (late.table == again.records.table).all()
-    assert (late.sums == again.records.sums).all()
+    assert_same(found.records.take((rows >= 8) & (rows < 20)), again.records)
 
 
 def test_records_are_the_sums_of_their_tokens(streams: list[Stream], tmp_path: Path) -> None:
@@ -191,17 +182,15 @@ def test_microbatches_that_are_tried_again_count_once(
         whole.close()
         cut.close()
     expected, found = read_losses(tmp_path / "whole"), read_losses(tmp_path / "cut")
-    assert (found.records.table == expected.records.table).all()
-    assert (found.records.sums == expected.records.sums).all()
+    assert_same(found.records, expected.records)
 
 
 def test_losses_of_logits_are_those_of_the_model(streams: list[Stream], tmp_path: Path) -> None:
     with make_loader(streams, local=tmp_path, packing="one_per_row") as loader:
         batch = next(iter(loader))
         logits = torch.randn(*batch["input_ids"].shape, 300, generator=torch.manual_seed(1))
-        mean = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
-        )
+        flat = logits[:, :-1].flatten(0, 1)
+        mean = torch.nn.functional.cross_entropy(flat, batch["labels"][:, 1:].flatten())
         log = LossLog(loader)
         log.add(batch, token_losses(logits, batch["labels"]))
         found = log.take_means().values()
@@ -252,9 +241,7 @@ def test_an_interrupted_log_loses_and_repeats_no_losses(
                     call()
             if interrupt(log.take_means, choices.randrange(60)):
                 assert log.take_means() == means
-            found = read_losses(folder)
-            assert (found.records.table == expected.records.table).all()
-            assert (found.records.sums == expected.records.sums).all()
+            assert_same(read_losses(folder).records, expected.records)
     assert num_interrupts > 12
 
 
@@ -338,9 +325,8 @@ def test_only_planted_outliers_are_found() -> None:
         assert each.loss - each.expected == pytest.approx(4.0, abs=1.5)
     step = found.documents[-1].step
     assert len(blame(losses, range(step, step + 1)).documents) == 1
-    assert [each.sample for each in blame(losses, top=2).documents] == [
-        each.sample for each in found.documents[:2]
-    ]
+    two = [each.sample for each in blame(losses, top=2).documents]
+    assert two == [each.sample for each in found.documents[:2]]
     assert not blame(losses, min_tokens=500).documents
     none = Losses(losses.streams, losses.records.take(slice(9)), None)
     none.records.table[:, TOKENS] = 0

@@ -12,44 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload import CloudLoader, Stream
-from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.testing import Leg, MakeLoader, Row, check_worlds, run_leg, run_legs
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from cloudload import Stream
+from cloudload.errors import StreamChangedError
+from cloudload.testing import Leg, Row, check_worlds, run_leg, run_legs
+from testkit.corpora import EOS_ID, random_documents, write_mds
+from testkit.loaders import make_loader, ranks
+from testkit.trainer import streams_of
 
 SIZES = {"web": 300, "code": 90, "books": 7}
 
 
 @pytest.fixture(scope="module")
-def urls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("streams")
+def urls(module_folder: Path) -> dict[str, str]:
     return {
-        name: write_mds(folder / name, random_documents(seed, count), shard_bytes=2_000)
+        name: write_mds(module_folder / name, random_documents(seed, count), shard_bytes=2_000)
         for seed, (name, count) in enumerate(SIZES.items())
     }
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def loaders(
-    urls: dict[str, str], cache: Path, shares: Mapping[str, float | None], **settings: Any
-) -> MakeLoader:
+def loaders(urls: dict[str, str], shares: Mapping[str, float | None], **settings: Any) -> Any:
     streams = [Stream(urls[name], name=name, proportion=share) for name, share in shares.items()]
-    defaults: dict[str, Any] = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 32,
-        "num_lanes": 12,
-        "local": cache,
-    }
-
-    def make_loader(**rank: Any) -> CloudLoader:
-        return CloudLoader(streams, **{**defaults, **settings}, **rank)
-
-    return make_loader
+    return ranks(streams, **{"seq_len": 32, **settings})
 
 
 def stream_of(row: Row) -> int:
@@ -76,11 +59,9 @@ def assert_prefixes(
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
-def test_every_window_of_rows_has_each_streams_share(
-    urls: dict[str, str], cache: Path, packing: str
-) -> None:
+def test_every_window_of_rows_has_each_streams_share(urls: dict[str, str], packing: str) -> None:
     shares = {"web": 0.7, "code": 0.25, "books": 0.05}
-    rows, _ = run_leg(loaders(urls, cache, shares, packing=packing), Leg(batch_size=60, batches=50))
+    rows, _ = run_leg(loaders(urls, shares, packing=packing), Leg(batch_size=60, batches=50))
     streams = np.array([stream_of(row) for row in rows])
     for stream, share in enumerate(shares.values()):
         taken = np.concatenate([[0], np.cumsum(streams == stream)])
@@ -89,45 +70,38 @@ def test_every_window_of_rows_has_each_streams_share(
 
 
 def test_how_a_stream_is_read_does_not_depend_on_its_share_nor_on_other_streams(
-    urls: dict[str, str], cache: Path
+    urls: dict[str, str],
 ) -> None:
-    one, _ = run_leg(
-        loaders(urls, cache, {"web": 0.7, "code": 0.3}), Leg(batch_size=12, batches=30)
-    )
-    two, _ = run_leg(
-        loaders(urls, cache, {"web": 1, "code": 5, "books": 2}), Leg(batch_size=12, batches=30)
-    )
-    alone, _ = run_leg(loaders(urls, cache, {"web": None}), Leg(batch_size=12, batches=30))
+    leg = Leg(batch_size=12, batches=30)
+    one, _ = run_leg(loaders(urls, {"web": 0.7, "code": 0.3}), leg)
+    two, _ = run_leg(loaders(urls, {"web": 1, "code": 5, "books": 2}), leg)
+    alone, _ = run_leg(loaders(urls, {"web": None}), leg)
     assert_prefixes(by_lane_and_stream(one), by_lane_and_stream(two))
     assert_prefixes(by_lane_and_stream(one), by_lane_and_stream(alone))
 
 
-def test_a_small_stream_begins_its_next_epoch_by_itself(urls: dict[str, str], cache: Path) -> None:
-    make_loader = loaders(urls, cache, {"web": 1, "books": 1})
-    rows, _ = run_leg(make_loader, Leg(batch_size=12, batches=20))
-    epochs = {
-        stream: max(span[1] for row in rows for span in row.spans if span[0] == stream)
-        for stream in (0, 1)
-    }
-    assert epochs[0] == 0
-    assert epochs[1] > 3
-    starts = Counter(
-        span[1:3] for row in rows for span in row.spans if span[0] == 1 and span[3] == 0
-    )
+def test_a_small_stream_begins_its_next_epoch_by_itself(urls: dict[str, str]) -> None:
+    make = loaders(urls, {"web": 1, "books": 1})
+    rows, _ = run_leg(make, Leg(batch_size=12, batches=20))
+    spans = [[span for row in rows for span in row.spans if span[0] == each] for each in (0, 1)]
+    assert max(span[1] for span in spans[0]) == 0
+    assert max(span[1] for span in spans[1]) > 3
+    starts = Counter(span[1:3] for span in spans[1] if span[3] == 0)
     assert max(starts.values()) == 1, "each document must be read once per epoch"
-    loader = make_loader(dp_rank=0, dp_world_size=1, batch_size=12, num_workers=0, exchange_every=1)
-    for _ in loader.take(20):
-        pass
+    loader = make(batch_size=12)
+    list(loader.take(20))
     assert loader.stats().streams["web"].epoch < 1 < loader.stats().streams["books"].epoch
 
 
-def test_a_schedule_changes_the_shares_at_its_rows(urls: dict[str, str], cache: Path) -> None:
+def test_a_schedule_changes_the_shares_at_its_rows(urls: dict[str, str]) -> None:
     schedule = [(0, {"web": 1}), (60, {"web": 1, "code": 1}), (120, {"code": 0.2, "books": 0.8})]
-    make_loader = loaders(urls, cache, dict.fromkeys(SIZES), schedule=schedule)
-    rows = check_worlds(
-        make_loader,
-        [Leg(2, batch_size=7, batches=3), Leg(4, 2, 5, batches=4), Leg(3, batch_size=9, batches=4)],
-    )
+    make = loaders(urls, dict.fromkeys(SIZES), schedule=schedule)
+    legs = [
+        Leg(2, batch_size=7, batches=3),
+        Leg(4, 2, 5, batches=4),
+        Leg(3, batch_size=9, batches=4),
+    ]
+    rows = check_worlds(make, legs)
     streams = [stream_of(row) for row in rows]
     assert set(streams[:60]) == {0}
     assert abs(streams[60:120].count(0) - 30) <= 2
@@ -136,18 +110,12 @@ def test_a_schedule_changes_the_shares_at_its_rows(urls: dict[str, str], cache: 
     assert abs(streams[120:].count(1) - 0.2 * len(streams[120:])) <= 2
 
 
-def resumed(
-    make_loader: MakeLoader, state: dict[str, Any], leg: Leg
-) -> tuple[list[Row], list[dict[str, Any]]]:
-    return run_leg(make_loader, leg, state)
-
-
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
 def test_other_shares_at_a_resume_hold_from_the_next_row_on(
-    urls: dict[str, str], cache: Path, packing: str
+    urls: dict[str, str], packing: str
 ) -> None:
-    before = loaders(urls, cache, {"web": 0.8, "code": 0.2}, packing=packing)
-    after = loaders(urls, cache, {"web": 0.1, "code": 0.9}, packing=packing)
+    before = loaders(urls, {"web": 0.8, "code": 0.2}, packing=packing)
+    after = loaders(urls, {"web": 0.1, "code": 0.9}, packing=packing)
     first, states = run_leg(before, Leg(2, batch_size=11, batches=3, exchange_every=2))
     second, more = run_leg(after, Leg(4, workers=2, batch_size=6, batches=5), states[-1])
     unchanged, _ = run_leg(before, Leg(batch_size=186))
@@ -162,10 +130,10 @@ def test_other_shares_at_a_resume_hold_from_the_next_row_on(
 
 
 def test_a_stream_added_on_resume_begins_there_and_the_others_continue(
-    urls: dict[str, str], cache: Path
+    urls: dict[str, str],
 ) -> None:
-    before = loaders(urls, cache, {"web": None})
-    after = loaders(urls, cache, {"web": 0.5, "books": 0.5})
+    before = loaders(urls, {"web": None})
+    after = loaders(urls, {"web": 0.5, "books": 0.5})
     first, states = run_leg(before, Leg(2, batch_size=12, batches=3))
     second, more = run_leg(after, Leg(3, batch_size=8, batches=4), states[-1])
     unchanged, _ = run_leg(before, Leg(batch_size=200, batches=1))
@@ -174,36 +142,16 @@ def test_a_stream_added_on_resume_begins_there_and_the_others_continue(
     assert min(span[1] for row in second for span in row.spans if span[0] == 1) == 0
     check_again, _ = run_leg(after, Leg(batch_size=24, batches=1), more[2])
     assert check_again == second[48:72]
-    with pytest.raises(
-        StreamChangedError,
-        match=r"the state has 2 separately ordered streams, but the loader has 1\. .* to 0",
-    ):
+    fewer = r"the state has 2 separately ordered streams, but the loader has 1\. .* to 0"
+    with pytest.raises(StreamChangedError, match=fewer):
         run_leg(before, Leg(), more[-1])
 
 
-def test_streams_in_another_order_are_refused(urls: dict[str, str], cache: Path) -> None:
-    _, states = run_leg(loaders(urls, cache, {"web": 1, "code": 1}), Leg())
-    with pytest.raises(StreamChangedError, match="List the saved streams first"):
-        run_leg(loaders(urls, cache, {"code": 1, "web": 1}), Leg(), states[-1])
-
-
 def test_a_stream_that_moved_continues_at_its_new_location(
-    urls: dict[str, str], cache: Path, tmp_path: Path
+    urls: dict[str, str], tmp_path: Path
 ) -> None:
-    def unnamed(urls: Sequence[str]) -> MakeLoader:
-        def make_loader(**rank: Any) -> CloudLoader:
-            streams = [Stream(url, proportion=1) for url in urls]
-            return CloudLoader(
-                streams,
-                tokenizer=byte_tokenizer(),
-                eos=EOS,
-                seq_len=32,
-                num_lanes=12,
-                local=cache,
-                **rank,
-            )
-
-        return make_loader
+    def unnamed(urls: Sequence[str]) -> Any:
+        return ranks([Stream(url, proportion=1) for url in urls], seq_len=32)
 
     _, states = run_leg(unnamed([urls["web"], urls["books"]]), Leg(batch_size=9))
     moved = write_mds(tmp_path / "moved", random_documents(0, SIZES["web"]), shard_bytes=2_000)
@@ -212,21 +160,17 @@ def test_a_stream_that_moved_continues_at_its_new_location(
     assert rows == expected
 
 
-def test_statistics_do_not_depend_on_the_world(urls: dict[str, str], cache: Path) -> None:
+def test_statistics_do_not_depend_on_the_world(urls: dict[str, str]) -> None:
     def stats(legs: Sequence[Leg]) -> Any:
         state = None
         for leg in legs:
-            _, states = run_leg(make_loader, leg, state)
+            _, states = run_leg(make, leg, state)
             state = states[-1]
-        loader = make_loader(
-            dp_rank=0, dp_world_size=1, batch_size=1, num_workers=0, exchange_every=1
-        )
+        loader = make(batch_size=1)
         loader.load_state_dict(state or {})
         return loader.stats()
 
-    make_loader = loaders(
-        urls, cache, {"web": 2, "code": 1, "books": 1}, packing="best_fit", min_tokens=30
-    )
+    make = loaders(urls, {"web": 2, "code": 1, "books": 1}, packing="best_fit", min_tokens=30)
     whole = stats([Leg(batch_size=240, batches=1)])
     assert whole == stats(
         [Leg(4, 2, 10, batches=3), Leg(2, 3, 5, batches=6), Leg(6, 0, 10, batches=1)]
@@ -237,28 +181,11 @@ def test_statistics_do_not_depend_on_the_world(urls: dict[str, str], cache: Path
     assert whole.as_dict()["streams/books/documents"] == whole.streams["books"].documents
 
 
-def test_a_stream_may_have_its_own_frame(urls: dict[str, str], cache: Path) -> None:
-    streams = [
-        Stream(urls["web"], name="web", proportion=1),
-        Stream(urls["code"], name="code", proportion=1, eos=None),
-    ]
-    loader = CloudLoader(
-        streams,
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=32,
-        num_lanes=12,
-        local=cache,
-        batch_size=48,
-        num_workers=0,
-    )
-    batch = next(iter(loader))
-    streams_with_eos = {
-        int(stream)
-        for row, stream in batch.spans[:, :2].tolist()
-        if 256 in batch["input_ids"][row].tolist()
-    }
-    assert streams_with_eos == {0}
+def test_a_stream_may_have_its_own_frame(urls: dict[str, str]) -> None:
+    streams = [Stream(urls["web"], proportion=1), Stream(urls["code"], proportion=1, eos=None)]
+    batch = next(iter(make_loader(streams, seq_len=32, batch_size=48)))
+    ids = batch["input_ids"].tolist()
+    assert {stream for row, stream in batch.spans[:, :2].tolist() if EOS_ID in ids[row]} == {0}
 
 
 @pytest.mark.parametrize(
@@ -267,28 +194,15 @@ def test_a_stream_may_have_its_own_frame(urls: dict[str, str], cache: Path) -> N
         ({"web": 1, "code": None}, {}, "code has no proportion, but other streams have one"),
         ({"web": -1, "code": 1}, {}, "proportion of web is -1"),
         ({"web": 0, "code": 0}, {}, "all weights are 0"),
-        ({"web": 1, "code": 1}, {"stopping": "first"}, "stopping is 'first', but no stream ends"),
         ({"web": None}, {"schedule": [(5, {"web": 1})]}, "Start the first entry at row 0"),
         ({"web": None}, {"schedule": [(0, {"wiki": 1})]}, "wiki"),
     ],
 )
 def test_a_mixture_that_makes_no_sense_is_a_value_error_that_names_it(
-    urls: dict[str, str],
-    cache: Path,
-    shares: dict[str, float | None],
-    settings: dict[str, Any],
-    message: str,
+    urls: dict[str, str], shares: dict[str, float | None], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        run_legs(loaders(urls, cache, shares, **settings), [Leg()])
-
-
-def test_an_empty_stream_in_a_mixture_is_an_error(
-    urls: dict[str, str], cache: Path, tmp_path: Path
-) -> None:
-    empty = write_mds(tmp_path / "empty", [])
-    with pytest.raises(DatasetError, match=r"no samples in .*empty"):
-        run_leg(loaders({**urls, "empty": empty}, cache, {"web": 1, "empty": 1}), Leg())
+        run_legs(loaders(urls, shares, **settings), [Leg()])
 
 
 @pytest.mark.parametrize(
@@ -304,14 +218,19 @@ def test_an_empty_stream_in_a_mixture_is_an_error(
     ],
 )
 def test_repeat_and_choose_are_checked(
-    urls: dict[str, str], cache: Path, stream: dict[str, Any], message: str
+    urls: dict[str, str], stream: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        CloudLoader(
-            [Stream(urls["web"], **stream)],
-            tokenizer=byte_tokenizer(),
-            eos=EOS,
-            seq_len=8,
-            batch_size=1,
-            local=cache,
-        )
+        make_loader([Stream(urls["web"], **stream)])
+
+
+def test_streams_have_shares_of_the_tokens(tmp_path: Path) -> None:
+    documents = random_documents(12, 300)
+    folders = [write_mds(tmp_path / name, documents, shard_bytes=4_000) for name in "ab"]
+    with make_loader(streams_of(*folders), seq_len=64, num_lanes=8, batch_size=8) as loader:
+        assert [stream.share for stream in loader.stats().streams.values()] == [0, 0]
+        list(loader.take(50))
+        stats = loader.stats()
+        shares = {name: stream.share for name, stream in stats.streams.items()}
+        assert shares == pytest.approx({"a": 0.7, "b": 0.3}, abs=0.01)
+        assert shares["a"] == stats.streams["a"].tokens / stats.tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from cloudload import Stream
 from cloudload.provenance import start_run, view_rows
@@ -41,9 +42,8 @@ def test_tables_have_the_values_and_only_their_own_elements(tmp_path: Path) -> N
     with make_loader(streams, seq_len=96) as loader:
         batch = next(iter(loader))
         stats, description, spans = loader.stats(), loader.describe(), loader.trace(batch)
-    run = start_run(
-        *(4,), data=streams, tokenizer=byte_tokenizer(), eos=EOS, seq_len=96, num_lanes=12
-    )
+    options: Any = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 96, "num_lanes": 12}
+    run = start_run(4, data=streams, **options)
     [row, *_] = view_rows(run, range(1, 2), local=tmp_path / "cache", num_workers=0)
     for shown in (stats, description, spans[0], row):
         read = _Reader(shown._repr_html_())
@@ -54,11 +54,7 @@ def test_tables_have_the_values_and_only_their_own_elements(tmp_path: Path) -> N
     assert f"rows{stats.rows}" in table
     assert spans[0].text in _Reader(spans[0]._repr_html_()).text
     shown_row = re.sub(r"<table.*", "", row._repr_html_(), flags=re.DOTALL)
-    assert (
-        "".join(row.texts[: row.num_tokens])
-        .encode("utf-8", "surrogateescape")
-        .decode("utf-8", "replace")
-        .startswith(_Reader(shown_row).text[:8])
-    )
+    text = "".join(row.texts[: row.num_tokens]).encode("utf-8", "surrogateescape")
+    assert text.decode("utf-8", "replace").startswith(_Reader(shown_row).text[:8])
     long = spans[0].__class__(**{**spans[0].as_dict(), "text": "a" * 5_000})
     assert "(5,000 characters)" in long._repr_html_()

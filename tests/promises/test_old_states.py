@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, merge_state_dicts
+from cloudload import merge_state_dicts
 from cloudload.config.transform import name_function
 from cloudload.errors import StreamChangedError
 from cloudload.testing import Leg, run_leg
@@ -29,10 +30,9 @@ def write_data(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("saved-runs")
-    write_data(folder)
-    return str(folder)
+def data(module_folder: Path) -> str:
+    write_data(module_folder)
+    return str(module_folder)
 
 
 CASES = [(commit, name) for commit, saved in SAVED.items() for name in saved["runs"]]
@@ -84,16 +84,16 @@ def test_local_states_of_an_old_version_merge_and_resume(
         ({"eos": None}, "bos_eos .*: saved 'None/256', found 'None/None'"),
         ({"transform": str.upper}, "transform: saved None, found '.*upper#"),
         ({"num_lanes": 24}, "num_lanes: saved 12, found 24"),
+        ({"shuffle": False}, "shuffle: saved True, found False"),
+        ({"shuffle_block_size": 99}, "shuffle_block_size: saved "),
+        ({"num_canonical_nodes": 3}, "num_canonical_nodes: saved "),
+        ({"epochs": 2}, "epochs: saved None, found 2"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_state_of_an_old_version_refuses_another_stream_of_rows(
     data: str, tmp_path: Path, commit: str, change: dict[str, Any], message: str
 ) -> None:
-    make_loader = RUNS["best_fit"].make_loader(data, str(tmp_path))
-
-    def make_changed(**rank: Any) -> CloudLoader:
-        return make_loader(**rank, **change)
-
+    make_changed = partial(RUNS["best_fit"].make_loader(data, str(tmp_path)), **change)
     with pytest.raises(StreamChangedError, match=message):
         run_leg(make_changed, Leg(), SAVED[commit]["runs"]["best_fit"]["state"])

@@ -16,9 +16,8 @@ from cloudload.loading.delivery.rank_checks import advise_on_difference, list_fa
 from cloudload.order.order_cache import hash_fixed_order, identify_order
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.verified_files import mark_verified
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer
-from testkit.loaders import make_loader
+from testkit.counted import count
+from testkit.loaders import ids_of, make_loader
 
 ALGORITHMS = ["py1e", "py1br", "py1s", "py2s", "naive"]
 
@@ -37,8 +36,8 @@ def another_generator(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64DXSM(seed))
 
 
-def read(loader: CloudLoader, number: int = 3) -> list[Any]:
-    return [batch["input_ids"].tolist() for batch in loader.take(number)]
+def read(loader: CloudLoader) -> list[Any]:
+    return ids_of(loader.take(3))
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling((1, 1), (4, 9))])
@@ -56,9 +55,7 @@ def test_a_state_is_refused_by_a_numpy_that_shuffles_differently(
 ) -> None:
     options = {"shuffle_algo": algorithm, "local": tmp_path}
     with make_loader(larger_folder, **options) as loader:
-        other = read(loader)
-        state = loader.state_dict()
-        rest = read(loader)
+        other, state, rest = read(loader), loader.state_dict(), read(loader)
     with make_loader(larger_folder, **options) as loader:
         loader.load_state_dict(state)
         assert read(loader) == rest
@@ -67,9 +64,8 @@ def test_a_state_is_refused_by_a_numpy_that_shuffles_differently(
     with make_loader(larger_folder, **options) as loader:
         assert read(loader) != other, "the cached order of the other NumPy must not be used"
         assert "order_ids" not in loader.state_dict()
-        with pytest.raises(
-            StreamChangedError, match=f"order_ids .*found '' of NumPy {np.__version__}"
-        ):
+        refused = f"order_ids .*found '' of NumPy {np.__version__}"
+        with pytest.raises(StreamChangedError, match=refused):
             loader.load_state_dict(state)
 
 
@@ -97,18 +93,18 @@ def test_tables_of_lengths_are_not_shared_with_a_numpy_that_shuffles_differently
     larger_folder: str, other_numpy: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     data = shutil.copytree(larger_folder, tmp_path / "mds")
-    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    count(data)
     options = {"local": tmp_path / "cache", "lengths": "require", "packing": "best_fit"}
     with make_loader(data, **options) as loader:
         loader.seek(200)
     other_numpy.undo()
     hash_fixed_order.cache_clear()
-    with make_loader(data, **options) as loader:
-        loader.seek(200)
-        seen = read(loader)
-    with make_loader(data, **{**options, "lengths": "off"}) as loader:
-        loader.seek(200)
-        assert read(loader) == seen
+    found = []
+    for lengths in ("require", "off"):
+        with make_loader(data, **{**options, "lengths": lengths}) as loader:
+            loader.seek(200)
+            found.append(read(loader))
+    assert found[0] == found[1]
 
 
 def test_ranks_compare_the_first_samples_of_the_orders_that_they_read(

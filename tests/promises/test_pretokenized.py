@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,14 @@ from hypothesis import strategies as st
 from cloudload import CloudLoader, Stream
 from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.testing import assert_same_rows, check_resume, run_legs
+from testkit import loaders
 from testkit.awkward import Case, cases, tokenize
 from testkit.corpora import EOS_ID, byte_tokenizer, write_mds
 from testkit.kinds import PACKINGS, THOROUGH, kind_of, loaders_of
+from testkit.whole_documents import read_all
 
-FORMATS = [
-    ("bytes", "uint16"),
-    ("bytes", "int64"),
-    ("ndarray:uint16", None),
-    ("ndarray:int32", None),
-    ("json", None),
-]
+FORMATS = [("bytes", "uint16"), ("bytes", "int64"), ("ndarray:uint16", None)]
+FORMATS += [("ndarray:int32", None), ("json", None)]
 
 
 def stored(ids: Sequence[int], encoding: str, dtype: str | None) -> Any:
@@ -77,40 +74,18 @@ def documents_of(seed: int, count: int = 40) -> list[list[int]]:
     return [rng.integers(0, 256, rng.integers(1, 40)).tolist() for _ in range(count)]
 
 
-def make_loader(data: Any, folder: Path, **options: Any) -> CloudLoader:
-    defaults: dict[str, Any] = {
-        "tokens_key": "tokens",
-        "seq_len": 16,
-        "batch_size": 4,
-        "num_lanes": 6,
-        "num_workers": 0,
-    }
-    return CloudLoader(data, local=folder / "cache", **{**defaults, **options})
+def make_loader(data: Any, **options: Any) -> CloudLoader:
+    defaults = {"tokenizer": None, "eos": "auto", "tokens_key": "tokens", "num_lanes": 6}
+    return loaders.make_loader(data, **{**defaults, **options})
 
 
 def read_documents(loader: CloudLoader) -> dict[int, tuple[int, ...]]:
     """Read a run of one epoch, and map each sample to its tokens."""
-    from cloudload.testing import Row
+    return {sample: tuple(ids) for (_, sample), ids in read_all(loader).items()}
 
-    rows = []
-    with loader:
-        for batch in loader:
-            for place, (ids, labels) in enumerate(
-                zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
-            ):
-                spans = batch.spans[batch.spans[:, 0] == place, 1:].tolist()
-                rows.append(Row(tuple(ids), tuple(labels), tuple(map(tuple, spans))))
-    rows.sort(key=lambda row: [span[3] for span in row.spans])
-    parts: dict[int, dict[int, tuple[int, ...]]] = {}
-    for row in rows:
-        at = 0
-        for _, _, sample, start, stop in row.spans:
-            parts.setdefault(sample, {})[start] = row.input_ids[at : at + stop - start]
-            at += stop - start
-    return {
-        sample: tuple(itertools.chain(*(pieces[start] for start in sorted(pieces))))
-        for sample, pieces in parts.items()
-    }
+
+def write_ids(folder: Path, ids: Sequence[Any], **options: Any) -> str:
+    return write_mds(folder, ids, **{"column": "tokens", "encoding": "json", **options})
 
 
 @pytest.mark.parametrize(
@@ -146,30 +121,28 @@ def test_every_encoding_that_streaming_writes_is_read(
                 value = array.tobytes() if encoding == "bytes" else ids
             writer.write({"a": "x" * (number % 3), "tokens": value, "z": number})
     options: Any = {"tokens_dtype": dtype, "epochs": 1}
-    found = read_documents(make_loader(str(tmp_path / "mds"), tmp_path, **options))
+    found = read_documents(make_loader(str(tmp_path / "mds"), **options))
     assert found == {number: tuple(ids) for number, ids in enumerate(documents)}
-    with make_loader(str(tmp_path / "mds"), tmp_path, tokenizer=byte_tokenizer(), **options) as own:
+    with make_loader(str(tmp_path / "mds"), tokenizer=byte_tokenizer(), **options) as own:
         assert own.describe()["tokenizer_backend"] == own.stats().tokenizer_backend == "none"
         assert own.vocab_size == 257
-    with make_loader(str(tmp_path / "mds"), tmp_path, **options) as own:
+    with make_loader(str(tmp_path / "mds"), **options) as own:
         assert own.describe()["tokenizer"] is None
         with pytest.raises(ValueError, match="the vocabulary size is unknown"):
             _ = own.vocab_size
 
 
 def test_auto_adds_no_token_to_ids_and_an_id_or_a_token_is_added(tmp_path: Path) -> None:
-    data = write_mds(tmp_path / "mds", [[5, 6], []], column="tokens", encoding="json")
+    data = write_ids(tmp_path / "mds", [[5, 6], []])
 
     def read(**options: Any) -> dict[int, tuple[int, ...]]:
-        return read_documents(make_loader(data, tmp_path, num_lanes=1, epochs=1, **options))
+        return read_documents(make_loader(data, num_lanes=1, epochs=1, **options))
 
     assert read() == read(tokenizer=byte_tokenizer()) == {0: (5, 6)}
     assert read(bos=7, eos=9) == {0: (7, 5, 6, 9), 1: (7, 9)}
     assert read(tokenizer=byte_tokenizer(), eos="<eos>") == {0: (5, 6, EOS_ID), 1: (EOS_ID,)}
-    with pytest.raises(
-        TokenizerError,
-        match=r"bos or eos is '<eos>', but without a tokenizer it must be None or a token ID",
-    ):
+    needed = r"bos or eos is '<eos>', but without a tokenizer it must be None or a token ID"
+    with pytest.raises(TokenizerError, match=needed):
         read(eos="<eos>")
     for wrong in (257, 1 << 40):
         with pytest.raises(TokenizerError, match=rf"eos={wrong} is not a token of this tokenizer"):
@@ -179,13 +152,13 @@ def test_auto_adds_no_token_to_ids_and_an_id_or_a_token_is_added(tmp_path: Path)
 def test_the_document_of_a_row_is_found_and_traced(tmp_path: Path) -> None:
     ids = [list(tokenize(text)) for text in ("one", "two", "three")]
     extra = {"id": ("str", ["a", "b", "c"])}
-    data = write_mds(tmp_path / "mds", ids, column="tokens", encoding="json", extra=extra)
+    data = write_ids(tmp_path / "mds", ids, extra=extra)
     for tokenizer, texts in (
         (byte_tokenizer(), ["o n e", "t w o", "t h r e e"]),
         (None, [" ".join(map(str, each)) for each in ids]),
     ):
         options: dict[str, Any] = {"tokenizer": tokenizer, "num_lanes": 1, "shuffle": False}
-        with make_loader(data, tmp_path, packing="one_per_row", epochs=1, **options) as loader:
+        with make_loader(data, packing="one_per_row", epochs=1, **options) as loader:
             found = loader.trace(next(iter(loader)))
         assert [span.text for span in found] == texts
         assert [span.id for span in found] == ["a", "b", "c"]
@@ -197,15 +170,15 @@ def test_a_streaming_dataset_of_ids_is_read_in_workers_and_mixed_with_text(tmp_p
 
     documents = documents_of(6)
     values = [stored(ids, "bytes", "int64") for ids in documents]
-    data = write_mds(tmp_path / "ids", values, column="tokens", encoding="bytes")
+    data = write_ids(tmp_path / "ids", values, encoding="bytes")
     theirs = StreamingDataset(local=data, batch_size=1)
     options: dict[str, Any] = {"tokens_dtype": "int64", "epochs": 1, "num_workers": 2}
     expected = {number: tuple(ids) for number, ids in enumerate(documents)}
-    assert read_documents(make_loader(theirs, tmp_path, **options)) == expected
+    assert read_documents(make_loader(theirs, **options)) == expected
     text = write_mds(tmp_path / "text", ["a", "b"] * 9)
     streams = [Stream(text, tokens_key=None, eos=None), Stream(data)]
     options |= {"tokenizer": byte_tokenizer(), "eos": None}
-    with make_loader(streams, tmp_path, **options) as loader:
+    with make_loader(streams, **options) as loader:
         assert sum(len(batch.spans) > 0 for batch in loader) > 3
         assert loader.stats().documents == len(documents) + 18
 
@@ -215,25 +188,20 @@ def test_a_streaming_dataset_of_ids_is_read_in_workers_and_mixed_with_text(tmp_p
 
 def test_a_run_without_a_tokenizer_resumes_after_every_batch(tmp_path: Path) -> None:
     values = [stored(ids, "ndarray:uint16", None) for ids in documents_of(2)]
-    form: Any = {"column": "tokens", "encoding": "ndarray:uint16", "shard_bytes": 600}
-    data = write_mds(tmp_path / "mds", values, **form)
+    data = write_ids(tmp_path / "mds", values, encoding="ndarray:uint16", shard_bytes=600)
     for packing in PACKINGS:
-        check_resume(
-            lambda packing=packing, **rank: make_loader(data, tmp_path, packing=packing, **rank),
-            global_batch=4,
-            num_batches=5,
-        )
+        check_resume(partial(make_loader, data, packing=packing), global_batch=4, num_batches=5)
 
 
 def test_a_state_names_the_column_and_its_dtype(tmp_path: Path) -> None:
     values = [np.array(ids, "<u4").tobytes() for ids in documents_of(3)]
     extra: Any = {"others": ("bytes", values)}
-    data = write_mds(tmp_path / "mds", values, column="tokens", encoding="bytes", extra=extra)
-    with make_loader(data, tmp_path, tokens_dtype="uint32") as loader:
+    data = write_ids(tmp_path / "mds", values, encoding="bytes", extra=extra)
+    with make_loader(data, tokens_dtype="uint32") as loader:
         state = loader.state_dict()
     assert state["tokens_key"] == "tokens:uint32"
     for changed in ({"tokens_dtype": "uint16"}, {"tokens_key": "others"}):
-        with make_loader(data, tmp_path, **{"tokens_dtype": "uint32", **changed}) as loader:
+        with make_loader(data, **{"tokens_dtype": "uint32", **changed}) as loader:
             with pytest.raises(StreamChangedError, match=r"tokens_key .*saved 'tokens:uint32'"):
                 loader.load_state_dict(state)
             loader.load_state_dict(state, on_change={"tokens_key": "accept"})
@@ -243,14 +211,14 @@ def test_a_state_of_text_has_no_column_of_ids_and_a_stream_of_ids_may_be_added(
     tmp_path: Path,
 ) -> None:
     text = write_mds(tmp_path / "text", ["one", "two"] * 9)
-    ids = write_mds(tmp_path / "ids", documents_of(4), column="tokens", encoding="json")
+    ids = write_ids(tmp_path / "ids", documents_of(4))
     streams = [Stream(text, name="text", proportion=1)]
     options: Any = {"tokenizer": byte_tokenizer(), "eos": "<eos>", "tokens_key": None}
-    with make_loader(streams, tmp_path, **options) as loader:
+    with make_loader(streams, **options) as loader:
         assert "tokens_key" not in loader.state_dict()
         state = loader.state_dict()
     streams.append(Stream(ids, name="ids", proportion=1, tokens_key="tokens", eos=None))
-    with make_loader(streams, tmp_path, **options) as loader:
+    with make_loader(streams, **options) as loader:
         loader.load_state_dict(state)
         assert loader.state_dict()["tokens_key"] == ",tokens"
         assert {span[1] for batch in loader.take(3) for span in batch.spans.tolist()} == {0, 1}
@@ -259,15 +227,13 @@ def test_a_state_of_text_has_no_column_of_ids_and_a_stream_of_ids_may_be_added(
 # ---------------------------------------------------------------- wrong input
 
 
+MINUS_7 = np.array([1, 2, -7], "i4")
+
+
 @pytest.mark.parametrize(
     ("encoding", "dtype", "value", "message"),
     [
-        (
-            "ndarray:int32",
-            None,
-            np.array([1, 2, -7], "i4"),
-            r"token 2 of sample 1 .*is -7 as int32",
-        ),
+        ("ndarray:int32", None, MINUS_7, r"token 2 of sample 1 .*is -7 as int32"),
         ("json", None, [4, 257], r"token 1 of sample 1 of .* is 257 as int64, .*0 to 256"),
         ("json", None, [[1]], r"sample 1 of .*no list of token IDs in the JSON column 'tokens'"),
         ("json", None, ["a"], r"sample 1 of .*no list of token IDs"),
@@ -282,20 +248,17 @@ def test_a_wrong_value_names_the_sample(
     tmp_path: Path, encoding: str, dtype: str | None, value: Any, message: str
 ) -> None:
     first = stored([1, 2], encoding, dtype)
-    data = write_mds(tmp_path / "mds", [first, value], column="tokens", encoding=encoding)
+    data = write_ids(tmp_path / "mds", [first, value], encoding=encoding)
     options: Any = {"tokenizer": byte_tokenizer(), "tokens_dtype": dtype, "epochs": 1}
     with pytest.raises(DatasetError, match=message) as caught:
-        read_documents(make_loader(data, tmp_path, **options))
+        read_documents(make_loader(data, **options))
     assert f"{tmp_path}/mds/shard.00000.mds" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {},
-            r"column 'tokens' of .*mds has the encoding bytes, .*Set tokens_dtype to .*int64",
-        ),
+        ({}, r"column 'tokens' of .*mds has the encoding bytes, .*Set tokens_dtype to .*int64"),
         (
             {"tokens_key": "ids"},
             r"no column 'ids'. Set tokens_key .*Possible columns: tokens, wide",
@@ -316,9 +279,9 @@ def test_a_column_that_cannot_be_read_is_named(
 ) -> None:
     wide = ("ndarray:int32", [np.arange(3, dtype="i4")])
     extra: Any = {"id": ("str", ["a"]), "wide": wide}
-    data = write_mds(tmp_path / "mds", [b"\1\0"], column="tokens", encoding="bytes", extra=extra)
+    data = write_ids(tmp_path / "mds", [b"\1\0"], encoding="bytes", extra=extra)
     with pytest.raises(DatasetError, match=message):
-        make_loader(data, tmp_path, **options)
+        make_loader(data, **options)
 
 
 @pytest.mark.parametrize(
@@ -336,6 +299,6 @@ def test_a_column_that_cannot_be_read_is_named(
 def test_options_that_contradict_each_other_are_refused(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    data = write_mds(tmp_path / "mds", [[1, 2]], column="tokens", encoding="json")
+    data = write_ids(tmp_path / "mds", [[1, 2]])
     with pytest.raises(ValueError, match=message):
-        make_loader(data, tmp_path, **options)
+        make_loader(data, **options)

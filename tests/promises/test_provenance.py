@@ -14,35 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import CloudLoader, Stream
+from cloudload import Stream
 from cloudload.cli import main
 from cloudload.loading.workers.trace import Tracer
 from cloudload.provenance import find_document, load_state, open_run, trace_steps
 from cloudload.rows.packing.tables import SPAN_SAMPLE
-from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.corpora import byte_tokenizer, write_mds
 from testkit.examples import EXAMPLES
-from testkit.loaders import make_loader as small_loader
-from testkit.traced_runs import (
-    BATCH,
-    SAVED,
-    STEPS,
-    TEXTS,
-    MakeLoader,
-    consume,
-    loaders_of,
-    write_streams,
-)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_streams(tmp_path_factory.mktemp("provenance"))
-
-
-@pytest.fixture
-def make_loader(folder: Path, tokenizer_folder: Path) -> MakeLoader:
-    return loaders_of(folder, tokenizer_folder)
-
+from testkit.loaders import ids_of, make_loader
+from testkit.traced_runs import BATCH, SAVED, TEXTS, Consumed, TracedRuns, places_in, places_of
 
 RUNS = [
     {"packing": "concat"},
@@ -56,58 +36,44 @@ RUNS = [
 
 @pytest.mark.parametrize("settings", RUNS)
 def test_later_steps_are_traced_from_a_state_as_they_were_consumed(
-    make_loader: MakeLoader, settings: dict[str, Any]
+    traced: TracedRuns, settings: dict[str, Any]
 ) -> None:
-    with make_loader(**settings) as loader:
-        batches, state = consume(loader)
-        expected = [loader.trace(batch) for batch in batches]
-    run = open_run(state)
-    for steps in (range(SAVED + 1, SAVED + 3), range(len(batches) - 1, len(batches) + 1)):
-        traced = list(trace_steps(run, steps, num_workers=2, local=loader.worker_plan().cache_root))
-        assert [step for step, _ in traced] == list(steps)
-        assert [spans for _, spans in traced] == [expected[step - 1] for step in steps]
-        for row in (0, BATCH - 1):
-            of_row = list(
-                trace_steps(run, steps, row, num_workers=0, local=loader.worker_plan().cache_root)
-            )
-            wanted = [
-                [s for s in expected[step - 1] if s.row == (step - 1) * BATCH + row]
+    read = traced.consume(**settings)
+    last = len(read.batches)
+    for steps in (range(SAVED + 1, SAVED + 3), range(last - 1, last + 1)):
+        for rows, wanted, workers in (
+            (None, range(BATCH), {"num_workers": 2}),
+            (0, [0], {"num_workers": 0}),
+            (BATCH - 1, [BATCH - 1], {"num_workers": 0}),
+            (range(1, 3), [1, 2], {}),
+        ):
+            assert list(trace_steps(read.run, steps, rows, local=read.local, **workers)) == [
+                (step, [s for s in read.spans[step - 1] if s.row - (step - 1) * BATCH in wanted])
                 for step in steps
             ]
-            assert [spans for _, spans in of_row] == wanted
-        of_rows = trace_steps(run, steps, range(1, 3), local=loader.worker_plan().cache_root)
-        assert [spans for _, spans in of_rows] == [
-            [
-                s
-                for s in expected[step - 1]
-                if (step - 1) * BATCH + 1 <= s.row < (step - 1) * BATCH + 3
-            ]
-            for step in steps
-        ]
-    with pytest.raises(
-        ValueError, match="step 7 is too early, because the state was saved after step 7"
-    ):
-        list(trace_steps(run, range(SAVED, SAVED + 1)))
+    refused = "step 7 is too early, because the state was saved after step 7"
+    with pytest.raises(ValueError, match=refused):
+        list(trace_steps(read.run, range(SAVED, SAVED + 1)))
 
 
 @pytest.mark.parametrize("settings", RUNS[:5])
 def test_a_trace_names_documents_and_gives_their_text(
-    make_loader: MakeLoader, settings: dict[str, Any]
+    traced: TracedRuns, settings: dict[str, Any]
 ) -> None:
-    with make_loader(**settings) as loader:
-        texts: dict[tuple[str, int, int], list[str]] = {}
-        for batch in loader.take(STEPS):
-            spans = loader.trace(batch)
-            assert [(span.epoch, span.sample, span.start, span.stop) for span in spans] == [
-                tuple(span) for span in batch.spans[:, 2:].tolist()
-            ]
-            for span in spans:
-                assert span.id == f"{span.stream}/{span.sample}"
-                assert span.shard.startswith("shard.")
-                if span.start == 0:
-                    texts[span.stream, span.epoch, span.sample] = []
-                if (span.stream, span.epoch, span.sample) in texts:
-                    texts[span.stream, span.epoch, span.sample].append(span.text)
+    read = traced.consume(**settings)
+    texts: dict[tuple[str, int, int], list[str]] = {}
+    for batch, spans in zip(read.batches, read.spans, strict=True):
+        assert [(span.epoch, span.sample, span.start, span.stop) for span in spans] == [
+            tuple(span) for span in batch.spans[:, 2:].tolist()
+        ]
+        for span in spans:
+            assert span.id == f"{span.stream}/{span.sample}"
+            assert span.shard.startswith("shard.")
+            key = span.stream, span.epoch, span.sample
+            if span.start == 0:
+                texts[key] = []
+            if key in texts:
+                texts[key].append(span.text)
     whole = {
         key: "".join(parts) for key, parts in texts.items() if parts[-1].endswith("<|endoftext|>")
     }
@@ -118,23 +84,11 @@ def test_a_trace_names_documents_and_gives_their_text(
 
 
 @pytest.mark.parametrize("settings", RUNS[:5])
-def test_the_steps_of_a_document_are_found(
-    make_loader: MakeLoader, settings: dict[str, Any]
-) -> None:
-    with make_loader(**settings) as loader:
-        batches, state = consume(loader)
-    run = open_run(state)
+def test_the_steps_of_a_document_are_found(traced: TracedRuns, settings: dict[str, Any]) -> None:
+    read = traced.consume(**settings)
     for stream, sample in [(0, 17), (0, 150), (1, 4), (1, 29)]:
-        expected = [
-            (step, row, epoch, start, stop)
-            for step, batch in enumerate(batches, 1)
-            for row, of_stream, epoch, of_sample, start, stop in batch.spans.tolist()
-            if (of_stream, of_sample) == (stream, sample) and step > SAVED
-        ]
-        found = find_document(
-            run, stream, sample, len(batches), local=loader.worker_plan().cache_root, num_workers=0
-        )
-        assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
+        found = find_document(read.run, stream, sample, len(read.batches), **read.delivery)
+        assert places_of(found) == read.places(stream, sample)
 
 
 @pytest.mark.parametrize(
@@ -148,32 +102,17 @@ def test_the_steps_of_a_document_are_found(
     ],
 )
 def test_a_document_is_found_however_many_epochs_are_without_it(
-    folder: Path, tokenizer_folder: Path, stream: dict[str, Any], settings: dict[str, Any]
+    traced: TracedRuns, stream: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    with CloudLoader(
-        Stream(str(folder / "books"), **stream),
-        tokenizer=tokenizer_folder,
-        seq_len=48,
-        batch_size=BATCH,
-        num_workers=0,
-        local=folder / "cache",
-        **settings,
-    ) as loader:
-        batches, state = consume(loader, steps=120)
-    run = open_run(state)
+    books = Stream(str(traced.folder / "books"), **stream)
+    read = Consumed.of(traced.make(books, **settings), steps=120)
     for sample in (0, 4, 17, 29):
-        expected = [
-            (step, row, epoch, start, stop)
-            for step, batch in enumerate(batches, 1)
-            for row, _, epoch, of_sample, start, stop in batch.spans.tolist()
-            if of_sample == sample and step > SAVED
-        ]
         for quick in (False, True):
             found = find_document(
-                run, 0, sample, len(batches), quick=quick, local=folder / "cache", num_workers=0
+                read.run, 0, sample, len(read.batches), quick=quick, **read.delivery
             )
-            assert sorted((o.step, o.row, o.epoch, o.start, o.stop) for o in found) == expected
-        assert expected
+            assert places_of(found) == read.places(0, sample)
+        assert read.places(0, sample)
 
 
 DOCUMENT = st.sampled_from(["a", "bc " * 4, "def " * 30, "g" * 700])
@@ -211,34 +150,19 @@ def test_every_place_of_a_document_is_found(
         Stream(write_mds(folder / str(number), texts, shard_bytes=500), proportion=one)
         for number, (texts, one) in enumerate(zip(streams, shares, strict=True))
     ]
-    tokenizer = byte_tokenizer()
     delivery: dict[str, Any] = {"local": folder / "cache", "num_workers": 0}
-    with CloudLoader(
-        data,
-        tokenizer=tokenizer,
-        eos=EOS,
-        seq_len=16,
-        batch_size=6,
-        shuffle_algo="seekable",  # avoids a file for each of many epochs
-        **options,
-        **delivery,
-    ) as loader:
-        for _ in loader.take(saved):
-            pass
+    # a seekable order avoids a file for each of many epochs
+    options = {"shuffle_algo": "seekable", "batch_size": 6, **options, **delivery}
+    with make_loader(data, **options) as loader:
+        list(loader.take(saved))
         state, batches = loader.state_dict(), list(loader.take(20))
-    places = Counter(
-        (stream, sample, step, row, epoch, start, stop)
-        for step, batch in enumerate(batches, saved + 1)
-        for row, stream, epoch, sample, start, stop in batch.spans.tolist()
-    )
     stream = chosen.randrange(len(streams))
     sample = chosen.randrange(len(streams[stream]))
-    found = find_document(
-        open_run(state, tokenizer=tokenizer), stream, sample, saved + 20, **delivery
+    run = open_run(state, tokenizer=byte_tokenizer())
+    found = find_document(run, stream, sample, saved + 20, **delivery)
+    assert Counter(places_of(found)) == Counter(
+        place for document, place in places_in(batches, saved + 1) if document == (stream, sample)
     )
-    assert Counter(
-        (stream, sample, one.step, one.row, one.epoch, one.start, one.stop) for one in found
-    ) == Counter(place for place in places if place[:2] == (stream, sample))
 
 
 def test_a_document_is_found_in_lanes_that_run_far_ahead(tmp_path: Path) -> None:
@@ -246,16 +170,8 @@ def test_a_document_is_found_in_lanes_that_run_far_ahead(tmp_path: Path) -> None
     in the lanes that run ahead."""
     texts = ["x" * 3_000] * 4 + ["a"] * 796
     delivery: dict[str, Any] = {"local": tmp_path / "cache", "num_workers": 0}
-    with CloudLoader(
-        write_mds(tmp_path / "mds", texts),
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=16,
-        batch_size=12,
-        num_lanes=12,
-        seed=0,
-        **delivery,
-    ) as loader:
+    data = write_mds(tmp_path / "mds", texts)
+    with make_loader(data, batch_size=12, seed=0, **delivery) as loader:
         first = next(iter(loader))
         state, batches = loader.state_dict(), list(loader.take(80))
     run = open_run(state, tokenizer=byte_tokenizer())
@@ -270,62 +186,53 @@ def test_a_document_is_found_in_lanes_that_run_far_ahead(tmp_path: Path) -> None
         assert set(quick) <= set(found)
 
 
-@pytest.mark.parametrize("epochs", [None, 9])
+@pytest.mark.parametrize("epochs", [{}, {"epochs": 9}])
 def test_a_document_that_does_not_exist_is_an_error(
-    make_loader: MakeLoader, epochs: int | None
+    traced: TracedRuns, epochs: dict[str, int]
 ) -> None:
-    with make_loader(epochs=epochs) as loader:
-        _, state = consume(loader)
-        cache = loader.worker_plan().cache_root
-    run = open_run(state)
+    read = traced.consume(**epochs)
     for stream, sample, message in [
         (0, 9999, "no sample 9999. Use a sample from 0 to 199"),
         (7, 1, "no stream 7. Use a stream from 0 to 1"),
     ]:
         with pytest.raises(ValueError, match=message):
-            next(find_document(run, stream, sample, SAVED + 9, local=cache, num_workers=0))
+            next(find_document(read.run, stream, sample, SAVED + 9, **read.delivery))
 
 
 def test_a_sample_without_an_id_has_none_that_could_be_found(tmp_path: Path) -> None:
     ids = {"id": ("json", ["x", None, "None"])}
-    written = [
-        write_mds(tmp_path / "without", ["a b"] * 4),
-        write_mds(tmp_path / "null", ["a b"] * 3, extra=ids),
-    ]
-    with small_loader([Stream(url) for url in written], local=tmp_path / "cache") as loader:
+    without = write_mds(tmp_path / "without", ["a b"] * 4)
+    null = write_mds(tmp_path / "null", ["a b"] * 3, extra=ids)
+    with make_loader([Stream(without), Stream(null)], local=tmp_path / "cache") as loader:
         tracer = Tracer(loader.worker_plan())
         assert tracer.find_id("None") == [(1, 2)]
         assert tracer.find_id("x") == [(1, 0)]
         with tracer._readers.lend() as reader:
-            null, named = (reader.samples.where(sample) for sample in (5, 6))
+            unnamed, named = (reader.samples.where(sample) for sample in (5, 6))
         tracer.close()
-    assert "(id " not in null
+    assert "(id " not in unnamed
     assert named.endswith("(id 'None')")
 
 
-def test_the_command_line_traces_a_checkpoint(
-    make_loader: MakeLoader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with make_loader() as loader:
-        batches, state = consume(loader)
-        spans = loader.trace(batches[19], 2)
-    checkpoint = tmp_path / "checkpoint.pt"
-    torch.save({"step": SAVED, "trainer": [{"loader": state}]}, checkpoint)
-    assert load_state(checkpoint) == state
-    options = ["--local", str(loader.worker_plan().cache_root), "--workers", "0"]
-    assert (
-        main(["trace", str(checkpoint), "--steps", "20:21", "--row", "2", "--json", *options]) == 0
-    )
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines == [{"step": 20, **span.as_dict(), "row": 2} for span in spans]
-    assert main(["trace", str(checkpoint), "--steps", "20", "--row", "2", "--full", *options]) == 0
-    printed = capsys.readouterr().out
+# ---------------------------------------------------------------- the commands
+
+
+def test_the_command_line_traces_a_checkpoint(traced: TracedRuns, tmp_path: Path, cli: Any) -> None:
+    read, checkpoint = traced.consume(), tmp_path / "checkpoint.pt"
+    spans = [span for span in read.spans[19] if span.row == 19 * BATCH + 2]
+    torch.save({"step": SAVED, "trainer": [{"loader": read.state}]}, checkpoint)
+    assert load_state(checkpoint) == read.state
+    of_row = ["trace", checkpoint, "--row", "2", *read.flags]
+    lines = cli(*of_row, "--steps", "20:21", "--json").out.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 20, **span.as_dict(), "row": 2} for span in spans
+    ]
+    printed = cli(*of_row, "--steps", "20", "--full").out
     assert f"step 20  row 2  {spans[0].stream}  epoch {spans[0].epoch}  id {spans[0].id}" in printed
     assert spans[0].text in printed
-    assert main(["where", str(checkpoint), "--id", "books/4", "--until", "40", *options]) == 0
-    printed = capsys.readouterr().out
-    assert main(["where", str(checkpoint), "--sample", "1:4", "--until", "40", *options]) == 0
-    assert capsys.readouterr().out == printed
+    where = ["where", checkpoint, "--until", "40", *read.flags]
+    printed = cli(*where, "--id", "books/4").out
+    assert cli(*where, "--sample", "1:4").out == printed
     assert "books  epoch 1  sample 4" in printed
 
 
@@ -339,152 +246,109 @@ def test_the_command_line_traces_a_checkpoint(
     ids=["trace", "where", "rows"],
 )
 def test_the_log_of_an_answer_does_not_say_how_the_loader_started(
-    make_loader: MakeLoader,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    command: list[str],
+    traced: TracedRuns, tmp_path: Path, caplog: pytest.LogCaptureFixture, command: list[str]
 ) -> None:
-    with make_loader() as loader:
-        _, state = consume(loader)
-    (tmp_path / "state").write_text(json.dumps(state))
-    local = ["--local", str(loader.worker_plan().cache_root), "--workers", "0"]
-    caplog.clear()
+    read = traced.consume()
+    path = read.write(tmp_path / "state")
     caplog.set_level(logging.INFO)
-    assert main([*command, *local, str(tmp_path / "state")]) == 0
+    assert main([*command, *read.flags, str(path)]) == 0
     assert caplog.messages == []
-    caplog.clear()
-    with make_loader() as loader:
+    with traced.make() as loader:
         loader.take(1)
     assert any("tokenizer ready" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("options", [[], ["--quick"], ["--json"]], ids=str)
 def test_where_finds_no_step_and_says_so_by_the_exit_status(
-    make_loader: MakeLoader,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
+    traced: TracedRuns, tmp_path: Path, cli: Any, options: list[str]
 ) -> None:
-    with make_loader() as loader:
-        _, state = consume(loader)
-    (tmp_path / "state").write_text(json.dumps(state))
-    local = ["--local", str(loader.worker_plan().cache_root), "--workers", "0"]
+    read = traced.consume()
     # the state was saved after step 7, so only step 8 is searched
-    search = ["where", str(tmp_path / "state"), "--sample", "1:4", "--until", "8"]
-    assert main([*search, *options, *local]) == 1
-    printed = capsys.readouterr()
+    search = ["where", read.write(tmp_path / "state"), "--sample", "1:4", "--until", "8"]
+    printed = cli(*search, *options, *read.flags, status=1)
     assert printed.out == ""
     assert "no step after the state, up to step 8, " in printed.err
 
 
+MISSING = "the checkpoint {none} does not exist"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "message"),
     [
         (
-            ["trace", "{state}", "--steps", "3"],
+            "trace {state} --steps 3",
             "step 3 is too early, because the state was saved after step 7",
         ),
+        ("trace {state} --steps 9 --row 6", "row is 6. Use a row of the step, from 0 to 5"),
+        ("trace {empty} --steps 9", "has no cloudload state"),
+        ("trace {text} --steps 9", "is neither JSON nor a torch checkpoint"),
+        ("trace {none} --steps 9", MISSING),
+        ("where {none} --id a --until 9", MISSING),
+        ("rows {none} --steps 9", MISSING),
+        ("rows --yaml {none} --steps 9", "no such file or directory: "),
+        ("export {none} out --steps 9", MISSING),
+        ("where {state} --id nothing --until 9", "no sample has 'nothing' in its column 'id'"),
         (
-            ["trace", "{state}", "--steps", "9", "--row", "6"],
-            "row is 6. Use a row of the step, from 0 to 5",
-        ),
-        (["trace", "{empty}", "--steps", "9"], "has no cloudload state"),
-        (["trace", "{text}", "--steps", "9"], "is neither JSON nor a torch checkpoint"),
-        (["trace", "{none}", "--steps", "9"], "the checkpoint {none} does not exist"),
-        (["where", "{none}", "--id", "a", "--until", "9"], "the checkpoint {none} does not exist"),
-        (["rows", "{none}", "--steps", "9"], "the checkpoint {none} does not exist"),
-        (["rows", "--yaml", "{none}", "--steps", "9"], "no such file or directory: "),
-        (["export", "{none}", "out", "--steps", "9"], "the checkpoint {none} does not exist"),
-        (
-            ["where", "{state}", "--id", "nothing", "--until", "9"],
-            "no sample has 'nothing' in its column 'id'",
-        ),
-        (
-            ["where", "{state}", "--sample", "0:9999", "--until", "9"],
+            "where {state} --sample 0:9999 --until 9",
             "has no sample 9999. Use a sample from 0 to 199",
         ),
-        (
-            ["where", "{state}", "--sample", "7:1", "--until", "9"],
-            "no stream 7. Use a stream from 0 to 1",
-        ),
-        (
-            ["trace", "{state}", "--steps", "9", "--data", "one"],
-            "data has 1 locations, but the state has 2 streams",
-        ),
-        (
-            ["trace", "{state}", "--steps", "9", "--tokenizer", "/no/such"],
-            "the tokenizer /no/such does not exist",
-        ),
+        ("where {state} --sample 7:1 --until 9", "no stream 7. Use a stream from 0 to 1"),
+        ("trace {state} --steps 9 --data one", "data has 1 locations, but the state has 2 streams"),
+        ("trace {state} --steps 9 --tokenizer /no/such", "the tokenizer /no/such does not exist"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(
-    make_loader: MakeLoader,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    traced: TracedRuns, tmp_path: Path, cli: Any, command: str, message: str
 ) -> None:
-    with make_loader() as loader:
-        _, state = consume(loader)
-    (tmp_path / "state").write_text(json.dumps(state))
+    read = traced.consume()
+    read.write(tmp_path / "state")
     (tmp_path / "empty").write_text("{}")
     (tmp_path / "text").write_text("no state")
     names = {name: str(tmp_path / name) for name in ("state", "empty", "text", "none")}
-    local = ["--local", str(loader.worker_plan().cache_root), "--workers", "0"]
-    assert main([argument.format(**names) for argument in arguments] + local) == 1
-    error = capsys.readouterr().err
+    error = cli(*command.format(**names).split(), *read.flags, status=1).err
     assert message.format(**names) in error
     assert "Errno" not in error
 
 
-def test_skipped_batches_are_passed_over_recorded_and_survive_a_resume(
-    make_loader: MakeLoader,
-) -> None:
-    with make_loader() as loader:
-        straight = [batch["input_ids"] for batch in loader.take(20)]
-    with make_loader() as loader:
-        taken = [batch["input_ids"] for batch in loader.take(4)]
+# ---------------------------------------------------------------- skipped batches, and a model
+
+
+def test_skipped_batches_are_passed_over_recorded_and_survive_a_resume(traced: TracedRuns) -> None:
+    straight = ids_of(traced.consume().batches)
+    with traced.make() as loader:
+        taken = ids_of(loader.take(4))
         loader.skip(3)
         loader.skip(2)
-        taken += [batch["input_ids"] for batch in loader.take(3)]
+        taken += ids_of(loader.take(3))
         state = loader.state_dict()
         assert loader.stats().skipped_rows == 5 * BATCH
         assert (state["skipped"], state["batches"]) == ("24:54", 12)
-    with make_loader() as loader:
+    with traced.make() as loader:
         loader.load_state_dict(state)
         loader.skip(1)
-        taken += [batch["input_ids"] for batch in loader.take(2)]
+        taken += ids_of(loader.take(2))
         assert loader.state_dict()["skipped"] == "24:54,72:78"
         assert loader.stats().skipped_rows == 6 * BATCH
-    kept = [*range(4), *range(9, 12), 13, 14]
-    assert all(torch.equal(one, straight[step]) for one, step in zip(taken, kept, strict=True))
+    assert taken == [straight[step] for step in [*range(4), *range(9, 12), 13, 14]]
 
 
-def test_a_skip_past_the_end_stops_there(make_loader: MakeLoader) -> None:
-    with make_loader(epochs=1) as loader:
+def test_a_skip_past_the_end_stops_there(traced: TracedRuns) -> None:
+    with traced.make(epochs=1) as loader:
         loader.skip(10_000)
         assert list(loader) == []
         assert loader.stats().skipped_rows == loader.rows
 
 
-def test_a_batch_goes_to_a_model_as_it_is(make_loader: MakeLoader) -> None:
-    with make_loader(
-        fields=["position_ids", "segment_ids", "cu_seqlens"], mask_edges=True
-    ) as loader:
+def test_a_batch_goes_to_a_model_as_it_is(traced: TracedRuns) -> None:
+    fields = ["position_ids", "segment_ids", "cu_seqlens"]
+    with traced.make(fields=fields, mask_edges=True) as loader:
         batch = next(iter(loader))
-    assert set(batch) == {
-        "input_ids",
-        "labels",
-        "position_ids",
-        "segment_ids",
-        "cu_seqlens",
-        "max_seqlen",
-    }
+    assert set(batch) == {"input_ids", "labels", *fields, "max_seqlen"}
     assert all(isinstance(value, torch.Tensor) for value in batch.values())
     starts = batch["position_ids"] == 0
+    inside = ~starts & (batch["segment_ids"] > 0)
     assert (batch["labels"][starts] == -100).all()
-    assert batch["labels"][~starts & (batch["segment_ids"] > 0)].equal(
-        batch["input_ids"][~starts & (batch["segment_ids"] > 0)]
-    )
+    assert batch["labels"][inside].equal(batch["input_ids"][inside])
     assert batch["cu_seqlens"].dtype == batch["max_seqlen"].dtype == torch.int32
     assert int(batch["cu_seqlens"][-1]) == batch["input_ids"].numel()

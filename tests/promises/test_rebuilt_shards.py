@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,14 +12,12 @@ from typing import Any
 import pytest
 import zstandard
 
-from cloudload import cli
 from cloudload.convert import convert_to_mds
 from cloudload.data.mds import writer
 from cloudload.data.storage.objects import delete_object, write_object
 from cloudload.errors import ConvertError
 from testkit.conversions import (
     SETTINGS,
-    convert_lines,
     dataset_bytes,
     documents,
     make_input,
@@ -98,18 +95,14 @@ def test_a_store_gets_its_missing_shards_again(s3_url: str, tmp_path: Path) -> N
     assert dataset_bytes(f"{s3_url}/out") == before
 
 
-def test_the_summary_counts_the_rebuilt_shards(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_summary_counts_the_rebuilt_shards(tmp_path: Path, cli: Any) -> None:
     source, _ = make_input(tmp_path / "in", "jsonl", documents(300))
-    command = ["convert", str(source()), str(tmp_path / "out"), "--shard-bytes", "2k"]
-    assert cli.main(command) == 0
+    command = ["convert", source(), tmp_path / "out", "--shard-bytes", "2k"]
+    cli(*command)
     shards = list_shards(tmp_path / "out")
     shards[0].unlink()
     shards[3].unlink()
-    capsys.readouterr()
-    assert cli.main(command) == 0
-    assert f"out is complete: rebuilt 2 of {len(shards)} shards\n" in capsys.readouterr().out
+    assert f"out is complete: rebuilt 2 of {len(shards)} shards\n" in cli(*command).out
 
 
 KILLED = """
@@ -146,6 +139,14 @@ def test_a_repair_that_is_killed_continues(tmp_path: Path) -> None:
     assert dataset_bytes(str(out)) == before
 
 
+@pytest.fixture
+def converted(tmp_path: Path) -> Path:
+    """A conversion of 300 documents in `in/a.jsonl`."""
+    make_input(tmp_path / "in", "jsonl", documents(300))
+    convert_to_mds(tmp_path / "in", tmp_path / "out", **SETTINGS)
+    return tmp_path / "out"
+
+
 def refuse(tmp_path: Path, match: str, source: Any = None, **options: Any) -> None:
     """Lose a shard, check that a rerun is refused, and that it changes nothing."""
     out = tmp_path / "out"
@@ -157,17 +158,15 @@ def refuse(tmp_path: Path, match: str, source: Any = None, **options: Any) -> No
     assert dataset_bytes(str(out)) == before
 
 
+@pytest.mark.usefixtures("converted")
 def test_inputs_that_changed_since_are_refused(tmp_path: Path) -> None:
-    source, _ = make_input(tmp_path / "in", "jsonl", documents(300))
-    convert_to_mds(source(), tmp_path / "out", **SETTINGS)
     path = tmp_path / "in" / "a.jsonl"
     path.write_bytes(path.read_bytes().replace(b"document 9", b"Document 9"))
     refuse(tmp_path, r"They cannot be rebuilt, because .*a\.jsonl changed since it was converted")
 
 
+@pytest.mark.usefixtures("converted")
 def test_an_input_that_changed_without_a_trace_is_refused_by_its_hash(tmp_path: Path) -> None:
-    source, _ = make_input(tmp_path / "in", "jsonl", documents(300))
-    convert_to_mds(source(), tmp_path / "out", **SETTINGS)
     path = tmp_path / "in" / "a.jsonl"
     times = path.stat()
     with path.open("r+b") as file:
@@ -176,11 +175,10 @@ def test_an_input_that_changed_without_a_trace_is_refused_by_its_hash(tmp_path: 
     refuse(tmp_path, r"cannot rebuild shard\.0000\d\.mds\.zstd .*because its documents would diff")
 
 
+@pytest.mark.usefixtures("converted")
 def test_shards_that_another_codec_would_write_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, _ = make_input(tmp_path / "in", "jsonl", documents(300))
-    convert_to_mds(source(), tmp_path / "out", **SETTINGS)
     monkeypatch.setattr(writer, "compress", lambda _, data: zstandard.compress(data, 19))
     refuse(tmp_path, "compressed by another version of the codec")
 
@@ -200,12 +198,9 @@ def test_datasets_that_cannot_be_rebuilt_are_refused(tmp_path: Path) -> None:
     make_input(more, "jsonl", documents(20))
     convert_to_mds(more, out, append=True, **SETTINGS)
     refuse(tmp_path, "because documents were appended")
-
-
-def test_splits_are_not_rebuilt(tmp_path: Path) -> None:
-    source, _ = make_input(tmp_path / "in", "jsonl", documents(300))
-    convert_to_mds(source(), tmp_path / "out", splits="a=0.5,b=0.5", **SETTINGS)
-    refuse(tmp_path, "because the dataset is divided into splits", splits="a=0.5,b=0.5")
+    convert_to_mds(source(), tmp_path / "splits" / "out", splits="a=0.5,b=0.5", **SETTINGS)
+    split = {"source": source(), "splits": "a=0.5,b=0.5"}
+    refuse(tmp_path / "splits", "because the dataset is divided into splits", **split)
 
 
 @pytest.mark.parametrize("form", ["dataset", "iterable"])
@@ -215,20 +210,16 @@ def test_rows_that_are_not_in_files_do_not_rebuild_shards(tmp_path: Path, form: 
     refuse(tmp_path, "because not all inputs are files", source())
 
 
-def test_other_options_do_not_rebuild_shards(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": text}) for text in documents(300)]
-    convert_lines(tmp_path, lines, shard_bytes=2000)
-    list_shards(tmp_path / "out")[0].unlink()
+def test_other_options_do_not_rebuild_shards(converted: Path, tmp_path: Path) -> None:
+    list_shards(converted)[0].unlink()
     with pytest.raises(ConvertError, match="shard_bytes was 2000 and is now 3000"):
-        convert_lines(tmp_path, lines, shard_bytes=3000)
+        convert_to_mds(tmp_path / "in", converted, **SETTINGS | {"shard_bytes": 3000})
 
 
 def test_a_repair_stops_if_the_dataset_is_replaced_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, _ = make_input(tmp_path / "in", "jsonl", documents(300))
-    out = tmp_path / "out"
-    convert_to_mds(source(), out, **SETTINGS)
+    out = converted
     for path in list_shards(out)[:3]:
         path.unlink()
 
@@ -238,5 +229,5 @@ def test_a_repair_stops_if_the_dataset_is_replaced_meanwhile(
 
     monkeypatch.setattr("cloudload.data.storage.objects.write_object", replace_index)
     with pytest.raises(ConvertError, match=r"index of .* changed while shards were rebuilt"):
-        convert_to_mds(source(), out, **SETTINGS)
+        convert_to_mds(tmp_path / "in", out, **SETTINGS)
     assert [path.name[6:11] for path in list_shards(out)[:2]] == ["00000", "00003"]

@@ -9,35 +9,28 @@ from typing import Any
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.errors import ConvertError, StoreError
-from testkit.conversions import dataset_bytes, stop_after
-from testkit.segments import LastFirst, Twice
+from cloudload.errors import ConvertError
+from testkit.conversions import QUIET, convert_until, dataset_bytes, write_lines
+from testkit.segments import convert_every_way
 
 SEGMENTS = 6
-OPTIONS: dict[str, Any] = {
-    "shard_bytes": 1_200,
-    "block_bytes": 500,
-    "segment_bytes": 4_000,
-    "progress": False,
-    "processes": 1,
-    "skip_bad": True,
-}
+OPTIONS: dict[str, Any] = {**QUIET, "shard_bytes": 1_200, "block_bytes": 500}
+OPTIONS |= {"segment_bytes": 4_000, "skip_bad": True}
 
 
-def write_lines(folder: Path, names: str) -> Path:
+def write_files(folder: Path, names: str) -> Path:
     """Write files of 100 lines. Six lines are bad in each file except `c.jsonl`."""
-    folder.mkdir()
     for name in names:
-        lines = [json.dumps({"text": f"{name} {number} " * 9}) for number in range(100)]
+        rows = [{"text": f"{name} {number} " * 9} for number in range(100)]
         for place in () if name == "c" else range(3, 100, 17):
-            lines[place] = f'{{"body": "{name} {place}"}}'
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+            rows[place] = {"body": f"{name} {place}"}
+        write_lines(folder / f"{name}.jsonl", rows)
     return folder
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_lines(tmp_path_factory.mktemp("lines") / "corpus", "abc")
+def corpus(module_folder: Path) -> Path:
+    return write_files(module_folder / "corpus", "abc")
 
 
 @pytest.fixture(scope="module", params=[4_000, 1 << 20], ids=["segments", "one segment"])
@@ -60,16 +53,11 @@ def test_processes_and_executors_write_the_same_rejects(
     corpus: Path, tmp_path: Path, store_url: str, whole: Any
 ) -> None:
     options, rejects, objects = whole
-    ways: list[dict[str, Any]] = [
-        {"processes": 2},
-        {"executor": LastFirst(SEGMENTS)},
-        {"executor": Twice()},
-    ]
-    for number, how in enumerate(ways):
-        out, target = f"{store_url}/{number}", tmp_path / str(number)
-        convert_to_mds(corpus, out, rejects=target, **{**options, **how})
-        assert target.read_bytes() == rejects
+    options = {**options, "rejects": tmp_path / "rejects"}
+    for out, _ in convert_every_way(corpus, store_url, SEGMENTS, **options):
+        assert (tmp_path / "rejects").read_bytes() == rejects
         assert dataset_bytes(out) == objects
+        (tmp_path / "rejects").unlink()
 
 
 def test_the_last_worker_of_an_array_writes_them(
@@ -89,15 +77,12 @@ def test_the_last_worker_of_an_array_writes_them(
 
 @pytest.mark.parametrize("first", [None, "first"])
 def test_a_conversion_that_stopped_anywhere_writes_them_all(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any, first: str | None
+    corpus: Path, tmp_path: Path, whole: Any, first: str | None
 ) -> None:
     options, rejects, objects = whole
     out, target = tmp_path / "out", tmp_path / "rejects"
     for shards in (1, 7, 0, 3):
-        stop_after(monkeypatch, shards)
-        with pytest.raises(StoreError, match="no room"):
-            convert_to_mds(corpus, out, **options, rejects=first and tmp_path / first)
-        monkeypatch.undo()
+        convert_until(shards, corpus, out, **options, rejects=first and tmp_path / first)
     report = convert_to_mds(corpus, out, rejects=target, **options)
     assert target.read_bytes() == rejects
     assert dataset_bytes(str(out)) == objects
@@ -110,20 +95,14 @@ def test_a_conversion_that_stopped_anywhere_writes_them_all(
 
 
 def test_shards_that_are_stored_are_not_stored_again_for_the_rejects(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tmp_path: Path
 ) -> None:
     options = OPTIONS | {"segment_bytes": 1 << 20, "rejects": tmp_path / "rejects"}
-    stop_after(monkeypatch, 7)
-    with pytest.raises(StoreError, match="no room"):
-        convert_to_mds(corpus, tmp_path / "out", **options)
-    monkeypatch.undo()
+    convert_until(7, corpus, tmp_path / "out", **options)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("shard.*")}
     report = convert_to_mds(corpus, tmp_path / "out", **options)
     assert report.resumed_shards == len(before) == 7
-    assert (
-        before.items()
-        <= {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("shard.*")}.items()
-    )
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def test_segments_without_rejects_are_converted_again_or_named(
@@ -143,7 +122,7 @@ def test_segments_without_rejects_are_converted_again_or_named(
 
 def test_an_append_writes_the_rejects_of_what_it_appends(corpus: Path, tmp_path: Path) -> None:
     convert_to_mds(corpus, tmp_path / "out", rejects=tmp_path / "first", **OPTIONS)
-    more, target = write_lines(tmp_path / "more", "cd"), tmp_path / "second"
+    more, target = write_files(tmp_path / "more", "cd"), tmp_path / "second"
     report = convert_to_mds(more, tmp_path / "out", append=True, rejects=target, **OPTIONS)
     assert report.bad_files == {"a.jsonl": 6, "b.jsonl": 6, f"+{SEGMENTS}/d.jsonl": 6}
     records = [json.loads(line)["record"] for line in target.read_bytes().splitlines()]

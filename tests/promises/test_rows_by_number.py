@@ -20,18 +20,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from cloudload import Rows, count_tokens
+from cloudload import Rows
 from cloudload.errors import CloudloadError, DatasetError
-from cloudload.loading.workers.document_reader import DocumentReader
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import EOS, byte_tokenizer, random_documents
+from testkit.counted import write_counted
+from testkit.counted_runs import CASES, SHARES, Shares, options_of, raise_unexpected, streams_of
 from testkit.examples import EXAMPLES
-from testkit.loaders import make_loader
-from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
+from testkit.loaders import make_loader, rows_of
 
 SETTINGS: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "num_lanes": 12}
 
 
-def rows_of(loader: Any, number: int) -> list[dict[str, list[int]]]:
+def open_rows(data: Any, **options: Any) -> Rows:
+    return Rows(data, **{**SETTINGS, "seq_len": 16, **options})
+
+
+def first_rows(loader: Any, number: int) -> list[dict[str, list[int]]]:
     """Return the first `number` rows of a loader, as plain lists."""
     rows: list[dict[str, list[int]]] = []
     with loader:
@@ -59,7 +63,7 @@ def limit(access: Any, end: int) -> Any:
 
 @given(
     case=CASES,
-    shares=st.sampled_from([(None,), (None, None), (1.0, 3.0), (0.5, 1.0, 0.2)]),
+    shares=SHARES,
     look=st.fixed_dictionaries(
         {"seq_len": st.sampled_from([7, 50, 120]), "mask_edges": st.booleans()}
     ),
@@ -74,29 +78,22 @@ def limit(access: Any, end: int) -> Any:
 )
 @settings(max_examples=EXAMPLES)
 def test_any_access_gives_the_rows_that_a_loader_hands_out(
-    corpora: list[Path],  # noqa: F811
+    corpora: list[Path],
     case: dict[str, Any],
-    shares: tuple[float | None, ...],
+    shares: Shares,
     look: dict[str, Any],
     accesses: list[Any],
 ) -> None:
-    options = {
-        **case,
-        **look,
-        "epochs": None if shares[-1] is not None else case["epochs"],
-        "fields": ["segment_ids", "position_ids"],
-        "on_error": "skip" if case["transform"] is fail_on_some else "raise",
-    }
-    if options["packing"] != "one_per_row":
-        del options["overflow"]
+    fields = ["segment_ids", "position_ids"]
+    options = {**options_of(case, shares), **look, "fields": fields}
     data = streams_of(corpora, shares)
     try:
-        expected = rows_of(make_loader(data, batch_size=case["num_lanes"], **options), 300)
+        expected = first_rows(make_loader(data, batch_size=case["num_lanes"], **options), 300)
     except DatasetError as error:
         if "no tokens" in str(error):
             return  # a lane has no tokens in a whole epoch
         raise
-    rows = Rows(data, **{**SETTINGS, **options})
+    rows = open_rows(data, **options)
     if options["epochs"] is not None:
         assert len(rows) == len(make_loader(data, batch_size=1, **options))
         accesses = [limit(access, len(rows)) for access in accesses]
@@ -108,26 +105,18 @@ def test_any_access_gives_the_rows_that_a_loader_hands_out(
         assert [plain(item) for item in found] == [expected[row] for row in access]
 
 
-def test_a_row_that_is_only_read_ahead_raises_no_error(
-    corpora: list[Path],  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_row_that_is_only_read_ahead_raises_no_error(counted_folder: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
-    shutil.copytree(corpora[2], broken)
+    shutil.copytree(counted_folder, broken)
     (broken / "shard.00003.mds").unlink()
     options: dict[str, Any] = {"packing": "one_per_row", "num_lanes": 1, "shuffle": False}
-    rows = Rows(str(broken), seq_len=50, **{**SETTINGS, **options})
+    rows = open_rows(str(broken), seq_len=50, **options)
     found: list[Any] = []
     with pytest.raises(CloudloadError, match=r"shard\.00003\.mds"):
         deque(map(found.append, rows))
     shards = json.loads((broken / "index.json").read_text())["shards"]
     before = sum(shard["samples"] for shard in shards[:3])
     assert before - 5 <= len(found) <= before  # empty documents have no row
-
-
-@pytest.fixture
-def folder(corpora: list[Path]) -> str:  # noqa: F811
-    return str(corpora[2])
 
 
 @pytest.mark.parametrize(
@@ -140,62 +129,52 @@ def folder(corpora: list[Path]) -> str:  # noqa: F811
     ],
 )
 def test_workers_of_a_data_loader_read_the_same_rows(
-    folder: str, shuffle: bool, context: str
+    counted_folder: str, shuffle: bool, context: str
 ) -> None:
-    rows = Rows(folder, seq_len=16, num_rows=90, **SETTINGS)
+    rows = open_rows(counted_folder, num_rows=90)
     first = rows[0]  # opens a reader, which a forked worker must not use
-    expected = rows_of(make_loader(folder), 90)
+    expected = first_rows(make_loader(counted_folder), 90)
     assert plain(first) == expected[0]
     generator = torch.Generator().manual_seed(3)
     loader = DataLoader(
         rows, 6, shuffle, num_workers=2, multiprocessing_context=context, generator=generator
     )
-    found = [row for batch in loader for row in batch["input_ids"].tolist()]
+    found = rows_of(loader)
     assert len(found) == 90
     wanted = [row["input_ids"] for row in expected]
     assert (found == wanted) != shuffle
     assert sorted(found) == sorted(wanted)
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the samples whose texts this process reads, in order."""
-    samples_read: list[int] = []
-    original = DocumentReader.read_texts
-
-    def note(self: DocumentReader, samples: Any) -> Any:
-        samples_read.extend(samples.tolist())
-        return original(self, samples)
-
-    monkeypatch.setattr(DocumentReader, "read_texts", note)
-    return samples_read
-
-
-def test_rows_in_order_tokenize_each_document_once(folder: str, read: list[int]) -> None:
-    rows = Rows(folder, seq_len=16, num_rows=300, **SETTINGS)
+def test_rows_in_order_tokenize_each_document_once(
+    counted_folder: str, samples_read: list[int]
+) -> None:
+    rows = open_rows(counted_folder, num_rows=300)
     tokens = sum(int((item["labels"] >= 0).sum()) for item in islice(rows, 300))
     assert tokens == 300 * 16
-    first_epoch = read[:150]
+    first_epoch = samples_read[:150]
     assert len(set(first_epoch)) == len(first_epoch)
 
 
-def test_a_row_far_into_the_run_reads_a_few_documents(folder: str, read: list[int]) -> None:
-    rows = Rows(folder, seq_len=16, **SETTINGS)
+def test_a_row_far_into_the_run_reads_a_few_documents(
+    counted_folder: str, samples_read: list[int]
+) -> None:
+    rows = open_rows(counted_folder)
     item = rows[1_000_000]
-    assert len(read) <= 17
-    with make_loader(folder, lengths="require") as loader:
+    assert len(samples_read) <= 17
+    with make_loader(counted_folder, lengths="require") as loader:
         loader.seek(1_000_000)
         assert next(iter(loader))["input_ids"][0].tolist() == item["input_ids"].tolist()
 
 
-def test_a_row_is_traced_to_its_documents(folder: str) -> None:
-    rows = Rows(folder, seq_len=16, **SETTINGS)
-    with make_loader(folder) as loader:
+def test_a_row_is_traced_to_its_documents(counted_folder: str) -> None:
+    rows = open_rows(counted_folder)
+    with make_loader(counted_folder) as loader:
         batch = next(iter(loader))
         assert rows.trace(2) == loader.trace(batch, row=2)
 
 
-def test_what_belongs_to_the_training_loop_is_refused(folder: str) -> None:
+def test_what_belongs_to_the_training_loop_is_refused(counted_folder: str) -> None:
     for options, message in (
         ({"batch_size": 4}, "Rows has no option batch_size"),
         ({"fields": ["cu_seqlens"]}, "describe a whole batch, such as cu_seqlens"),
@@ -204,27 +183,27 @@ def test_what_belongs_to_the_training_loop_is_refused(folder: str) -> None:
         ({"num_rows": -1}, "num_rows is -1"),
     ):
         with pytest.raises(ValueError, match=message):
-            Rows(folder, seq_len=16, **{**SETTINGS, **options})
+            open_rows(counted_folder, **options)
     with pytest.raises(TypeError, match="Use seq_len"):
-        Rows(folder, sequence_length=16, **SETTINGS)
+        Rows(counted_folder, sequence_length=16, **SETTINGS)
 
 
 def test_data_without_lengths_is_refused_with_the_command_that_counts_them(
-    tmp_path: Path, folder: str
+    tmp_path: Path, counted_folder: str
 ) -> None:
-    for name in os.listdir(folder):
+    for name in os.listdir(counted_folder):
         if name != "lengths":
-            (tmp_path / name).symlink_to(Path(folder, name))
+            (tmp_path / name).symlink_to(Path(counted_folder, name))
     for options in ({}, {"lengths": "auto"}):
         with pytest.raises(DatasetError, match="Run: cloudload count") as error:
-            Rows(str(tmp_path), seq_len=16, **{**SETTINGS, **options})
+            open_rows(str(tmp_path), **options)
         assert "off" not in str(error.value)
     with pytest.raises(DatasetError, match=r"lengths='auto', but Rows needs the lengths$"):
-        Rows(str(tmp_path), seq_len=16, **SETTINGS)
+        open_rows(str(tmp_path))
 
 
-def test_the_number_of_rows(folder: str) -> None:
-    rows = Rows(folder, seq_len=16, num_rows=40, **SETTINGS)
+def test_the_number_of_rows(counted_folder: str) -> None:
+    rows = open_rows(counted_folder, num_rows=40)
     assert len(rows) == 40
     assert plain(rows[-1]) == plain(rows[39])
     assert len(list(rows)) == 40
@@ -233,15 +212,15 @@ def test_the_number_of_rows(folder: str) -> None:
             rows[row]
     with pytest.raises(TypeError):
         rows["first"]  # type: ignore[index]
-    endless = Rows(folder, seq_len=16, **SETTINGS)
+    endless = open_rows(counted_folder)
     with pytest.raises(TypeError, match="num_rows"):
         len(endless)
     with pytest.raises(IndexError, match="endless"):
         endless[-1]
 
 
-def test_rows_can_be_pickled_and_closed(folder: str) -> None:
-    rows = Rows(folder, seq_len=16, num_rows=40, **SETTINGS)
+def test_rows_can_be_pickled_and_closed(counted_folder: str) -> None:
+    rows = open_rows(counted_folder, num_rows=40)
     item = plain(rows[7])
     assert plain(pickle.loads(pickle.dumps(rows))[7]) == item
     rows.close()
@@ -257,20 +236,14 @@ def test_rows_can_be_pickled_and_closed(folder: str) -> None:
 )
 @settings(max_examples=EXAMPLES)
 def test_rows_from_a_state_are_those_of_its_run_and_a_loader_continues_from_them(
-    corpora: list[Path],  # noqa: F811
+    corpora: list[Path],
     case: dict[str, Any],
-    shares: tuple[float | None, ...],
+    shares: Shares,
     seq_lens: tuple[int, int],
     moves: tuple[int, int],
 ) -> None:
     """A run changes from a loader to `Rows` with another `seq_len` and weights, and back again."""
-    options = {
-        **case,
-        "epochs": None if shares[-1] is not None else case["epochs"],
-        "on_error": "skip" if case["transform"] is fail_on_some else "raise",
-    }
-    if options["packing"] != "one_per_row":
-        del options["overflow"]
+    options = options_of(case, shares)
     changed = [None if share is None else 2 / share for share in shares]
     first = make_loader(streams_of(corpora, shares), seq_len=seq_lens[0], batch_size=7, **options)
     try:
@@ -278,12 +251,11 @@ def test_rows_from_a_state_are_those_of_its_run_and_a_loader_continues_from_them
         state, data = first.state_dict(), streams_of(corpora, tuple(changed))
         loader = make_loader(data, seq_len=seq_lens[1], batch_size=1, **options)
         loader.load_state_dict(state)
-        expected = [batch["input_ids"][0].tolist() for batch in loader.take(moves[1] + 30)]
-        rows = Rows(data, **{**SETTINGS, **options, "seq_len": seq_lens[1]}, state=state)
+        expected = rows_of(loader.take(moves[1] + 30))
+        rows = open_rows(data, **options, seq_len=seq_lens[1], state=state)
     except CloudloadError as error:
-        if "no tokens" in str(error) or "tail" in str(error):
-            return  # a lane has no tokens, or seq_len changed in a tail
-        raise
+        raise_unexpected(error)
+        return
     assert rows.first_row == state["rows"]
     numbers = range(rows.first_row, rows.first_row + len(expected))
     found = [row["input_ids"].tolist() for row in rows.__getitems__(numbers)]
@@ -296,27 +268,26 @@ def test_rows_from_a_state_are_those_of_its_run_and_a_loader_continues_from_them
     middle = min(rows.first_row + moves[1], numbers.stop)
     last = make_loader(data, seq_len=seq_lens[1], batch_size=1, **options)
     last.load_state_dict(rows.state_dict(middle))
-    rest = [batch["input_ids"][0].tolist() for batch in last.take(numbers.stop - middle)]
+    rest = rows_of(last.take(numbers.stop - middle))
     assert rest == expected[middle - rows.first_row :]
     assert last.state_dict()["counts"] == loader.state_dict()["counts"]
 
 
-def test_a_state_is_one_of_the_rows(folder: str) -> None:
-    rows = Rows(folder, seq_len=16, num_rows=40, **SETTINGS)
+def test_a_state_is_one_of_the_rows(counted_folder: str) -> None:
+    rows = open_rows(counted_folder, num_rows=40)
     assert rows.state_dict(40)["rows"] == 40
     for row in (-41, 41):
         with pytest.raises(IndexError, match="40 rows"):
             rows.state_dict(row)
     with pytest.raises(ValueError, match="num_rows is 40, but the state is at row 40"):
-        Rows(folder, seq_len=16, num_rows=40, state=rows.state_dict(40), **SETTINGS)
+        open_rows(counted_folder, num_rows=40, state=rows.state_dict(40))
 
 
 def test_rows_that_are_forgotten_leave_no_thread(tmp_path: Path) -> None:
-    data = write_mds(tmp_path / "mds", random_documents(1, 200), compression="zstd")
-    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    data = write_counted(tmp_path / "mds", random_documents(1, 200), compression="zstd")
     before = set(threading.enumerate())
     for number in range(3):
-        rows = Rows(data, seq_len=16, num_rows=400, local=tmp_path / str(number), **SETTINGS)
+        rows = open_rows(data, num_rows=400, local=tmp_path / str(number))
         for row in range(0, 400, 50):  # regular steps, which prefetch shards
             assert len(rows[row]["input_ids"]) == 16
         assert number or set(threading.enumerate()) - before

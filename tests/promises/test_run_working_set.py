@@ -11,20 +11,17 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.loading.delivery.working_set import measure_run
 from cloudload.rows.packing.tables import CURSOR_OFFSET
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer, random_documents, write_mds
-from testkit.loaders import make_loader
+from testkit.corpora import random_documents
+from testkit.counted import write_counted
+from testkit.loaders import ids_of, make_loader
 
 
 @pytest.fixture(scope="module")
-def zipped(tmp_path_factory: pytest.TempPathFactory) -> str:
+def zipped(module_folder: Path) -> str:
     """A dataset with token lengths and compressed shards, which a run must decompress into a
     cache."""
-    folder = tmp_path_factory.mktemp("zipped") / "mds"
     documents = random_documents(5, 400, max_words=60)
-    write_mds(folder, documents, shard_bytes=3_000, compression="zstd")
-    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    return str(folder)
+    return write_counted(module_folder, documents, shard_bytes=3_000, compression="zstd")
 
 
 def peak_of_reading(loader: CloudLoader, lanes: list[int], epochs: int) -> tuple[int, int]:
@@ -95,13 +92,12 @@ def test_a_limit_below_the_later_working_set_is_warned_of_and_changes_nothing(
     options |= {"shuffle_block_size": 20, "epochs": 3, "seq_len": 64}
     start = make_loader(zipped, local=tmp_path / "a", **options)
     needed = start.describe()["working_set_bytes"]
-    rows = [batch["input_ids"].tolist() for batch in start]
+    rows = ids_of(start)
     for limit, is_warned in ((needed, True), (10 * needed, False)):
         caplog.clear()
-        with make_loader(
-            zipped, local=tmp_path / f"{limit}", cache_limit=limit, **options
-        ) as loader:
-            assert [batch["input_ids"].tolist() for batch in loader] == rows
+        local = tmp_path / f"{limit}"
+        with make_loader(zipped, local=local, cache_limit=limit, **options) as loader:
+            assert ids_of(loader) == rows
         found = [each for each in caplog.messages if "lanes with short documents" in each]
         assert len(found) == is_warned
         if is_warned:

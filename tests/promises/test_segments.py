@@ -28,33 +28,15 @@ def model(request: pytest.FixtureRequest) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "attn_implementation": "sdpa",
-        "initializer_range": 0.3,
-    }
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa"}
+    sizes |= {"initializer_range": 0.3}
     if request.param == "llama":
-        small = {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        }
-        made = LlamaForCausalLM(LlamaConfig(**sizes, **small))
-    else:
-        made = GPT2LMHeadModel(
-            GPT2Config(
-                **sizes,
-                n_embd=32,
-                n_layer=2,
-                n_head=4,
-                n_positions=16,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        )
-    return made.double().eval()
+        sizes |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+        config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+        return LlamaForCausalLM(config).double().eval()
+    sizes |= {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config).double().eval()
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +57,8 @@ def documents(packing: Packing) -> Iterator[tuple[int, slice]]:
     """Yield the row and the columns of each document."""
     for row, lengths in enumerate(packing[0]):
         ends = np.cumsum(lengths).tolist()
-        yield from (
-            (row, slice(end - length, end)) for end, length in zip(ends, lengths, strict=True)
-        )
+        for end, length in zip(ends, lengths, strict=True):
+            yield row, slice(end - length, end)
 
 
 def distance(
@@ -88,12 +69,9 @@ def distance(
     with torch.no_grad():
         packed = model(input_ids, **arguments).logits
         assert packed.isfinite().all()
-        alone = (
-            (row, columns, model(input_ids[row, columns][None]).logits[0])
-            for row, columns in documents(packing)
-        )
         return max(
-            float((packed[row, columns] - logits).abs().max()) for row, columns, logits in alone
+            float((packed[row, own] - model(input_ids[row, own][None]).logits[0]).abs().max())
+            for row, own in documents(packing)
         )
 
 
@@ -126,12 +104,8 @@ def test_a_block_mask_of_segment_ids_keeps_documents_apart_as_the_mask_does() ->
 
 def test_the_mask_is_needed_and_absolute_positions_too(model: Any, input_ids: torch.Tensor) -> None:
     mask, positions = kept_apart().values()
-    assert (
-        distance(
-            model, input_ids, attention_mask=torch.ones_like(mask).tril(), position_ids=positions
-        )
-        > 0.1
-    )
+    causal = torch.ones_like(mask).tril()
+    assert distance(model, input_ids, attention_mask=causal, position_ids=positions) > 0.1
     without_positions = distance(model, input_ids, attention_mask=mask)
     if model.config.model_type == "gpt2":
         assert without_positions > 0.1

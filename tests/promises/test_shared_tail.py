@@ -13,8 +13,7 @@ from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.workers import tail_reader
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.testing import Leg, assert_same_rows
-from cloudload.tools.count import count_tokens
-from testkit.corpora import byte_tokenizer
+from testkit.counted import count
 from testkit.finite_runs import (
     Corpus,
     Packing,
@@ -26,6 +25,7 @@ from testkit.finite_runs import (
     uneven,
     write_corpus,
 )
+from testkit.noted_calls import note_calls
 
 NODES = [
     Leg(6, workers=2, batch_size=1, batches=None, ranks_per_node=3),
@@ -39,27 +39,19 @@ def write(folder: Path, packing: Packing, lengths: str, **settings: Any) -> Corp
     """Write a corpus and its token lengths."""
     options = {"min_tokens": 2, "lengths": lengths, **packing, **settings}
     corpus = write_corpus(folder, uneven(23, 40), **options)
-    count_tokens(
-        folder / "mds",
-        tokenizer=byte_tokenizer(),
-        transform=options.get("transform"),
-        processes=1,
-        progress=False,
-    )
+    count(folder / "mds", transform=options.get("transform"))
     return corpus
 
 
 def note_readers(monkeypatch: pytest.MonkeyPatch) -> defaultdict[int, set[int]]:
     """Record which readers read each sample from now on."""
     readers: defaultdict[int, set[int]] = defaultdict(set)
-    original = DocumentReader.read_texts
 
-    def note(self: DocumentReader, samples: Any) -> Any:
+    def note(reader: DocumentReader, samples: Any) -> None:
         for sample in samples.tolist():
-            readers[sample].add(id(self))
-        return original(self, samples)
+            readers[sample].add(id(reader))
 
-    monkeypatch.setattr(DocumentReader, "read_texts", note)
+    note_calls(monkeypatch, DocumentReader, "read_texts", note)
     return readers
 
 
@@ -89,10 +81,9 @@ def test_a_tail_too_large_to_share_has_the_same_rows(
     rank that needs them."""
     corpus = write(tmp_path, packing, lengths, transform=leave_out)
     whole, states = corpus.run(Leg(batches=None))
-    monkeypatch.setattr(tail_sharing, "_MOST_EXCHANGED_TOKENS", 60)
-    monkeypatch.setattr(tail_sharing, "_MOST_LOCAL_TOKENS", 30)
-    monkeypatch.setattr(tail_sharing, "_TOKENS_OF_BLOCK", 16)
-    monkeypatch.setattr(tail_sharing, "_WORDS_OF_ROUND", 9)
+    limits = {"_MOST_EXCHANGED_TOKENS": 60, "_MOST_LOCAL_TOKENS": 30}
+    for name, limit in {**limits, "_TOKENS_OF_BLOCK": 16, "_WORDS_OF_ROUND": 9}.items():
+        monkeypatch.setattr(tail_sharing, name, limit)
     monkeypatch.setattr(tail_reader, "_MOST_KEPT_BYTES", 3_000)
     first = next(taken for taken, state in enumerate(states) if state["tail"])
     for number, taken in enumerate(range(first - 2, len(states) - 1)):
@@ -125,13 +116,9 @@ def test_a_long_document_is_not_padded_for_all_ranks(
     corpus = write_corpus(tmp_path, [*uneven(23, 40), "b" * 299, *uneven(5, 40)])
     whole, _ = corpus.run(Leg(batches=None))
     most_words: list[int] = []
-    original = Exchange.start_equal
-
-    def note(self: Exchange, message: Any) -> Any:
-        most_words.append(len(message) - 1)
-        return original(self, message)
-
-    monkeypatch.setattr(Exchange, "start_equal", note)
+    note_calls(
+        monkeypatch, Exchange, "start_equal", lambda _, message: most_words.append(len(message) - 1)
+    )
     monkeypatch.setattr(tail_sharing, "_MOST_EXCHANGED_TOKENS", 600)
     for leg in NODES:
         most_words.clear()

@@ -16,7 +16,7 @@ from cloudload.config.choices import AUTO
 from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from testkit.corpora import EOS, EOS_ID, random_documents, write_mds
-from testkit.loaders import make_loader
+from testkit.loaders import ids_of, make_loader
 from testkit.tokenizer_files import BACKENDS
 
 TEXTS = [f"one{EOS}two", "three", f"{EOS}four", f"five{EOS}", EOS, "six"]
@@ -46,8 +46,8 @@ def count_special(folder: str, transform: Any, num_workers: int = 0) -> int:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(tmp_path_factory.mktemp("data"), TEXTS)
+def folder(module_folder: Path) -> str:
+    return write_mds(module_folder, TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_run_with_marked_documents_resumes_to_the_same_rows(tmp_path: Path) ->
     loader = make_loader(folder, transform=mark_all, seq_len=7)
     list(loader.take(5))
     state = loader.state_dict()
-    rest = [batch["input_ids"].tolist() for batch in loader.take(5)]
+    rest = ids_of(loader.take(5))
     resumed = make_loader(folder, transform=mark_all, seq_len=7)
     resumed.load_state_dict(state)
-    assert [batch["input_ids"].tolist() for batch in resumed.take(5)] == rest
+    assert ids_of(resumed.take(5)) == rest

@@ -10,40 +10,37 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Stream
-from cloudload.cli import main
+from cloudload import Stream
 from cloudload.convert import convert_to_mds
 from cloudload.data.mds.own_objects import REPORT_NAME
 from cloudload.data.storage.objects import list_objects
-from cloudload.errors import ConvertError, DatasetError, StoreError
-from testkit.conversions import dataset_bytes, note_each_write, read_dataset, stop_after
-from testkit.corpora import byte_tokenizer
-from testkit.segments import LastFirst, Twice
+from cloudload.errors import ConvertError, DatasetError
+from testkit.conversions import (
+    QUIET,
+    convert_until,
+    convert_until_write,
+    dataset_bytes,
+    read_dataset,
+    write_lines,
+)
+from testkit.loaders import make_loader
+from testkit.segments import convert_every_way
 
 SPLITS = "train=0.8,val=0.15,test=0.05"
 NAMES = ("train", "val", "test")
-OPTIONS: dict[str, Any] = {
-    "shard_bytes": 2_000,
-    "block_bytes": 900,
-    "segment_bytes": 10_000,
-    "splits": SPLITS,
-    "progress": False,
-    "processes": 1,
-}
+OPTIONS: dict[str, Any] = {**QUIET, "shard_bytes": 2_000, "block_bytes": 900}
+OPTIONS |= {"segment_bytes": 10_000, "splits": SPLITS}
 SEGMENTS = 6
 
 
-def write_lines(folder: Path, names: str, *, with_ids: bool = True) -> Path:
+def write_files(folder: Path, names: str, *, with_ids: bool = True) -> Path:
     """Write files of 150 documents, each with a unique text and ID."""
-    folder.mkdir(exist_ok=True)
     for name in names:
         draw = random.Random(name)
-        rows = [
-            {"text": f"{name} {number} " * draw.randint(1, 30), "id": f"{name}-{number}"}
-            for number in range(150)
-        ]
-        lines = [json.dumps(row if with_ids else {"text": row["text"]}) for row in rows]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        texts = [f"{name} {number} " * draw.randint(1, 30) for number in range(150)]
+        ids = [{"id": f"{name}-{number}"} if with_ids else {} for number in range(150)]
+        rows = [{"text": text, **own} for text, own in zip(texts, ids, strict=True)]
+        write_lines(folder / f"{name}.jsonl", rows)
     return folder
 
 
@@ -55,8 +52,8 @@ def split_of(out: Path, scratch: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_lines(tmp_path_factory.mktemp("lines") / "corpus", "abc")
+def corpus(module_folder: Path) -> Path:
+    return write_files(module_folder / "corpus", "abc")
 
 
 @pytest.fixture(scope="module", params=[10_000, 1 << 20], ids=["segments", "one segment"])
@@ -81,7 +78,7 @@ def objects_of(out: str) -> dict[str, str]:
 
 
 def test_splits_are_datasets_for_readers_and_their_reports(
-    corpus: Path, tmp_path: Path, whole: Any, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, whole: Any, cli: Any
 ) -> None:
     options, report, _ = whole
     out = tmp_path / "out"
@@ -97,22 +94,13 @@ def test_splits_are_datasets_for_readers_and_their_reports(
         assert stored["documents"] == documents[name]
         texts = [sample["text"] for sample in read_dataset(f"{out}/{name}", tmp_path)]
         assert stored["text_bytes"] == sum(map(len, texts))
-        loader = CloudLoader(
-            Stream(str(out), split=name),
-            tokenizer=byte_tokenizer(),
-            seq_len=64,
-            batch_size=1,
-            eos=None,
-            epochs=1,
-            local=tmp_path / "cache",
-        )
-        assert loader.num_samples == documents[name]
-        assert next(iter(loader))["input_ids"].shape == (1, 64)
-        loader.close()
-        assert main(["check", str(out / name)]) == 0
-    capsys.readouterr()
+        data = Stream(str(out), split=name)
+        with make_loader(data, seq_len=64, epochs=1, local=tmp_path / "cache") as loader:
+            assert loader.num_samples == documents[name]
+            assert next(iter(loader))["input_ids"].shape == (4, 64)
+        cli("check", out / name)
     with pytest.raises(DatasetError, match="3 folders have an index: test, train and val"):
-        CloudLoader(str(out), tokenizer=byte_tokenizer(), seq_len=64, eos=None, batch_size=1)
+        make_loader(str(out))
 
 
 def test_streaming_reads_a_split(corpus: Path, tmp_path: Path, whole: Any) -> None:
@@ -128,7 +116,7 @@ def test_streaming_reads_a_split(corpus: Path, tmp_path: Path, whole: Any) -> No
 
 @pytest.mark.parametrize("with_ids", [True, False], ids=["ids", "texts"])
 def test_a_document_is_in_one_split_whatever_the_inputs(tmp_path: Path, with_ids: bool) -> None:
-    first = write_lines(tmp_path / "in", "abc", with_ids=with_ids)
+    first = write_files(tmp_path / "in", "abc", with_ids=with_ids)
     convert_to_mds(first, tmp_path / "out", **OPTIONS)
     expected = split_of(tmp_path / "out", tmp_path)
     assert len(expected) == 450
@@ -142,7 +130,7 @@ def test_a_document_is_in_one_split_whatever_the_inputs(tmp_path: Path, with_ids
         out = tmp_path / f"out-{size}"
         convert_to_mds(tmp_path / "other", out, **OPTIONS | {"segment_bytes": size})
         assert split_of(out, tmp_path) == expected
-    two, one = write_lines(tmp_path / "two", "cb", with_ids=with_ids), tmp_path / "one"
+    two, one = write_files(tmp_path / "two", "cb", with_ids=with_ids), tmp_path / "one"
     one.mkdir()
     shutil.copy(first / "a.jsonl", one)
     convert_to_mds(two, tmp_path / "appended", **OPTIONS)
@@ -154,14 +142,8 @@ def test_processes_and_executors_write_the_same_objects(
     corpus: Path, store_url: str, whole: Any
 ) -> None:
     options, report, objects = whole
-    ways: list[dict[str, Any]] = [
-        {"processes": 2},
-        {"executor": LastFirst(SEGMENTS)},
-        {"executor": Twice()},
-    ]
-    for number, how in enumerate(ways):
-        found = convert_to_mds(corpus, f"{store_url}/{number}", **{**options, **how})
-        assert objects_of(f"{store_url}/{number}") == objects
+    for out, found in convert_every_way(corpus, store_url, SEGMENTS, **options):
+        assert objects_of(out) == objects
         assert found.splits == report.splits
 
 
@@ -181,16 +163,13 @@ def test_workers_of_an_array_write_the_same_objects(
 
 @pytest.mark.parametrize("rejects", [False, True])
 def test_a_conversion_that_stopped_anywhere_resumes(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any, rejects: bool
+    corpus: Path, tmp_path: Path, whole: Any, rejects: bool
 ) -> None:
     options, report, objects = whole
     if rejects:
         options = {**options, "skip_bad": True, "rejects": tmp_path / "rejects"}
     for shards in (1, 7, 0, 9, 3):
-        stop_after(monkeypatch, shards)
-        with pytest.raises(StoreError, match="no room"):
-            convert_to_mds(corpus, tmp_path / "out", **options)
-        monkeypatch.undo()
+        convert_until(shards, corpus, tmp_path / "out", **options)
     found = convert_to_mds(corpus, tmp_path / "out", **options)
     assert 10 < found.resumed_shards < found.shards
     assert objects_of(str(tmp_path / "out")) == objects
@@ -198,20 +177,12 @@ def test_a_conversion_that_stopped_anywhere_resumes(
 
 
 def test_a_conversion_that_stopped_between_its_indexes_resumes(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
+    corpus: Path, tmp_path: Path, whole: Any
 ) -> None:
     options, report, objects = whole
     out = tmp_path / "out"
     for last in ("train/index.json", f"val/{REPORT_NAME}", "val/index.json", "test/index.json"):
-
-        def stop(url: str, last: str = last) -> None:
-            if url.endswith(last):
-                raise StoreError("killed")
-
-        note_each_write(monkeypatch, stop)
-        with pytest.raises(StoreError, match="killed"):
-            convert_to_mds(corpus, out, **options)
-        monkeypatch.undo()
+        convert_until_write(last, corpus, out, **options)
         assert (out / ".convert").exists()
     found = convert_to_mds(corpus, out, **options)
     assert (found.documents, found.splits) == (report.documents, report.splits)
@@ -220,19 +191,16 @@ def test_a_conversion_that_stopped_between_its_indexes_resumes(
 
 
 def test_a_split_without_documents_is_an_empty_dataset(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cli: Any
 ) -> None:
-    source = tmp_path / "a.jsonl"
-    source.write_text('{"text": "abc"}\n')
-    out = str(tmp_path / "out")
-    assert main(["convert", str(source), out, "--split", "train=0.999999,val=0.000001"]) == 0
-    assert "splits     train 1, val 0 (documents)" in capsys.readouterr().out
+    source, out = write_lines(tmp_path / "a.jsonl", ["abc"]), tmp_path / "out"
+    command = ["convert", source, out, "--split", "train=0.999999,val=0.000001"]
+    assert "splits     train 1, val 0 (documents)" in cli(*command).out
     assert "the split val has no documents, so a loader cannot open" in caplog.text
     assert json.loads((tmp_path / "out/val/index.json").read_text())["shards"] == []
     with pytest.raises(DatasetError, match=r"no samples in .*/val"):
-        CloudLoader(f"{out}/val", tokenizer=byte_tokenizer(), seq_len=8, eos=None, batch_size=1)
-    assert main(["convert", str(source), out, "--split", "train=0.999999,val=0.000001"]) == 0
-    assert "was already complete" in capsys.readouterr().out
+        make_loader(f"{out}/val")
+    assert "was already complete" in cli(*command).out
 
 
 def test_appending_to_splits_changes_no_shard_and_is_done_once(
@@ -241,7 +209,7 @@ def test_appending_to_splits_changes_no_shard_and_is_done_once(
     options, out = whole[0], tmp_path / "out"
     convert_to_mds(corpus, out, **options)
     before = objects_of(str(out))
-    more = write_lines(tmp_path / "more", "de")
+    more = write_files(tmp_path / "more", "de")
     report = convert_to_mds(more, out, append=True, **options)
     after = objects_of(str(out))
     changed = {name for name, digest in before.items() if after[name] != digest}
@@ -264,7 +232,7 @@ def test_an_append_with_other_splits_is_refused(
     corpus: Path, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     convert_to_mds(corpus, tmp_path / "out", **OPTIONS)
-    more = write_lines(tmp_path / "more", "d")
+    more = write_files(tmp_path / "more", "d")
     with pytest.raises(ConvertError, match=message):
         convert_to_mds(more, tmp_path / "out", append=True, **{**OPTIONS, **options})
 

@@ -1,18 +1,22 @@
-"""A state is small, consists of plain JSON types, is the same on all ranks, and is a copy."""
+"""A state is small, consists of plain JSON types, is the same on all ranks, and is a copy.
+
+The local states of ranks that do not communicate can be merged into it."""
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cloudload.errors import StreamChangedError
+from cloudload import merge_state_dicts, testing
+from cloudload.errors import RanksDisagreeError, StreamChangedError
 from testkit.corpora import random_documents, write_mds
-from testkit.loaders import make_loader
+from testkit.loaders import make_loader, open_ranks
 from testkit.state_fields import residues, table
 
 
@@ -33,6 +37,12 @@ def test_a_state_is_plain_flat_json_with_the_same_keys_at_all_times(larger_folde
     assert torch.load(buffer, weights_only=True) == after
 
 
+def test_a_loader_continues_at_document_2_to_the_30_of_every_lane(larger_folder: str) -> None:
+    loader = make_loader(larger_folder)
+    loader.load_state_dict({**loader.state_dict(), "cursors": table(*[(1 << 30, 0)] * 12)})
+    assert len(list(loader.take(2))) == 2
+
+
 @pytest.mark.parametrize("num_lanes", [64, 960, 8192])
 def test_a_state_takes_at_most_32_bytes_a_lane_and_2_kb(larger_folder: str, num_lanes: int) -> None:
     loader = make_loader(larger_folder, num_lanes=num_lanes, batch_size=256)
@@ -51,9 +61,7 @@ def test_asking_for_the_state_changes_nothing_and_gives_a_copy(larger_folder: st
 
 def test_right_after_a_load_the_state_is_the_one_loaded(larger_folder: str) -> None:
     loader = make_loader(larger_folder)
-    batches = iter(loader)
-    for _ in range(7):
-        next(batches)
+    list(loader.take(7))
     state = loader.state_dict()
     other = make_loader(larger_folder, batch_size=3, num_workers=1)
     other.load_state_dict(state)
@@ -85,39 +93,6 @@ def test_what_the_user_left_open_comes_from_the_state(larger_folder: str) -> Non
     assert next(iter(other))["input_ids"].tolist() == next(iter(loader))["input_ids"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"seed": 5}, "seed: saved 17, found 5"),
-        ({"shuffle": False}, "shuffle: saved True, found False"),
-        ({"shuffle_algo": "py1br"}, "shuffle_algo: saved 'py1e', found 'py1br'"),
-        ({"shuffle_block_size": 99}, "shuffle_block_size: saved "),
-        ({"num_canonical_nodes": 3}, "num_canonical_nodes: saved "),
-        ({"num_lanes": 24}, "num_lanes: saved 12, found 24"),
-        ({"epochs": 2}, "epochs: saved None, found 2"),
-        (
-            {"eos": None},
-            "bos_eos (IDs before and after a document, by stream): saved "
-            "'None/256', found 'None/None'",
-        ),
-        (
-            {"seed": 5, "eos": None},
-            "bos_eos (IDs before and after a document, by stream): saved "
-            "'None/256', found 'None/None'",
-        ),
-    ],
-)
-def test_another_stream_of_rows_is_refused_with_each_field_and_both_values(
-    larger_folder: str, changed: dict[str, Any], named: str
-) -> None:
-    state = make_loader(larger_folder).state_dict()
-    other = make_loader(larger_folder, **changed)
-    with pytest.raises(StreamChangedError) as refusal:
-        other.load_state_dict(state)
-    assert named in str(refusal.value)
-    assert all(name in str(refusal.value) or name == "eos" for name in changed)
-
-
 def test_other_data_is_refused_but_the_same_data_elsewhere_is_not(
     larger_folder: str, tmp_path: Path
 ) -> None:
@@ -132,12 +107,10 @@ def test_other_data_is_refused_but_the_same_data_elsewhere_is_not(
 def test_open_rows_that_do_not_fit_are_an_error_when_their_lane_runs(larger_folder: str) -> None:
     loader = make_loader(larger_folder, packing="best_fit")
     too_long = residues(*[[0, 1, 1, 0, 99]] * 12)
-    loader.load_state_dict(
-        {**loader.state_dict(), "cursors": table(*[(5, 0)] * 12), "residues": too_long}
-    )
-    with pytest.raises(
-        StreamChangedError, match="residues: lane 0 has open rows that do not fit 16 tokens"
-    ):
+    cursors = table(*[(5, 0)] * 12)
+    loader.load_state_dict({**loader.state_dict(), "cursors": cursors, "residues": too_long})
+    refused = "residues: lane 0 has open rows that do not fit 16 tokens"
+    with pytest.raises(StreamChangedError, match=refused):
         next(iter(loader))
 
 
@@ -154,20 +127,11 @@ def test_a_refused_state_leaves_the_loader_as_it_was(larger_folder: str) -> None
 
 def test_a_cursor_past_its_document_is_an_error_not_a_silent_skip(larger_folder: str) -> None:
     loader = make_loader(larger_folder)
-    loader.load_state_dict(
-        {**loader.state_dict(), "rows": 12, "table_rows": 12, "cursors": table(*[(0, 10**6)] * 12)}
-    )
+    cursors = table(*[(0, 10**6)] * 12)
+    moved = {"rows": 12, "table_rows": 12, "cursors": cursors}
+    loader.load_state_dict({**loader.state_dict(), **moved})
     with pytest.raises(StreamChangedError, match="the cursor is at token 1000000 of document 0"):
         next(iter(loader))
-
-
-def test_a_state_between_exchanges_refuses_another_seq_len(larger_folder: str) -> None:
-    loader = make_loader(larger_folder, exchange_every=3)
-    for _ in zip(range(4), loader, strict=False):
-        state = loader.state_dict()
-    assert (state["table_rows"], state["rows"]) == (12, 16)
-    with pytest.raises(StreamChangedError, match="seq_len: saved 16, found 8"):
-        make_loader(larger_folder, seq_len=8).load_state_dict(state)
 
 
 def test_runs_shorter_than_a_window_still_get_on(larger_folder: str) -> None:
@@ -175,8 +139,7 @@ def test_runs_shorter_than_a_window_still_get_on(larger_folder: str) -> None:
     for _ in range(5):
         loader = make_loader(larger_folder, exchange_every=4)
         loader.load_state_dict(state)
-        for _ in zip(range(3), loader, strict=False):
-            pass
+        list(loader.take(3))
         state = loader.state_dict()
         assert state["rows"] - state["table_rows"] < 4 * 4
     assert state["rows"] == 15 * 4
@@ -186,3 +149,99 @@ def test_rows_without_end_to_read_again_take_no_memory(larger_folder: str) -> No
     loader = make_loader(larger_folder)
     loader.load_state_dict({**loader.state_dict(), "rows": 1 << 48})
     assert next(iter(loader.worker_plan().replays())) == (0, 2_048)
+
+
+# ---------------------------------------------------------------- the local states of ranks
+
+
+def test_a_rank_on_its_own_does_not_know_the_whole_state_after_a_seek_either(
+    larger_folder: str,
+) -> None:
+    loaders = open_ranks(larger_folder, 2)
+    for loader in loaders:
+        list(loader.take(2))
+        loader.seek(loader.rows)
+        with pytest.raises(RanksDisagreeError):
+            loader.state_dict()
+    single = make_loader(larger_folder, batch_size=8)
+    list(single.take(2))
+    whole = merge_state_dicts([loader.local_state_dict() for loader in loaders])
+    of_batches = {"batches": 2, "global_batch": 8}
+    assert {**whole, **of_batches} == {**single.state_dict(), **of_batches}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_of_a_launcher_that_cannot_communicate_hear_so_before_the_first_batch(
+    larger_folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    for name, value in {"RANK": 1, "WORLD_SIZE": size}.items():
+        monkeypatch.setenv(name, str(value))
+    caplog.set_level(logging.WARNING)
+    with make_loader(larger_folder) as loader:
+        caplog.clear()
+        batches = iter(loader)
+        assert caplog.messages == []  # the script may still initialize torch.distributed
+        next(batches)
+        [warning] = caplog.messages
+        assert f"so the {size} ranks of WORLD_SIZE cannot exchange cursors" in warning
+        next(batches)
+        next(iter(loader))
+        with pytest.raises(RanksDisagreeError, match="the ranks cannot communicate"):
+            loader.state_dict()
+    with make_loader(larger_folder, dp_rank=1, dp_world_size=size) as loader:
+        next(iter(loader))  # an explicit dp_rank causes no warning
+    assert caplog.messages == [warning]
+
+
+def test_local_states_of_all_ranks_merge_in_any_order(larger_folder: str) -> None:
+    loaders = open_ranks(larger_folder, 3)
+    for loader in loaders:
+        next(iter(loader))
+    parts = [loader.local_state_dict() for loader in loaders]
+    whole = merge_state_dicts(parts)
+    assert merge_state_dicts(list(reversed(parts))) == whole
+    single = make_loader(larger_folder, batch_size=12)
+    next(iter(single))
+    assert whole == single.state_dict()
+    elsewhere = {**parts[1], "sources": parts[1]["sources"].replace(larger_folder, "/a/copy")}
+    assert elsewhere != parts[1]
+    assert merge_state_dicts([parts[0], elsewhere, parts[2]]) == whole
+
+
+def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(
+    larger_folder: str,
+) -> None:
+    leg = testing.Leg(ranks=3, batch_size=2)
+    with testing._Ranks(lambda **rank: make_loader(larger_folder, **rank), leg) as ranks:
+        loaders = ranks.loaders
+        ranks.start()
+        assert len(ranks.next_batches()) == 3
+        parts = [loader.local_state_dict() for loader in loaders]
+        assert merge_state_dicts(parts) == loaders[0].state_dict() == loaders[2].state_dict()
+
+
+OVERLAPS = r"has lanes that another local state also has\. Pass each rank's local state only once"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"part": "1/2"}, None),
+        ({"counts": "[["}, "counts: "),
+        ({"cursors": table(*[(0, 0)] * 12)}, f"part: the local state '1/2' {OVERLAPS}"),
+        ({"cursors": table(*[(-7, 0)] * 12)}, f"do not cover all lanes|{OVERLAPS}"),
+        ({"rows": 1 << 70}, "rows: "),
+        ({"sources": []}, "sources: list"),
+        ({"mixture": "other"}, "mixture differs among the local states"),
+    ],
+)
+def test_damaged_parts_do_not_merge(
+    larger_folder: str, damage: dict[str, Any], message: str | None
+) -> None:
+    parts = [each.local_state_dict() for each in open_ranks(larger_folder, 2)]
+    parts[1] = {**parts[1], **damage}
+    if message is None:
+        assert merge_state_dicts(parts)["part"] == ""
+        return
+    with pytest.raises(StreamChangedError, match=message):
+        merge_state_dicts(parts)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from cloudload import Stream
-from cloudload.cli import main
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import compare_states, compare_with_loader, describe_state, load_state
 from testkit.corpora import random_documents, write_mds
@@ -19,10 +18,9 @@ from testkit.loaders import make_loader
 
 
 @pytest.fixture(scope="module")
-def streams(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("streams")
+def streams(module_folder: Path) -> list[str]:
     return [
-        write_mds(folder / name, random_documents(seed, 60), shard_bytes=2_000)
+        write_mds(module_folder / name, random_documents(seed, 60), shard_bytes=2_000)
         for seed, name in enumerate(("web", "code"))
     ]
 
@@ -46,8 +44,7 @@ def save_run(streams: list[str], run: dict[str, Any]) -> tuple[dict[str, Any], A
         shares = zip(streams, (0.7, 0.3), strict=True)
         data = [Stream(url, proportion=share) for url, share in shares]
     with make_loader(data, **options) as loader:
-        for _ in loader.take(batches):
-            pass
+        list(loader.take(batches))
         return loader.state_dict(), loader.stats()
 
 
@@ -72,32 +69,28 @@ def test_the_words_are_the_statistics_of_the_run(streams: list[str], run: dict[s
 
 
 def test_the_command_reads_a_state_however_it_was_saved(
-    streams: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    streams: list[str], tmp_path: Path, cli: Any
 ) -> None:
     state, stats = save_run(streams, {})
     whole = {"model": {"weight": torch.ones(3)}, "step": 17, "data": [{"loader": state}]}
     (tmp_path / "plain.json").write_text(json.dumps(state))
     torch.save(state, tmp_path / "state.pt")
     torch.save(whole, tmp_path / "whole.pt")
-    shown = []
-    for name in ("plain.json", "state.pt", "whole.pt"):
-        assert main(["state", "show", str(tmp_path / name)]) == 0
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] == shown[2]
-    assert f"after 17 steps: 68 rows of 16 tokens, {stats.tokens:,} tokens" in shown[0]
-    assert "1, 2, 3, 4, 6, 12 ranks; any with token lengths" in shown[0]
-    assert main(["state", "show", str(tmp_path / "whole.pt"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == describe_state(state).as_dict()
+    names = ("plain.json", "state.pt", "whole.pt")
+    [shown] = {cli("state", "show", tmp_path / name).out for name in names}
+    assert f"after 17 steps: 68 rows of 16 tokens, {stats.tokens:,} tokens" in shown
+    assert "1, 2, 3, 4, 6, 12 ranks; any with token lengths" in shown
+    printed = cli("state", "show", tmp_path / "whole.pt", "--json").out
+    assert json.loads(printed) == describe_state(state).as_dict()
 
 
 def test_fields_that_streams_do_not_have_are_shown_as_none(
-    streams: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    streams: list[str], tmp_path: Path, cli: Any
 ) -> None:
     state, _ = save_run(streams, {"mixed": True})
     path = tmp_path / "state.json"
     path.write_text(json.dumps({**state, "max_epochs": ",3"}))
-    assert main(["state", "show", str(path)]) == 0
-    shown = {line.strip() for line in capsys.readouterr().out.splitlines()}
+    shown = {line.strip() for line in cli("state", "show", path).out.splitlines()}
     assert any(re.fullmatch(r"tokens_key +none( .*)?", line) for line in shown)
     assert any(re.fullmatch(r"max_epochs +none, 3( .*)?", line) for line in shown)
     assert any(line.startswith("web   12 lanes from epoch") for line in shown)
@@ -105,7 +98,7 @@ def test_fields_that_streams_do_not_have_are_shown_as_none(
 
 
 def test_a_difference_says_what_a_resume_does_about_it(
-    streams: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    streams: list[str], tmp_path: Path, cli: Any
 ) -> None:
     before, _ = save_run(streams, {"batches": 3})
     later, _ = save_run(streams, {"batches": 5})
@@ -118,18 +111,15 @@ def test_a_difference_says_what_a_resume_does_about_it(
     assert rules["seed"].startswith("held: a resume rejects")
     assert "on_change={'min_tokens': 'accept'}" in rules["min_tokens"]
     assert rules["seq_len"].startswith("may change")
-    paths = []
-    for name, state in (("before", before), ("later", later), ("other", other)):
-        paths.append(str(tmp_path / f"{name}.json"))
-        Path(paths[-1]).write_text(json.dumps(state))
-    assert main(["state", "diff", paths[0], paths[1]]) == 0
-    assert "+2 steps, +8 rows and +128 tokens" in capsys.readouterr().out
-    assert main(["state", "diff", paths[0], paths[2]]) == 1
-    assert "seed: 17 → 4 (held: a resume rejects a different value)" in capsys.readouterr().out
-    assert main(["state", "diff", paths[0], paths[0]]) == 0
-    assert capsys.readouterr().out == "the states are equal\n"
-    assert main(["state", "diff", paths[0]]) == 1
-    assert "Pass one for show, two for diff" in capsys.readouterr().err
+    paths = [tmp_path / f"{number}.json" for number in range(3)]
+    for path, state in zip(paths, (before, later, other), strict=True):
+        path.write_text(json.dumps(state))
+    diff = ["state", "diff", paths[0]]
+    assert "+2 steps, +8 rows and +128 tokens" in cli(*diff, paths[1]).out
+    held = "seed: 17 → 4 (held: a resume rejects a different value)"
+    assert held in cli(*diff, paths[2], status=1).out
+    assert cli(*diff, paths[0]).out == "the states are equal\n"
+    assert "Pass one for show, two for diff" in cli(*diff, status=1).err
 
 
 @pytest.mark.parametrize(
@@ -153,18 +143,16 @@ def test_a_state_is_compared_with_a_loader(
 
 
 def test_the_command_compares_a_checkpoint_with_a_config(
-    streams: list[str], tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+    streams: list[str], tmp_path: Path, tokenizer_folder: Path, cli: Any
 ) -> None:
     config = {"data": streams[0], "tokenizer": str(tokenizer_folder), "seq_len": 16}
     with make_loader(**{**config, "num_lanes": None, "eos": "auto"}, local=tmp_path) as loader:
         next(iter(loader))
         (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     (tmp_path / "run.yaml").write_text(json.dumps(config))
-    diff = ["state", "diff", str(tmp_path / "state.json"), "--config", str(tmp_path / "run.yaml")]
-    assert main(diff) == 0
-    assert capsys.readouterr().out.endswith("a loader with these options continues from it\n")
-    assert main([*diff, "--option", "seed=4", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+    diff = ["state", "diff", tmp_path / "state.json", "--config", tmp_path / "run.yaml"]
+    assert cli(*diff).out.endswith("a loader with these options continues from it\n")
+    found = json.loads(cli(*diff, "--option", "seed=4", "--json", status=1).out)
     assert [each["name"] for each in found["differences"]] == ["seed"]
     assert "seed: saved 17, found 4" in found["refusal"]
 

@@ -9,6 +9,7 @@ import inspect
 import logging
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,42 +25,24 @@ from cloudload.run.streaming.arguments import (
     StreamArguments,
     choose_by_proportion,
 )
-from testkit.both_readers import streaming_dataset
-from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.both_readers import numbers_in, open_numbered, streaming_dataset, write_numbered
 
 SHARDS = {"a": [7, 30, 1, 12], "b": [1], "c": [25, 9, 18]}
-OPTIONS: dict[str, Any] = {
-    "tokenizer": byte_tokenizer(),
-    "eos": EOS,
-    "seq_len": 8,
-    "batch_size": 4,
-    "num_workers": 0,
-    "packing": "one_per_row",
-    "num_lanes": 8,
-    "epochs": 1,
-}
 pytestmark = pytest.mark.usefixtures("alone_with_streaming")
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
     """Three datasets of numbered documents."""
-    first, found = 0, []
-    for name, shards in SHARDS.items():
-        texts = map(str, range(first, first + sum(shards)))
-        found.append(write_mds(tmp_path / name, texts, shard_samples=shards))
-        first += sum(shards)
-    return found
+    firsts = accumulate(map(sum, SHARDS.values()), initial=0)
+    return [
+        write_numbered(tmp_path / name, shards, first)
+        for (name, shards), first in zip(SHARDS.items(), firsts, strict=False)
+    ]
 
 
-def read(loader: CloudLoader) -> collections.Counter[int]:
-    """Count how often the run reads each document, by its number."""
-    with loader:
-        rows = [row for batch in loader for row in batch["input_ids"].tolist()]
-    decode = byte_tokenizer().decode
-    return collections.Counter(
-        int(decode(row[: row.index(EOS_ID)]).replace(" ", "")) for row in rows if EOS_ID in row
-    )
+def adopt(data: Any, **options: Any) -> CloudLoader:
+    return open_numbered(data, **{"epochs": 1, **options})
 
 
 def config_of(loader: CloudLoader) -> dict[str, Any]:
@@ -86,7 +69,7 @@ PROPORTIONS = [{"proportion": 0.2}, {"proportion": 0.1}, {"proportion": 0.7}]
     ],
 )
 def test_a_dataset_is_read_as_often_as_it_reads_itself(
-    folders: list[str], tmp_path: Path, weights: list[dict[str, float]], epoch_size: int | None
+    folders: list[str], weights: list[dict[str, float]], epoch_size: int | None
 ) -> None:
     dataset = streaming_dataset(
         streams=streams_of(folders, weights),
@@ -98,18 +81,17 @@ def test_a_dataset_is_read_as_often_as_it_reads_itself(
         batch_size=1,
     )
     theirs = collections.Counter(int(sample["text"]) for sample in dataset)
-    assert read(CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")) == theirs
+    with adopt(dataset) as loader:
+        assert collections.Counter(numbers_in(loader)) == theirs
 
 
-def test_streams_with_proportions_are_read_as_a_dataset_of_them_is(
-    folders: list[str], tmp_path: Path
-) -> None:
+def test_streams_with_proportions_are_read_as_a_dataset_of_them_is(folders: list[str]) -> None:
     weights = [{"proportion": 3.0}, {"proportion": 1.0}, {"proportion": 2.5}]
     dataset = streaming_dataset(
         streams=streams_of(folders, weights), shuffle=True, shuffle_seed=17, batch_size=1
     )
-    ours = CloudLoader(streams_of(folders, weights), **OPTIONS, local=tmp_path / "cache")
-    theirs = CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+    ours = adopt(streams_of(folders, weights))
+    theirs = adopt(dataset)
     assert ours.recipe.fields["choose"] == theirs.recipe.fields["choose"]
     assert [stream.choose for stream in ours.recipe.config.streams] == [
         stream.choose for stream in dataset.streams
@@ -159,41 +141,38 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"cache_limit": "1gb"}, {"cache_limit": 1 << 30}),
     ({"predownload": 99}, {"predownload": 99}),
     ({"batch_size": 9}, {"predownload": None, "batch_size": 4}),
-    (
-        {"download_retry": 4, "download_timeout": 30},
-        {"retry": Retry(timeout_s=30, deadline_s=150)},
-    ),
+    ({"download_retry": 4, "download_timeout": 30}, {"retry": Retry(timeout_s=30, deadline_s=150)}),
     ({"validate_hash": "xxh64"}, {"verify": "once"}),
 ]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), SETTINGS, ids=str)
 def test_a_datasets_setting_becomes_an_option(
-    folders: list[str], tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any]
+    folders: list[str], theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
     dataset = streaming_dataset(local=folders[0], **{"batch_size": 1, **theirs})
-    config = config_of(CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache"))
+    config = config_of(adopt(dataset))
     assert {name: config[name] for name in ours} == ours
 
 
-def test_the_partition_algorithm_has_no_effect(folders: list[str], tmp_path: Path) -> None:
+def test_the_partition_algorithm_has_no_effect(folders: list[str]) -> None:
     configs = []
     for algorithm in ("relaxed", "orig"):
         dataset = streaming_dataset(local=folders[0], partition_algo=algorithm)
-        configs.append(config_of(CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")))
+        configs.append(config_of(adopt(dataset)))
     assert configs[0] == configs[1]
 
 
-def test_an_option_of_the_loader_wins(folders: list[str], tmp_path: Path) -> None:
+def test_an_option_of_the_loader_wins(folders: list[str]) -> None:
     dataset = streaming_dataset(local=folders[0], shuffle_seed=3, shuffle_algo="naive")
-    loader = CloudLoader(dataset, **OPTIONS, seed=4, local=tmp_path / "cache")
+    loader = adopt(dataset, seed=4)
     assert (loader.recipe.config.seed, loader.recipe.config.shuffle_algo) == (4, "naive")
 
 
 def test_remote_and_split_are_the_url(folders: list[str], tmp_path: Path) -> None:
     above, split = folders[0].rsplit("/", 1)
     dataset = streaming_dataset(remote=above, local=str(tmp_path / "local"), split=split)
-    loader = CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+    loader = adopt(dataset)
     assert [stream.url for stream in loader.recipe.config.streams] == [folders[0]]
 
 
@@ -209,21 +188,17 @@ WARNINGS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("setting", "message"), WARNINGS)
 def test_a_setting_without_a_counterpart_is_named_in_a_warning(
-    folders: list[str],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    setting: dict[str, Any],
-    message: str,
+    folders: list[str], caplog: pytest.LogCaptureFixture, setting: dict[str, Any], message: str
 ) -> None:
     dataset = streaming_dataset(local=folders[0], **setting)
     with caplog.at_level(logging.WARNING, "cloudload"):
-        CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+        adopt(dataset)
     [record] = [record for record in caplog.records if record.name.startswith("cloudload")]
     assert record.levelname == "WARNING"
     assert re.search(message, record.getMessage())
 
 
-def test_a_subclass_that_changes_samples_is_refused(folders: list[str], tmp_path: Path) -> None:
+def test_a_subclass_that_changes_samples_is_refused(folders: list[str]) -> None:
     import streaming
 
     class Tokenized(streaming.StreamingDataset):  # type: ignore[misc]
@@ -232,24 +207,24 @@ def test_a_subclass_that_changes_samples_is_refused(folders: list[str], tmp_path
 
     dataset = streaming_dataset(Tokenized, local=folders[0])
     with pytest.raises(ValueError, match=r"Tokenized overrides __getitem__.*transform="):
-        CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+        adopt(dataset)
 
 
-def test_the_patience_of_streams_is_kept(folders: list[str], tmp_path: Path) -> None:
+def test_the_patience_of_streams_is_kept(folders: list[str]) -> None:
     weights: list[dict[str, float]] = [{"download_retry": 4, "download_timeout": 90}, {}, {}]
-    loader = CloudLoader(streams_of(folders, weights), **OPTIONS, local=tmp_path / "cache")
+    loader = adopt(streams_of(folders, weights))
     assert loader._reader.member.delivery.retry == Retry(timeout_s=90, deadline_s=450)
 
 
 def test_streams_of_both_libraries_are_not_mixed(folders: list[str]) -> None:
     with pytest.raises(ValueError, match=r"data mixes streaming\.Stream objects with other types"):
-        CloudLoader([*streams_of(folders[:1], [{}]), folders[1]], **OPTIONS)
+        adopt([*streams_of(folders[:1], [{}]), folders[1]])
 
 
 def test_a_proportion_for_some_streams_only_is_refused(folders: list[str]) -> None:
     streams = streams_of(folders, [{"proportion": 1.0}, {}, {"proportion": 1.0}])
     with pytest.raises(ValueError, match="Set a proportion for all streams or for none"):
-        CloudLoader(streams, **OPTIONS)
+        adopt(streams)
 
 
 def test_local_without_remote_is_the_data_and_otherwise_not_used(
@@ -264,14 +239,12 @@ def test_local_without_remote_is_the_data_and_otherwise_not_used(
         (Stream(local=folders[0]), folders[0]),
         (Stream(remote=folders[0], local=local), folders[0]),
     ]:
-        loader = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")
+        loader = adopt(data, local=tmp_path / "cache")
         assert [stream.url for stream in loader.recipe.config.streams] == [expected]
         assert loader._reader.member.delivery.local == str(tmp_path / "cache")
 
 
-def test_a_registered_class_of_streams_is_adopted_or_refused(
-    folders: list[str], tmp_path: Path
-) -> None:
+def test_a_registered_class_of_streams_is_adopted_or_refused(folders: list[str]) -> None:
     from streaming import Stream
     from streaming.base.stream import streams_registry
 
@@ -286,41 +259,37 @@ def test_a_registered_class_of_streams_is_adopted_or_refused(
         streams_registry.register(kind.__name__, func=kind)
     options: dict[str, Any] = {"stream_config": {"repeat": 2}, "batch_size": 1}
     dataset = streaming_dataset(local=folders[0], stream_name="Plain", **options)
-    loader = CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
+    loader = adopt(dataset)
     [stream] = loader.recipe.config.streams
     assert (stream.url, stream.choose) == (folders[0], 2 * sum(SHARDS["a"]))
     dataset = streaming_dataset(local=folders[0], stream_name="Decrypting", **options)
     with pytest.raises(ValueError, match="Decrypting overrides prepare_shard"):
-        CloudLoader(dataset, **OPTIONS)
+        adopt(dataset)
 
 
-STREAM_SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"repeat": 2}, {"repeat": 2}),
-    ({"choose": 20}, {"choose": 20}),
-    ({"split": "a"}, {"split": "a"}),
-]
+STREAM_SETTINGS: list[dict[str, Any]] = [{"repeat": 2}, {"choose": 20}, {"split": "a"}]
 
 
-@pytest.mark.parametrize(("theirs", "ours"), STREAM_SETTINGS, ids=str)
+@pytest.mark.parametrize("setting", STREAM_SETTINGS, ids=str)
 def test_a_streams_setting_becomes_a_streams_option(
-    folders: list[str], tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any]
+    folders: list[str], tmp_path: Path, setting: dict[str, Any]
 ) -> None:
     from streaming import Stream
 
-    remote = folders[0] if "split" not in theirs else folders[0].rsplit("/", 1)[0]
-    data = Stream(remote=remote, local=str(tmp_path / "local"), **theirs)
-    [stream] = CloudLoader(data, **OPTIONS, local=tmp_path / "cache").recipe.config.streams
-    assert (stream.url, {name: getattr(stream, name) for name in ours}) == (folders[0], ours)
+    remote = folders[0] if "split" not in setting else folders[0].rsplit("/", 1)[0]
+    data = Stream(remote=remote, local=str(tmp_path / "local"), **setting)
+    [stream] = adopt(data).recipe.config.streams
+    assert (stream.url, {name: getattr(stream, name) for name in setting}) == (folders[0], setting)
 
 
 @pytest.mark.parametrize("is_of_dataset", [False, True])
 def test_a_streams_zipped_files_and_hash_are_cloudloads_matter(
-    folders: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, is_of_dataset: bool
+    folders: list[str], caplog: pytest.LogCaptureFixture, is_of_dataset: bool
 ) -> None:
     streams = streams_of(folders[:1], [{"validate_hash": "xxh64"}])
     if not is_of_dataset:
         streams = streams_of(folders[:1], [{"validate_hash": "xxh64", "keep_zip": True}])
     data = streaming_dataset(streams=streams, keep_zip=True) if is_of_dataset else streams
-    loader = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")
+    loader = adopt(data)
     assert loader._reader.member.delivery.verify == "once"
     assert "keep_zip=True of" in caplog.text

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import warnings
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from cloudload.order.epoch_order import reads_per_shard
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.order.streaming_shuffles import shuffle_nodes
-from testkit.corpora import write_mds
+from testkit.both_readers import write_numbered
 from testkit.examples import EXAMPLES
 from testkit.reference_order import Weight, canonical_order, interleave, sampling_of
 from testkit.streaming_work import streaming_dataset
@@ -52,8 +54,7 @@ def read_by_streaming(
 def test_a_real_streaming_dataset_yields_our_order(
     tmp_path: Path, algorithm: str | None, num_nodes: int
 ) -> None:
-    texts = [str(number) for number in range(sum(SHARDS))]
-    folder = write_mds(tmp_path / "corpus", texts, shard_samples=SHARDS)
+    folder = write_numbered(tmp_path / "corpus", SHARDS)
     epochs, _ = read_by_streaming(2, [(folder, {})], algorithm, num_nodes)
     config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, num_nodes, 23)
     for epoch, theirs in enumerate(epochs):
@@ -103,20 +104,15 @@ def without_padding(ids: list[int], num_positions: int, num_nodes: int) -> list[
     ids=str,
 )
 @pytest.mark.parametrize(
-    ("algorithm", "num_nodes"),
-    [("py1e", 8), ("py1br", 4), ("py1s", 1), (None, 4)],
+    ("algorithm", "num_nodes"), [("py1e", 8), ("py1br", 4), ("py1s", 1), (None, 4)]
 )
 def test_a_real_streaming_dataset_repeats_and_chooses_as_we_do(
     tmp_path: Path, weights: list[Weight], algorithm: str | None, num_nodes: int
 ) -> None:
-    starts = np.cumsum([0, *map(sum, STREAMS)])
+    starts = accumulate(map(sum, STREAMS), initial=0)
     folders = [
-        write_mds(
-            tmp_path / str(number),
-            map(str, range(starts[number], starts[number + 1])),
-            shard_samples=shards,
-        )
-        for number, shards in enumerate(STREAMS)
+        write_numbered(tmp_path / str(number), shards, start)
+        for number, (shards, start) in enumerate(zip(STREAMS, starts, strict=False))
     ]
     streams = list(zip(folders, weights, strict=True))
     epochs, epoch_size = read_by_streaming(3, streams, algorithm, num_nodes)
@@ -134,18 +130,14 @@ def test_a_real_streaming_dataset_repeats_and_chooses_as_we_do(
 
 @st.composite
 def weighted_streams(draw: st.DrawFn) -> tuple[list[list[int]], list[Weight]]:
-    streams = draw(
-        st.lists(
-            st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), min_size=1, max_size=4
-        )
-    )
+    sizes = st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any)
+    streams = draw(st.lists(sizes, min_size=1, max_size=4))
     weights = []
     for shards in streams:
         chosen = {"choose": st.integers(1, 3 * sum(shards) + 1)}
         repeated = {"repeat": st.floats(1, 3.5) | st.integers(1, 3) | st.just(1.5 / sum(shards))}
-        weights.append(
-            draw(st.fixed_dictionaries(chosen) | st.fixed_dictionaries(repeated) | st.just({}))
-        )
+        kinds: Any = st.fixed_dictionaries(chosen) | st.fixed_dictionaries(repeated) | st.just({})
+        weights.append(draw(kinds))
     return streams, weights
 
 

@@ -10,11 +10,8 @@ import pytest
 
 from cloudload.errors import TokenizerError
 from testkit.corpora import EOS, byte_tokenizer
-from testkit.loaders import list_settings, make_loader
-from testkit.tokenizer_files import (
-    changed,
-    needs_fastokens,
-)
+from testkit.loaders import ids_of, list_settings, make_loader
+from testkit.tokenizer_files import changed, needs_fastokens
 
 pytestmark = pytest.mark.usefixtures("fresh_tokenizers")
 
@@ -25,10 +22,8 @@ def test_statistics_log_and_state_name_the_backend(
 ) -> None:
     caplog.set_level(logging.INFO)
     loader = make_loader(larger_folder, local=tmp_path)
-    assert (loader.stats().tokenizer_backend, loader.stats().tokenizer_backend_reason) == (
-        "fastokens",
-        None,
-    )
+    stats = loader.stats()
+    assert (stats.tokenizer_backend, stats.tokenizer_backend_reason) == ("fastokens", None)
     assert "tokenizer backend: fastokens (fastokens 0.3.5, tokenizers" in caplog.text
     assert "because it passed every check" in list_settings(loader)
     assert loader.state_dict()["tokenizer_backend"].startswith("fastokens 0.3.5, tokenizers ")
@@ -39,10 +34,8 @@ def test_statistics_log_and_state_name_the_backend(
     )
     loader = make_loader(larger_folder, local=tmp_path, tokenizer=odd)
     reason = f"the tokenizer's added token '{EOS}' has lstrip"
-    assert (loader.stats().tokenizer_backend, loader.stats().tokenizer_backend_reason) == (
-        "hf",
-        reason,
-    )
+    stats = loader.stats()
+    assert (stats.tokenizer_backend, stats.tokenizer_backend_reason) == ("hf", reason)
     said = f"tokenizer backend: hf (tokenizers {version('tokenizers')}), because {reason}"
     assert said in caplog.text
     assert reason in list_settings(loader)
@@ -56,10 +49,7 @@ def test_a_resume_on_the_other_backend_reads_the_same_rows(
     larger_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_workers: int
 ) -> None:
     caplog.set_level(logging.INFO, "cloudload")
-    expected = [
-        batch["input_ids"].tolist()
-        for batch in make_loader(larger_folder, local=tmp_path, tokenizer_backend="hf").take(12)
-    ]
+    expected = ids_of(make_loader(larger_folder, local=tmp_path, tokenizer_backend="hf").take(12))
     found, state = [], None
     for backend in ("hf", "fastokens", "hf", "auto"):
         with make_loader(
@@ -67,7 +57,7 @@ def test_a_resume_on_the_other_backend_reads_the_same_rows(
         ) as loader:
             if state is not None:
                 loader.load_state_dict(state)
-            found += [batch["input_ids"].tolist() for batch in loader.take(3)]
+            found += ids_of(loader.take(3))
             state = loader.state_dict()
     assert found == expected
     assert caplog.text.count("which produces the same IDs for a fixed set of texts") == 3
@@ -76,9 +66,8 @@ def test_a_resume_on_the_other_backend_reads_the_same_rows(
 def test_a_backend_that_there_is_not_is_a_wrong_argument(
     larger_folder: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        ValueError, match=r"tokenizer_backend is 'rust'\. Use one of auto, hf, fastokens"
-    ):
+    refused = r"tokenizer_backend is 'rust'\. Use one of auto, hf, fastokens"
+    with pytest.raises(ValueError, match=refused):
         make_loader(larger_folder, local=tmp_path, tokenizer_backend="rust")
 
 

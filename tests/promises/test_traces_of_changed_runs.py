@@ -10,47 +10,40 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Stream
-from cloudload.cli import main
+from cloudload import Stream
 from cloudload.errors import StreamChangedError
 from cloudload.loading.workers.trace import TracedSpan
 from cloudload.provenance import Run, find_document, open_runs, split_steps, trace_steps
 from testkit.corpora import random_documents, write_mds
-from testkit.traced_runs import TEXTS, write_streams
-
-MORE = random_documents(5, 40)
+from testkit.traced_runs import TEXTS, TracedRuns
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_streams(tmp_path_factory.mktemp("provenance"))
-    write_mds(folder / "more", MORE, shard_bytes=2_000)
-    return folder
-
-
-def mix(folder: Path, **shares: float) -> list[Stream]:
-    return [
-        Stream(str(folder / name), name=name, proportion=share) for name, share in shares.items()
-    ]
+def more(module_folder: Path) -> Path:
+    """A third stream, beside those of `traced`."""
+    write_mds(module_folder / "more", random_documents(5, 40), shard_bytes=2_000)
+    return module_folder / "more"
 
 
 class ChangingRun:
     """A run that is saved every four steps and resumed with different options."""
 
-    def __init__(self, folder: Path, tokenizer: Path) -> None:
-        self._options: dict[str, Any] = {
-            "local": folder / "cache",
-            "tokenizer": tokenizer,
-            "num_lanes": 12,
-            "num_workers": 0,
-        }
-        self.local = folder / "cache"
+    def __init__(self, traced: TracedRuns, more: Path) -> None:
+        self._traced, self._more = traced, more
+        self.local = traced.folder / "cache"
         self.states: list[dict[str, Any]] = []
         self.spans: list[list[TracedSpan]] = []
         """The spans of each step, from the first."""
 
+    def mix(self, **shares: float) -> list[Stream]:
+        folders = {name: self._traced.folder / name for name in TEXTS} | {"more": self._more}
+        return [
+            Stream(str(folders[name]), name=name, proportion=share)
+            for name, share in shares.items()
+        ]
+
     def leg(self, data: Any, *, on_change: Mapping[str, str] | None = None, **options: Any) -> None:
-        with CloudLoader(data, **{**self._options, **options}) as loader:
+        with self._traced.make(data, **options) as loader:
             if self.states:
                 loader.load_state_dict(self.states[-1], on_change=on_change)
             for number, batch in enumerate(loader.take(8)):
@@ -67,18 +60,19 @@ def trace(runs: list[Run], steps: range, local: Path, row: int | None = None) ->
     ]
 
 
-def run_mixture(folder: Path, tokenizer: Path) -> ChangingRun:
-    run = ChangingRun(folder, tokenizer)
-    run.leg(mix(folder, web=0.8, books=0.2), seq_len=48, batch_size=6)
-    run.leg(mix(folder, web=0.8, books=0.2), seq_len=32, batch_size=6)
+def run_mixture(traced: TracedRuns, more: Path) -> ChangingRun:
+    run = ChangingRun(traced, more)
+    two = run.mix(web=0.8, books=0.2)
+    run.leg(two, seq_len=48, batch_size=6)
+    run.leg(two, seq_len=32, batch_size=6)
     schedule = [(0, {"web": 1.0}), (80, {"web": 0.5, "books": 0.5})]
-    run.leg(mix(folder, web=0.8, books=0.2), seq_len=32, batch_size=4, schedule=schedule)
-    run.leg(mix(folder, web=0.3, books=0.3, more=0.4), seq_len=64, batch_size=4)
+    run.leg(two, seq_len=32, batch_size=4, schedule=schedule)
+    run.leg(run.mix(web=0.3, books=0.3, more=0.4), seq_len=64, batch_size=4)
     return run
 
 
-def run_with_accepted_changes(folder: Path, tokenizer: Path) -> ChangingRun:
-    run, web = ChangingRun(folder, tokenizer), str(folder / "web")
+def run_with_accepted_changes(traced: TracedRuns, more: Path) -> ChangingRun:
+    run, web = ChangingRun(traced, more), str(traced.folder / "web")
     form: dict[str, Any] = {"packing": "best_fit", "seq_len": 32, "batch_size": 4}
     run.leg(web, **form)
     run.leg(web, **form, open_rows=3, on_change={"open_rows": "accept"})
@@ -87,11 +81,16 @@ def run_with_accepted_changes(folder: Path, tokenizer: Path) -> ChangingRun:
     return run
 
 
+@pytest.fixture(scope="module")
+def mixture(traced: TracedRuns, more: Path) -> ChangingRun:
+    return run_mixture(traced, more)
+
+
 @pytest.mark.parametrize("make", [run_mixture, run_with_accepted_changes])
 def test_every_step_is_traced_with_the_options_that_it_had(
-    folder: Path, tokenizer_folder: Path, make: Any
+    traced: TracedRuns, more: Path, make: Any
 ) -> None:
-    run = make(folder, tokenizer_folder)
+    run = make(traced, more)
     last = len(run.spans)
     runs = open_runs(list(reversed(run.states)))
     assert trace(runs, range(5, last + 1), run.local) == run.spans[4:]
@@ -109,8 +108,8 @@ def test_every_step_is_traced_with_the_options_that_it_had(
         assert first != run.spans[4:11], "an early state must not show a later change"
 
 
-def test_a_document_is_found_across_changes(folder: Path, tokenizer_folder: Path) -> None:
-    run = run_mixture(folder, tokenizer_folder)
+def test_a_document_is_found_across_changes(mixture: ChangingRun) -> None:
+    run = mixture
     last = len(run.spans)
     runs = open_runs(run.states)
     places: defaultdict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
@@ -132,25 +131,22 @@ def test_a_document_is_found_across_changes(folder: Path, tokenizer_folder: Path
 
 
 def test_the_command_line_takes_several_states(
-    folder: Path, tokenizer_folder: Path, tmp_path: Path, capsys: Any
+    mixture: ChangingRun, tmp_path: Path, cli: Any
 ) -> None:
-    run = run_mixture(folder, tokenizer_folder)
-    paths = []
-    for number, state in enumerate(run.states):
-        paths.append(str(tmp_path / f"{number}.json"))
-        Path(paths[-1]).write_text(json.dumps(state))
-    local = ["--local", str(run.local), "--workers", "0"]
-    assert main(["trace", *paths, "--steps", "7:31", "--json", *local]) == 0
-    printed = capsys.readouterr()
-    lines = [json.loads(line) for line in printed.out.splitlines()]
+    run = mixture
+    paths = [tmp_path / f"{number}.json" for number in range(len(run.states))]
+    for path, state in zip(paths, run.states, strict=True):
+        path.write_text(json.dumps(state))
+    flags = ["--json", "--local", run.local, "--workers", "0"]
+    printed = cli("trace", *paths, "--steps", "7:31", *flags).out
+    lines = [json.loads(line) for line in printed.splitlines()]
     assert [(line["step"], line["sample"], line["text"]) for line in lines] == [
         (step, span.sample, span.text) for step in range(7, 31) for span in run.spans[step - 1]
     ]
     assert all(0 <= line["row"] < 6 for line in lines)
     # `more` is only in the last part of the run
-    assert main(["where", *paths, "--sample", "2:3", "--until", "32", "--json", *local]) == 0
-    steps = {json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()}
-    assert steps == {
+    printed = cli("where", *paths, "--sample", "2:3", "--until", "32", *flags).out
+    assert {json.loads(line)["step"] for line in printed.splitlines()} == {
         step
         for step, spans in enumerate(run.spans, 1)
         if any((span.stream, span.sample) == ("more", 3) for span in spans)
@@ -158,22 +154,20 @@ def test_the_command_line_takes_several_states(
 
 
 def test_states_between_which_the_rows_per_step_are_not_known_are_refused(
-    folder: Path, tokenizer_folder: Path
+    mixture: ChangingRun,
 ) -> None:
-    run = run_mixture(folder, tokenizer_folder)
-    [first, *_, last] = run.states
-    with pytest.raises(
-        ValueError, match="after steps 4 and 32 are 136 rows apart, but 28 steps of 4 rows have 112"
-    ):
+    [first, *_, last] = mixture.states
+    apart = "after steps 4 and 32 are 136 rows apart, but 28 steps of 4 rows have 112"
+    with pytest.raises(ValueError, match=apart):
         open_runs([first, last])
     with pytest.raises(ValueError, match="no states"):
         open_runs([])
 
 
-def test_states_of_different_runs_are_refused(folder: Path, tokenizer_folder: Path) -> None:
-    one, other = (ChangingRun(folder, tokenizer_folder) for _ in range(2))
-    one.leg(str(folder / "web"), seq_len=48, batch_size=6)
-    other.leg(str(folder / "web"), seq_len=48, batch_size=6, seed=5)
+def test_states_of_different_runs_are_refused(traced: TracedRuns, more: Path) -> None:
+    one, other = (ChangingRun(traced, more) for _ in "ab")
+    for run, seed in ((one, 17), (other, 5)):
+        run.leg(str(traced.folder / "web"), seq_len=48, batch_size=6, seed=seed)
     runs = open_runs([one.states[0], other.states[1]])
     with pytest.raises(StreamChangedError, match="seed: saved 17, found 5"):
         trace(runs, range(5, 6), one.local)

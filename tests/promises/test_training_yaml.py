@@ -17,6 +17,8 @@ from cloudload.errors import TokenizerError
 from cloudload.run.streaming.training_yaml import read_yaml, resolve
 from testkit.both_readers import streaming_dataset
 from testkit.corpora import random_documents, write_mds
+from testkit.loaders import rows_of
+from testkit.state_fields import without
 
 TRAINING = """
 variables:
@@ -93,13 +95,12 @@ device_train_microbatch_size: auto
 
 
 @pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpora(module_folder: Path) -> Path:
     """A folder with three datasets from two sources."""
-    folder = tmp_path_factory.mktemp("corpora")
     for seed, name in enumerate(["web/train", "books/train_small", "books/val"]):
         documents = random_documents(seed, 40 + 7 * seed, max_words=9)
-        write_mds(folder / name, documents, shard_samples=[7, 12, len(documents) - 19])
-    return folder
+        write_mds(module_folder / name, documents, shard_samples=[7, 12, len(documents) - 19])
+    return module_folder
 
 
 @pytest.fixture
@@ -113,11 +114,6 @@ def training(corpora: Path, tokenizer_folder: Path, tmp_path: Path) -> Path:
 
 def parse(training: Path) -> dict[str, Any]:
     return dict(read_yaml(training))
-
-
-def rows_of(loader: CloudLoader) -> list[list[int]]:
-    with loader:
-        return [row for batch in loader for row in batch["input_ids"].tolist()]
 
 
 # ---------------------------------------------------------------- the same rows
@@ -136,11 +132,7 @@ def rows_of(loader: CloudLoader) -> list[list[int]]:
     ids=str,
 )
 def test_rows_are_those_of_the_streaming_dataset_with_these_arguments(
-    training: Path,
-    corpora: Path,
-    tmp_path: Path,
-    weights: tuple[dict[str, float], ...],
-    more: dict[str, Any],
+    training: Path, corpora: Path, tmp_path: Path, weights: Any, more: dict[str, Any]
 ) -> None:
     import streaming
 
@@ -152,21 +144,11 @@ def test_rows_are_those_of_the_streaming_dataset_with_these_arguments(
     section |= more
     options = config_from_yaml(content) | {"num_workers": 0}
 
-    dataset = streaming_dataset(
-        streams=[
-            streaming.Stream(local=f"{corpora}/web", **weights[0]),
-            streaming.Stream(local=f"{corpora}/books", split="train_small", **weights[1]),
-        ],
-        split="train",
-        **{
-            "shuffle": True,
-            "shuffle_algo": "py1br",
-            "shuffle_block_size": 100,
-            "num_canonical_nodes": 2,
-            "shuffle_seed": 17,
-            **more,
-        },
-    )
+    ours: dict[str, Any] = {"shuffle": True, "shuffle_algo": "py1br", "shuffle_block_size": 100}
+    ours |= {"num_canonical_nodes": 2, "shuffle_seed": 17, **more}
+    web = streaming.Stream(local=f"{corpora}/web", **weights[0])
+    books = streaming.Stream(local=f"{corpora}/books", split="train_small", **weights[1])
+    dataset = streaming_dataset(streams=[web, books], split="train", **ours)
     more = {"batch_size": 4, "epochs": 2, "local": tmp_path / "cache", "num_lanes": 4}
     with_yaml = CloudLoader(**options, **more)
     names = ("tokenizer", "seq_len", "tail", "num_workers")
@@ -223,15 +205,10 @@ def test_another_loader_is_named_and_its_data_may_be_local_only(
 def test_a_part_of_a_training_yaml_will_do(training: Path) -> None:
     whole = config_from_yaml(training)
     content = resolve(parse(training)["train_loader"], parse(training), "")
-    of_run = ("tokenizer",)
-    of_loader = (*of_run, "tail", "num_workers", "prefetch_batches", "pin_memory")
-    assert config_from_yaml(content) == without(whole, of_run)
-    assert config_from_yaml(content["dataset"]) == without(whole, of_loader)
+    of_loader = ("tail", "num_workers", "prefetch_batches", "pin_memory")
+    assert config_from_yaml(content) == without(whole, "tokenizer")
+    assert config_from_yaml(content["dataset"]) == without(whole, "tokenizer", *of_loader)
     assert config_from_yaml({"compute": {}, "parameters": parse(training)}) == whole
-
-
-def without(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in names}
 
 
 def test_containers_of_omegaconf_will_do(training: Path) -> None:
@@ -278,13 +255,11 @@ def test_dates_are_text_and_exponents_are_numbers(tmp_path: Path) -> None:
 def test_token_ids_are_read_with_the_yamls_encoding_type(tmp_path: Path) -> None:
     documents = [np.arange(n, n + 8).astype("<u2").tobytes() for n in range(6)]
     write_mds(tmp_path / "data", documents, column="tokens", encoding="bytes")
-    config = config_from_yaml(
-        {"local": str(tmp_path / "data"), "max_seq_len": 8, "token_encoding_type": "uint16"}
-    )
+    dataset = {"local": str(tmp_path / "data"), "max_seq_len": 8, "token_encoding_type": "uint16"}
+    config = config_from_yaml(dataset)
     assert (config["tokens_key"], config["tokens_dtype"]) == ("tokens", "uint16")
-    loader = CloudLoader(
-        **config, batch_size=1, epochs=1, num_lanes=1, num_workers=0, local=tmp_path / "cache"
-    )
+    alone: dict[str, Any] = {"batch_size": 1, "epochs": 1, "num_lanes": 1, "num_workers": 0}
+    loader = CloudLoader(**config, **alone, local=tmp_path / "cache")
     assert rows_of(loader) == [[*range(n, n + 8)] for n in range(6)]
 
 
@@ -330,82 +305,67 @@ def test_an_interpolation_that_has_no_value_is_refused(
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("shuffle: true", "shufle: true", r"the key train_loader.dataset.shufle\..*mean shuffle?"),
-        (
-            "shuffle: true",
-            "packing_ratio: 3",
-            r"the key train_loader.dataset.packing_ratio\. .*Remove it",
-        ),
-        ("shuffle: true", "shuffle: 1", "train_loader.dataset.shuffle is 1. Use true or false"),
-        ("1e2", "1.5", "dataset.shuffle_block_size is 1.5. Use an integer"),
-        ("0.7", "high", "dataset.streams.web.proportion is 'high'. Use a number"),
-        ("0.7", "-1", "train_loader.dataset: the streams' proportions are .-1, 0.3."),
-        ("      proportion: 0.7", "", "train_loader.dataset: some streams have a prop"),
-        ("proportion: 0.3", "repeat: 1", "train_loader.dataset: some streams have a prop"),
-        (
-            "split: train_small",
-            "repeat: 2",
-            "books/train has repeat or choose, .*a proportion",
-        ),
-        ("split: train_small", "splits: 2", r"streams.books.splits\. .*Did you mean split?"),
-        ("      books:\n", "      books:\n      more:\n", "streams.books has no keys"),
-        ("    streams:", "    remote: x\n    streams:", "dataset: .*either streams, or remote or"),
-        (
-            "  drop_last: true",
-            "  drop: true",
-            r"the key train_loader.drop\..*Did you mean drop_last",
-        ),
-        (
-            "name: text",
-            "name: finetuning",
-            "train_loader.name is 'finetuning', but cloudload reads only loaders",
-        ),
-        ("train_loader:", "trainloader:", "there is neither a key train_loader nor a key dataset"),
-        (
-            "${max_seq_len}",
-            "${max_len}",
-            r"dataset.max_seq_len has \$\{max_len\}, but the YAML has",
-        ),
-        ("seq_len: 16", "seq_len: long", "train_loader.dataset.max_seq_len is 'long'"),
-        (
-            "  drop_last: true",
-            "  num_workers: 1",
-            "line 46 is not valid YAML: the key 'num_workers' is",
-        ),
-        ("variables:", "variables: [", r"line \d+ is not valid YAML: expected"),
-        ("  name: ${variables.tokenizer_name}", "", "tokenizer.name is missing"),
-        ("  kwargs:", "  kwargs: many\n  more:", "tokenizer.kwargs is 'many'. Use keys"),
-    ],
-)
+FAULTS = [
+    # (text in the YAML, what replaces it, the error)
+    ("shuffle: true", "shufle: true", r"the key {set}\.shufle\..*mean shuffle?"),
+    ("shuffle: true", "packing_ratio: 3", r"the key {set}\.packing_ratio\. .*Remove it"),
+    ("shuffle: true", "shuffle: 1", r"{set}\.shuffle is 1. Use true or false"),
+    ("1e2", "1.5", "dataset.shuffle_block_size is 1.5. Use an integer"),
+    ("0.7", "high", "dataset.streams.web.proportion is 'high'. Use a number"),
+    ("0.7", "-1", "{set}: the streams' proportions are .-1, 0.3."),
+    ("      proportion: 0.7", "", "{set}: some streams have a prop"),
+    ("proportion: 0.3", "repeat: 1", "{set}: some streams have a prop"),
+    ("split: train_small", "repeat: 2", "books/train has repeat or choose, .*a proportion"),
+    ("split: train_small", "splits: 2", r"streams.books.splits\. .*Did you mean split?"),
+    ("      books:\n", "      books:\n      more:\n", "streams.books has no keys"),
+    ("    streams:", "    remote: x\n    streams:", "dataset: .*either streams, or remote or"),
+    ("  drop_last: true", "  drop: true", r"the key train_loader.drop\..*Did you mean drop_last"),
+    ("name: text", "name: finetuning", "train_loader.name is 'finetuning', but .* only loaders"),
+    ("train_loader:", "trainloader:", "there is neither a key train_loader nor a key dataset"),
+    ("${max_seq_len}", "${max_len}", r"dataset.max_seq_len has \$\{max_len\}, but the YAML has"),
+    ("seq_len: 16", "seq_len: long", r"{set}\.max_seq_len is 'long'"),
+    (
+        "  drop_last: true",
+        "  num_workers: 1",
+        "line 46 is not valid YAML: the key 'num_workers' is",
+    ),
+    ("variables:", "variables: [", r"line \d+ is not valid YAML: expected"),
+    ("  name: ${variables.tokenizer_name}", "", "tokenizer.name is missing"),
+    ("  kwargs:", "  kwargs: many\n  more:", "tokenizer.kwargs is 'many'. Use keys"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), FAULTS)
 def test_a_fault_is_named_with_the_file_and_the_key(
     training: Path, old: str, new: str, message: str
 ) -> None:
     assert old in training.read_text()
     training.write_text(training.read_text().replace(old, new, 1))
-    with pytest.raises(ValueError, match=message) as caught:
+    expected = message.replace("{set}", r"train_loader\.dataset")
+    with pytest.raises(ValueError, match=expected) as caught:
         config_from_yaml(training)
     assert str(caught.value).startswith(f"{training}: ")
 
 
-def test_a_mapping_that_contains_itself_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "loop.yaml").write_text("streams: &all {web: *all}")
-    with pytest.raises(ValueError, match=r"loop\.yaml: a YAML anchor refers to itself"):
-        config_from_yaml(tmp_path / "loop.yaml")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("streams: &all {web: *all}", "a YAML anchor refers to itself"),
+        *(
+            (text, "the file (is not valid YAML|has no keys)")
+            for text in ("", "- 1", "\x00", "train")
+        ),
+    ],
+)
+def test_what_is_no_training_yaml_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "other.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"other\.yaml: {message}"):
+        config_from_yaml(tmp_path / "other.yaml")
 
 
 def test_a_list_of_loaders_needs_a_place_in_it(training: Path) -> None:
     with pytest.raises(ValueError, match=r"eval_loader is a list .*loader='eval_loader\.0'"):
         config_from_yaml(training, "eval_loader")
-
-
-@pytest.mark.parametrize("text", ["", "- 1", "\x00", "train"])
-def test_what_is_no_training_yaml_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "other.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"other\.yaml: the file (is not valid YAML|has no keys)"):
-        config_from_yaml(tmp_path / "other.yaml")
 
 
 @pytest.mark.parametrize(

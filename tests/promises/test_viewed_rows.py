@@ -13,29 +13,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from cloudload import CloudLoader
-from cloudload.cli import main
-from cloudload.provenance import open_run, render_rows, start_run, view_rows
+from cloudload.provenance import render_rows, start_run, view_rows
 from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
-from testkit.traced_runs import (
-    BATCH,
-    SAVED,
-    TEXTS,
-    MakeLoader,
-    consume,
-    loaders_of,
-    write_streams,
-)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_streams(tmp_path_factory.mktemp("viewed"))
-
-
-@pytest.fixture
-def make_loader(folder: Path, tokenizer_folder: Path) -> MakeLoader:
-    return loaders_of(folder, tokenizer_folder)
-
+from testkit.loaders import rows_of
+from testkit.traced_runs import BATCH, SAVED, TEXTS, TracedRuns
 
 RUNS = [
     {"packing": "concat"},
@@ -52,35 +33,23 @@ def joined(texts: tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize("settings", RUNS)
 def test_the_rows_of_later_steps_are_shown_as_they_were_consumed(
-    make_loader: MakeLoader, folder: Path, settings: dict[str, Any]
+    traced: TracedRuns, settings: dict[str, Any]
 ) -> None:
-    with make_loader(**settings, fields=["position_ids"]) as loader:
-        batches, state = consume(loader)
-        traced = [loader.trace(batch) for batch in batches]
-    steps = range(SAVED + 1, min(SAVED + 6, len(batches) + 1))
-    viewed = list(
-        view_rows(
-            open_run(state),
-            steps,
-            mask_edges=settings.get("mask_edges", False),
-            local=folder / "cache",
-            num_workers=0,
-        )
-    )
+    read = traced.consume(**settings, fields=["position_ids"])
+    steps = range(SAVED + 1, min(SAVED + 6, len(read.batches) + 1))
+    mask_edges = settings.get("mask_edges", False)
+    viewed = list(view_rows(read.run, steps, mask_edges=mask_edges, **read.delivery))
     assert [(each.step, each.row) for each in viewed] == [
         (step, row) for step in steps for row in range(BATCH)
     ]
     for each in viewed:
-        batch, spans = batches[each.step - 1], traced[each.step - 1]
+        batch, spans = read.batches[each.step - 1], read.spans[each.step - 1]
         assert each.run_row == batch.rows[each.row]
         for name in ("input_ids", "labels", "position_ids"):
             assert np.array_equal(getattr(each, name), batch[name][each.row].numpy()), name
-        assert [span.span for span in each.spans] == [
-            span for span in spans if span.row == each.run_row
-        ]
-        assert each.num_tokens == sum(
-            stop - start for row, *_, start, stop in batch.spans.tolist() if row == each.row
-        )
+        own_spans = [span for span in spans if span.row == each.run_row]
+        assert [span.span for span in each.spans] == own_spans
+        assert each.num_tokens == sum(span.stop - span.start for span in own_spans)
         for span in each.spans:
             text = TEXTS[span.span.stream][span.span.sample]
             assert span.document.text == text
@@ -91,33 +60,22 @@ def test_the_rows_of_later_steps_are_shown_as_they_were_consumed(
 
 @pytest.mark.parametrize("settings", RUNS[2:])
 def test_some_rows_of_a_step_are_those_among_all(
-    make_loader: MakeLoader, folder: Path, settings: dict[str, Any]
+    traced: TracedRuns, settings: dict[str, Any]
 ) -> None:
-    with make_loader(**settings) as loader:
-        _, state = consume(loader)
-    run, steps = open_run(state), range(SAVED + 1, SAVED + 3)
-    options: dict[str, Any] = {"local": folder / "cache", "num_workers": 0}
-    all_rows = [each.as_dict() for each in view_rows(run, steps, **options)]
+    read, steps = traced.consume(**settings), range(SAVED + 1, SAVED + 3)
+    all_rows = [each.as_dict() for each in view_rows(read.run, steps, **read.delivery)]
     for rows in ([2], [1, 3], range(4, 6)):
         expected = [each for each in all_rows if each["row"] in rows]
-        assert [each.as_dict() for each in view_rows(run, steps, rows, **options)] == expected
+        found = view_rows(read.run, steps, rows, **read.delivery)
+        assert [each.as_dict() for each in found] == expected
 
 
 def test_a_row_names_special_tokens_masked_labels_and_padding(tmp_path: Path) -> None:
     write_mds(tmp_path / "mds", ["ab", "cde"])
-    run = start_run(
-        2,
-        data=str(tmp_path / "mds"),
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=6,
-        num_lanes=2,
-        packing="one_per_row",
-        overflow="cut",
-        shuffle=False,
-    )
-    options: dict[str, Any] = {"local": tmp_path / "cache", "num_workers": 0}
-    rows = view_rows(run, range(1, 2), mask_edges=True, **options)
+    options: dict[str, Any] = {"packing": "one_per_row", "overflow": "cut", "shuffle": False}
+    options |= {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 6, "num_lanes": 2}
+    run = start_run(2, data=str(tmp_path / "mds"), **options)
+    rows = view_rows(run, range(1, 2), mask_edges=True, local=tmp_path / "cache", num_workers=0)
     first, second = sorted(rows, key=lambda row: row.num_tokens)
     assert first.texts[:3] == ("a", "b", EOS)
     assert (first.num_tokens, second.num_tokens) == (3, 4)
@@ -129,23 +87,16 @@ def test_a_row_names_special_tokens_masked_labels_and_padding(tmp_path: Path) ->
 
 
 def test_a_run_that_has_not_begun_shows_the_rows_that_a_loader_will_read(
-    folder: Path, tokenizer_folder: Path
+    traced: TracedRuns, tokenizer_folder: Path
 ) -> None:
-    options: dict[str, Any] = {
-        "data": str(folder / "web"),
-        "tokenizer": str(tokenizer_folder),
-        "seq_len": 64,
-        "num_lanes": 8,
-        "packing": "best_fit",
-    }
-    delivery: dict[str, Any] = {"local": folder / "cache", "num_workers": 0}
+    options: dict[str, Any] = {"data": str(traced.folder / "web"), "seq_len": 64, "num_lanes": 8}
+    options |= {"tokenizer": str(tokenizer_folder), "packing": "best_fit"}
+    delivery: dict[str, Any] = {"local": traced.folder / "cache", "num_workers": 0}
     # the batch size and delivery options change no row
     run = start_run(4, **options, prefetch_batches=7, batch_size=99)
-    viewed = [each.input_ids for each in view_rows(run, range(2, 4), **delivery)]
+    viewed = [each.input_ids.tolist() for each in view_rows(run, range(2, 4), **delivery)]
     with CloudLoader(**options, **delivery, batch_size=4) as loader:
-        batches = list(loader.take(3))
-    expected = [row.numpy() for batch in batches[1:] for row in batch["input_ids"]]
-    assert all(np.array_equal(one, other) for one, other in zip(viewed, expected, strict=True))
+        assert viewed == rows_of(loader.take(3))[4:]
 
 
 def test_rows_of_pretokenized_data_have_the_text_of_their_tokens(
@@ -165,57 +116,47 @@ def test_rows_of_pretokenized_data_have_the_text_of_their_tokens(
     assert row.texts == tuple(f"{id} " for id in row.input_ids.tolist())
 
 
-def test_a_row_that_a_step_does_not_have_is_an_error(make_loader: MakeLoader) -> None:
-    with make_loader() as loader:
-        _, state = consume(loader)
+def test_a_row_that_a_step_does_not_have_is_an_error(traced: TracedRuns) -> None:
     for rows in ([6], [0, -1]):
         with pytest.raises(ValueError, match="Use a row of the step, from 0 to 5"):
-            next(view_rows(open_run(state), range(20, 21), rows))
+            next(view_rows(traced.consume().run, range(20, 21), rows))
 
 
 # ---------------------------------------------------------------- the command
 
 
 def test_the_command_prints_the_values_of_the_library(
-    make_loader: MakeLoader, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    traced: TracedRuns, tmp_path: Path, cli: Any
 ) -> None:
-    with make_loader() as loader:
-        _, state = consume(loader)
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    local = ["--local", str(folder / "cache"), "--workers", "0", "--quiet"]
-    command = ["rows", str(tmp_path / "state.json"), "--steps", "9:11", "--row", "2:4", *local]
-    assert main([*command, "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    rows = view_rows(
-        open_run(state), range(9, 11), range(2, 4), local=folder / "cache", num_workers=0
-    )
-    assert lines == [row.as_dict() for row in rows]
-    assert main([*command, "--out", str(tmp_path / "page.html")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'page.html'} has 4 rows\n"
-    assert "<title>Rows of steps 9 to 10</title>" in (tmp_path / "page.html").read_text("utf-8")
+    read, page = traced.consume(), tmp_path / "page.html"
+    command = ["rows", read.write(tmp_path / "state.json"), "--steps", "9:11", "--row", "2:4"]
+    command += [*read.flags, "--quiet"]
+    rows = view_rows(read.run, range(9, 11), range(2, 4), **read.delivery)
+    assert parse(cli(*command, "--json").out) == [row.as_dict() for row in rows]
+    assert cli(*command, "--out", page).out == f"{page} has 4 rows\n"
+    assert "<title>Rows of steps 9 to 10</title>" in page.read_text("utf-8")
+
+
+def parse(printed: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 def test_the_command_starts_a_run_from_options_or_a_yaml(
-    folder: Path, tokenizer_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    traced: TracedRuns, tokenizer_folder: Path, tmp_path: Path, cli: Any
 ) -> None:
-    local = ["--local", str(folder / "cache"), "--workers", "0", "--quiet", "--json"]
-    steps = ["--steps", "2", "--global-batch", "3"]
-    data = ["--data", str(folder / "web"), "--tokenizer", str(tokenizer_folder)]
-    options = ["--option", "seq_len=64", "--option", "seed=7"]
-    assert main(["rows", *data, *options, *steps, *local]) == 0
-    printed = capsys.readouterr().out
-    run = start_run(
-        3, data=str(folder / "web"), tokenizer=str(tokenizer_folder), seq_len=64, seed=7
-    )
-    rows = view_rows(run, range(2, 3), local=folder / "cache", num_workers=0)
-    assert [json.loads(line) for line in printed.splitlines()] == [row.as_dict() for row in rows]
+    web, delivery = traced.folder / "web", traced.consume().delivery
+    flags = ["--steps", "2", "--global-batch", "3", *traced.consume().flags, "--quiet", "--json"]
+    data = ["--data", web, "--tokenizer", tokenizer_folder]
+    printed = cli("rows", *data, "--option", "seq_len=64", "--option", "seed=7", *flags).out
+    run = start_run(3, data=str(web), tokenizer=str(tokenizer_folder), seq_len=64, seed=7)
+    rows = view_rows(run, range(2, 3), **delivery)
+    assert parse(printed) == [row.as_dict() for row in rows]
     (tmp_path / "train.yaml").write_text(
         f"max_seq_len: 64\ntokenizer: {{name: {tokenizer_folder}}}\n"
         "train_loader: {name: text, dataset: {shuffle: true, shuffle_seed: 7, streams: "
-        f"{{web: {{local: /nowhere, remote: {folder / 'web'}}}}}}}}}\n"
+        f"{{web: {{local: /nowhere, remote: {web}}}}}}}}}\n"
     )
-    assert main(["rows", "--yaml", str(tmp_path / "train.yaml"), *steps, *local]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = parse(cli("rows", "--yaml", tmp_path / "train.yaml", *flags).out)
     assert [(row["step"], row["row"], len(row["input_ids"])) for row in lines] == [
         (2, row, 64) for row in range(3)
     ]
@@ -242,34 +183,24 @@ def test_the_command_starts_a_run_from_options_or_a_yaml(
         (["state", "--steps", "1", "--option", "seq_len=1"], "--option have no effect"),
     ],
 )
-def test_the_command_says_what_is_missing(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["rows", *arguments]) == 1
-    assert message in capsys.readouterr().err
+def test_the_command_says_what_is_missing(arguments: list[str], message: str, cli: Any) -> None:
+    assert message in cli("rows", *arguments, status=1).err
 
 
 def test_a_page_that_would_be_too_large_is_refused(
-    make_loader: MakeLoader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    traced: TracedRuns, tmp_path: Path, cli: Any
 ) -> None:
-    with make_loader() as loader:
-        _, state = consume(loader)
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    assert main(["rows", str(tmp_path / "state.json"), "--steps", "9:999", "--quiet"]) == 1
-    assert "a page of 5,940 rows would be too large" in capsys.readouterr().err
+    path = traced.consume().write(tmp_path / "state.json")
+    error = cli("rows", path, "--steps", "9:999", "--quiet", status=1).err
+    assert "a page of 5,940 rows would be too large" in error
 
 
-def test_the_command_says_where_the_data_ends(
-    make_loader: MakeLoader, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with make_loader(epochs=1) as loader:
-        batches, state = consume(loader)
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    steps, last = f"{len(batches)}:{len(batches) + 3}", len(batches)
-    local = ["--local", str(folder / "cache"), "--workers", "0", "--quiet", "--json"]
-    assert main(["rows", str(tmp_path / "state.json"), "--steps", steps, *local]) == 0
-    printed = capsys.readouterr()
-    assert {json.loads(line)["step"] for line in printed.out.splitlines()} == {last}
+def test_the_command_says_where_the_data_ends(traced: TracedRuns, tmp_path: Path, cli: Any) -> None:
+    read = traced.consume(epochs=1)
+    last = len(read.batches)
+    command = ["rows", read.write(tmp_path / "state.json"), "--steps", f"{last}:{last + 3}"]
+    printed = cli(*command, *read.flags, "--quiet", "--json")
+    assert {row["step"] for row in parse(printed.out)} == {last}
     assert f"the data ends before step {last + 1}" in printed.err
 
 
@@ -287,13 +218,12 @@ def values_of(page: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("settings", RUNS)
 def test_the_page_holds_the_values_of_the_rows(
-    make_loader: MakeLoader, folder: Path, settings: dict[str, Any]
+    traced: TracedRuns, settings: dict[str, Any]
 ) -> None:
-    with make_loader(**settings) as loader:
-        batches, state = consume(loader)
-    steps = range(max(SAVED + 1, len(batches) - 2), len(batches) + 1)  # the last has padding
-    options: dict[str, Any] = {"local": folder / "cache", "num_workers": 0, "mask_edges": True}
-    viewed = list(view_rows(open_run(state), steps, **options))
+    read = traced.consume(**settings)
+    last = len(read.batches)
+    steps = range(max(SAVED + 1, last - 2), last + 1)  # the last has padding
+    viewed = list(view_rows(read.run, steps, mask_edges=True, **read.delivery))
     values = values_of(render_rows(viewed, "title"))
     for row, found in zip(viewed, values["rows"], strict=True):
         tokens = np.frombuffer(base64.b64decode(found["tokens"]), "<u4")
@@ -306,9 +236,8 @@ def test_the_page_holds_the_values_of_the_rows(
         starts = np.array([start for start, _ in found["positions"]])
         runs = np.searchsorted(starts, np.arange(len(tokens)), side="right") - 1
         firsts = np.array([first for _, first in found["positions"]])
-        assert np.array_equal(
-            firsts[runs] + np.arange(len(tokens)) - starts[runs], row.position_ids
-        )
+        positions = firsts[runs] + np.arange(len(tokens)) - starts[runs]
+        assert np.array_equal(positions, row.position_ids)
         assert found["length"] == row.num_tokens
         for span, shown in zip(row.spans, found["spans"], strict=True):
             document = values["documents"][shown["document"]]
@@ -320,9 +249,8 @@ def test_the_page_holds_the_values_of_the_rows(
 @pytest.mark.parametrize("size", [199_999, 200_000, 200_001, 1_000_000])
 def test_a_long_document_is_cut_around_its_span_and_says_so(tmp_path: Path, size: int) -> None:
     write_mds(tmp_path / "mds", ["".join(map(str, range(size)))[:size]])
-    run = start_run(
-        1, data=str(tmp_path / "mds"), tokenizer=byte_tokenizer(), eos=None, seq_len=50, num_lanes=1
-    )
+    options: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": None, "seq_len": 50}
+    run = start_run(1, data=str(tmp_path / "mds"), num_lanes=1, **options)
     step = size // 50 // 2
     [row] = view_rows(run, range(step, step + 1), local=tmp_path / "cache", num_workers=0)
     [document] = values_of(render_rows([row], "title"))["documents"]

@@ -11,29 +11,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import CloudLoader, Stream
+from cloudload import Stream
 from cloudload.errors import DatasetError
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.order.order_cache import EpochOrders
 from cloudload.provenance import find_document, open_run, trace_steps
 from cloudload.run.lengths import rows_of_document
-from cloudload.tools.count import count_tokens
-from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import byte_tokenizer, random_documents
+from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader
+from testkit.noted_calls import note_calls
 
 SIZES = (60, 9)
 LAST_STEP = 40
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def folders(module_folder: Path) -> list[str]:
     """Two datasets with lengths. In each, one document is empty, and one fills many rows."""
-    root, found = tmp_path_factory.mktemp("where"), []
+    found = []
     for number, size in enumerate(SIZES):
         documents = random_documents(number, size)
         documents[3], documents[5] = "", "long " * 90
-        found.append(write_mds(root / str(number), documents, shard_bytes=3_000))
-        count_tokens(found[-1], tokenizer=byte_tokenizer(), processes=1, progress=False)
+        found.append(write_counted(module_folder / str(number), documents, shard_bytes=3_000))
     return found
 
 
@@ -61,19 +62,12 @@ def test_where_finds_the_rows_that_reading_finds(
     rows_at_once: int,
 ) -> None:
     data = [Stream(url, proportion=share) for url, share in zip(folders, shares, strict=False)]
-    overflow = {"packing": "one_per_row", "overflow": packing}
-    with CloudLoader(
-        data,
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=32,
-        batch_size=5,
-        num_workers=0,
-        num_lanes=num_lanes,
-        min_tokens=min_tokens,
-        epochs=None if shares[0] else epochs,
-        **(overflow if packing in ("cut", "rows") else {"packing": packing}),
-    ) as loader:
+    options = {"packing": packing}
+    if packing in ("cut", "rows"):
+        options = {"packing": "one_per_row", "overflow": packing}
+    options |= {"num_lanes": num_lanes, "min_tokens": min_tokens}
+    options["epochs"] = None if shares[0] else epochs
+    with make_loader(data, **options, seq_len=32, batch_size=5) as loader:
         list(loader.take(saved))
         state = loader.state_dict()
     if state["tail"]:
@@ -84,57 +78,31 @@ def test_where_finds_the_rows_that_reading_finds(
     with pytest.MonkeyPatch.context() as patch:
         expected = list(find_document(run, stream, sample, LAST_STEP, lengths="off", num_workers=0))
         patch.setattr(rows_of_document, "_ROWS_AT_ONCE", rows_at_once)
-        patch.setattr(DocumentReader, "read_texts", refuse)
+        read: list[int] = []
+        note_calls(patch, DocumentReader, "read_texts", lambda _, samples: read.extend(samples))
         found = list(find_document(run, stream, sample, LAST_STEP, lengths="require"))
-    assert found == expected
-
-
-def refuse(_: DocumentReader, samples: Any) -> Any:
-    raise AssertionError(f"{len(samples)} documents were read, but none should be")
+    assert (found, read) == (expected, [])
 
 
 def test_where_and_trace_of_a_distant_step_agree_and_read_a_few_documents(
-    folders: list[str], monkeypatch: pytest.MonkeyPatch
+    folders: list[str], samples_read: list[int]
 ) -> None:
-    with CloudLoader(
-        folders[0], tokenizer=byte_tokenizer(), eos=EOS, seq_len=32, batch_size=5, num_workers=0
-    ) as loader:
+    with make_loader(folders[0], seq_len=32, batch_size=5) as loader:
         next(iter(loader))
         run = open_run(loader.state_dict(), tokenizer=byte_tokenizer())
-    read: list[int] = []
-    original = DocumentReader.read_texts
-
-    def count(self: DocumentReader, samples: Any) -> Any:
-        read.append(len(samples))
-        return original(self, samples)
-
-    monkeypatch.setattr(DocumentReader, "read_texts", count)
+    samples_read.clear()
     steps = range(20_000, 20_010)
     [(step, spans), *_] = list(trace_steps(run, steps, lengths="require", num_workers=0))
-    assert sum(read) < 1_000
+    assert len(samples_read) < 1_000
     span = spans[0]
-    found = [
-        each
-        for each in find_document(run, 0, span.sample, step, lengths="require")
-        if each.step == step
-    ]
-    assert (span.epoch, span.start, span.stop) in [
-        (each.epoch, each.start, each.stop) for each in found
-    ]
+    found = find_document(run, 0, span.sample, step, lengths="require")
+    places = [(each.step, each.epoch, each.start, each.stop) for each in found]
+    assert (step, span.epoch, span.start, span.stop) in places
 
 
 def test_a_document_that_begins_before_the_state_is_found_from_its_middle(tmp_path: Path) -> None:
-    url = write_mds(tmp_path, ["a" * 500, "b" * 40] * 4)
-    count_tokens(url, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    with CloudLoader(
-        url,
-        tokenizer=byte_tokenizer(),
-        eos=EOS,
-        seq_len=16,
-        batch_size=4,
-        num_workers=0,
-        num_lanes=4,
-    ) as loader:
+    url = write_counted(tmp_path, ["a" * 500, "b" * 40] * 4)
+    with make_loader(url, num_lanes=4) as loader:
         list(loader.take(3))
         run = open_run(loader.state_dict(), tokenizer=byte_tokenizer())
     starts = []
@@ -154,31 +122,14 @@ def test_a_run_with_a_lane_without_tokens_is_refused_with_advice(
     tmp_path: Path, packing: Any, caps: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error is raised after a few epochs, however far away the last step is."""
-    streams, epochs = [], set()
-    original = EpochOrders.__call__
-
-    def note(self: EpochOrders, epoch: int) -> Any:
-        epochs.add(epoch)
-        return original(self, epoch)
-
+    streams, epochs = [], set[int]()
     for name, texts, cap in (("full", ["a" * 50] * 8, caps), ("bare", ["a" * 50, *[""] * 7], None)):
-        url = write_mds(tmp_path / name, texts)
-        count_tokens(url, tokenizer=byte_tokenizer(), processes=1, progress=False)
+        url = write_counted(tmp_path / name, texts)
         streams.append(Stream(url, proportion=caps and 0.5, max_epochs=cap))
-    with CloudLoader(
-        streams if caps else streams[1],
-        tokenizer=byte_tokenizer(),
-        eos=None,
-        seq_len=16,
-        batch_size=4,
-        num_lanes=4,
-        num_canonical_nodes=1,
-        packing=packing,
-        shuffle=False,
-        num_workers=0,
-    ) as loader:
+    options = {"eos": None, "num_lanes": 4, "num_canonical_nodes": 1, "shuffle": False}
+    with make_loader(streams if caps else streams[1], packing=packing, **options) as loader:
         run = open_run(loader.state_dict(), tokenizer=byte_tokenizer(), global_batch=4)
-    monkeypatch.setattr(EpochOrders, "__call__", note)
+    note_calls(monkeypatch, EpochOrders, "__call__", lambda _, epoch: epochs.add(epoch))
     with pytest.raises(DatasetError, match="because a lane has no tokens"):
         list(find_document(run, 0, 0, 1_000_000, lengths="require"))
     assert len(epochs) < 100
