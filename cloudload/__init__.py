@@ -69,8 +69,9 @@ if _TYPE_CHECKING:
     from cloudload.tools.count.length_report import CountReport as CountReport
     from cloudload.tools.export import ExportReport as ExportReport
     from cloudload.tools.export import export_rows as export_rows
+else:
+    __getattr__, _names = _open_door(__name__)
 
-__getattr__, _names = _open_door(__name__)
 __all__ = [
     "Batch",
     "CheckReport",

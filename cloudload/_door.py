@@ -3,8 +3,8 @@
     # cloudload/data/__init__.py
     if TYPE_CHECKING:
         from cloudload.data.storage.base import Retry
-
-    __getattr__, __dir__ = open_door(__name__)
+    else:
+        __getattr__, __dir__ = open_door(__name__)
 
     # any other room
     from cloudload.data import Retry

@@ -21,10 +21,22 @@ from cloudload._door import open_door
 if TYPE_CHECKING:
     from cloudload.config import checks, choices
     from cloudload.config.checks import parse_bytes
+    from cloudload.config.choices import (
+        OnError,
+        Overflow,
+        PackingName,
+        ShuffleAlgorithm,
+        StartMethod,
+        Stopping,
+        TailMode,
+        TokenDtype,
+        TokenizerBackend,
+        Verification,
+    )
     from cloudload.config.delivery import DeliveryConfig
     from cloudload.config.options import as_streams, read_options, read_rows
     from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig, TokensColumn
     from cloudload.config.stream import Stream, name_streams
     from cloudload.config.transform import GIVEN_ID, Text, Transform, show_function
-
-__getattr__, __dir__ = open_door(__name__)
+else:
+    __getattr__, __dir__ = open_door(__name__)

@@ -58,5 +58,5 @@ if TYPE_CHECKING:
     from cloudload.data.storage.base import Retry, StoredObject, check_seconds
     from cloudload.data.storage.clients import skip_bytes
     from cloudload.data.storage.redaction import contains_secrets, explain, redact
-
-__getattr__, __dir__ = open_door(__name__)
+else:
+    __getattr__, __dir__ = open_door(__name__)

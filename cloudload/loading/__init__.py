@@ -34,5 +34,5 @@ if TYPE_CHECKING:
     from cloudload.loading.workers.processes import Blocks, inline_blocks
     from cloudload.loading.workers.trace import TracedSpan, Tracer, WholeDocument
     from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
-
-__getattr__, __dir__ = open_door(__name__)
+else:
+    __getattr__, __dir__ = open_door(__name__)

@@ -31,5 +31,5 @@ if TYPE_CHECKING:
     from cloudload.order.seekable import SeekableOrder
     from cloudload.order.spec import OrderConfig, Sampling
     from cloudload.order.streaming_shuffles import default_block_size
-
-__getattr__, __dir__ = open_door(__name__)
+else:
+    __getattr__, __dir__ = open_door(__name__)

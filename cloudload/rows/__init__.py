@@ -46,5 +46,5 @@ if TYPE_CHECKING:
         frame_without_tokenizer,
         load_tokenizer,
     )
-
-__getattr__, __dir__ = open_door(__name__)
+else:
+    __getattr__, __dir__ = open_door(__name__)

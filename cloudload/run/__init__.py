@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from cloudload.run.lengths.row_finder import BestFitRows, RowFinder
     from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
     from cloudload.run.lengths.run_lengths import RunLengths
-    from cloudload.run.lengths.sizes import ABSENT, LaneSizes, units_of
+    from cloudload.run.lengths.sizes import LaneSizes, units_of
     from cloudload.run.local_states import mask_lanes
     from cloudload.run.position import MOST_ROWS, LaneArrays, LaneLog, Position, join_ranges
     from cloudload.run.recipe import (
@@ -70,5 +70,5 @@ if TYPE_CHECKING:
     from cloudload.run.streaming.arguments import adopt_streaming
     from cloudload.run.streaming.training_yaml import config_from_yaml, explain_yaml_error
     from cloudload.run.streaming_state import start_from_streaming
-
-__getattr__, __dir__ = open_door(__name__)
+else:
+    __getattr__, __dir__ = open_door(__name__)

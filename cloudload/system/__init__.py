@@ -56,5 +56,5 @@ if TYPE_CHECKING:
         run_in_order,
         settle_future,
     )
-
-__getattr__, __dir__ = open_door(__name__)
+else:
+    __getattr__, __dir__ = open_door(__name__)

@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.errors import DatasetError
+from cloudload.rows.packing.tables import Size
 from cloudload.run.lengths import lengths_index
-from cloudload.run.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
+from cloudload.run.lengths.group_file import decode_group, encode_group
 from cloudload.tools.count import group as group_module
 from cloudload.tools.count import tally
 from cloudload.tools.count.count import count_tokens, estimate_tokens
@@ -327,7 +328,9 @@ def test_an_estimate_from_all_documents_is_exact(dataset: Path) -> None:
 LENGTHS = st.lists(
     st.one_of(
         st.integers(0, 300),
-        st.sampled_from([FILTERED, FAILED, 65_533, 65_534, 65_535, 65_536, (1 << 32) - 3]),
+        st.sampled_from(
+            [Size.FILTERED, Size.FAILED, 65_533, 65_534, 65_535, 65_536, (1 << 32) - 3]
+        ),
     ),
     max_size=50,
 )

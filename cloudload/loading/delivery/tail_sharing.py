@@ -128,7 +128,7 @@ def count_remnants(plan: WorkerPlan, remnants: Ints) -> Ints:
     recipe = plan.recipe
     [component] = recipe.components
     orders, counts = component.orders(plan.cache_root), np.zeros_like(plan.position.counts)
-    remnants = remnants[remnants[:, tables.REMNANT_SIZE] != tables.SIZE_ABSENT]
+    remnants = remnants[remnants[:, tables.REMNANT_SIZE] != tables.Size.ABSENT]
     counted = counts_of_sizes(remnants[:, tables.REMNANT_SIZE]).tolist()
     for (lane, ordinal, *_), count in zip(remnants.tolist(), counted, strict=True):
         epoch, position = component.lanes.epoch_position(lane, ordinal)

@@ -26,7 +26,7 @@ from cloudload.loading.delivery.world import World
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import SeekableOrder
 from cloudload.rows import tables
-from cloudload.run import ABSENT, Component, LaneSizes, Position, Recipe, RunLengths, units_of
+from cloudload.run import Component, LaneSizes, Position, Recipe, RunLengths, units_of
 from cloudload.system import NEVER, Ints
 
 _POSITIONS_AT_ONCE = 1 << 20
@@ -280,14 +280,14 @@ def _find_uses(
         numbers = np.broadcast_to(lanes, ordinals.shape)
         found = sizes.measure(numbers, ordinals)
         # rows of best_fit are assumed full, so its units are tokens, too
-        units = units_of(packing, found.sizes) if of_row == 1 else found.sizes
+        units = units_of(packing, found.tokens) if of_row == 1 else found.tokens
         stops = before + np.cumsum(units, axis=0)
         first = np.maximum(0, stops - units) // of_row
         # a document without tokens is still read, with the row that follows it
         last = np.maximum(first, (stops - 1) // of_row)
         epochs, _ = division.epoch_positions(numbers, ordinals)
         # lanes begin at different ordinals, so continue until each has passed the last epoch
-        is_over, is_read = int(epochs[-1].min()) > last_epoch, found.kinds != ABSENT
+        is_over, is_read = int(epochs[-1].min()) > last_epoch, found.sizes != tables.Size.ABSENT
         shards = recipe.corpus.shards_of(found.samples[is_read])
         yield np.column_stack([epochs[is_read], shards]), first[is_read], last[is_read]
         heads, before = heads + step, stops[-1]

@@ -169,8 +169,8 @@ class BlockBuilder:
     def count_documents(self, block_row: int, documents: Ints) -> None:
         """Count the documents that a row of the tail finishes.
 
-        `documents` is int64 [documents, 2]: each document's stream, and its size, `SIZE_FILTERED`
-        or `SIZE_FAILED`.
+        `documents` is int64 [documents, 2]: each document's stream, and its size, `Size.FILTERED`
+        or `Size.FAILED`.
         """
         streams, sizes = documents.T
         self._count(np.full(len(documents), block_row), streams, counts_of_sizes(sizes), sizes)

@@ -29,7 +29,7 @@ from cloudload.loading.workers.document_reader import (
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import EpochOrders
 from cloudload.rows import DocumentTokenizer, decode_ids, residue_spans, tables
-from cloudload.run import Recipe, group_file, length_files
+from cloudload.run import Recipe, length_files
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED, TOKENIZE
 from cloudload.system import NEVER, Flags, Ints, Tokens, activity, stage
 
@@ -60,7 +60,7 @@ class FoundDocuments:
     def begun_sizes(self, starts: Ints, residues: Sequence[bytes] | None = None) -> Ints:
         """The size of each document that its lane had partly read at the start: int64 [documents].
 
-        The size is -1 for other documents, and 0 if it is unknown. `starts` is int64
+        The size is `Size.ABSENT` for other documents, and may be `Size.UNKNOWN`. `starts` is int64
         [flat_lanes, 3], the starting cursors. `residues` ([flat_lanes]) are the lanes' residues at
         the start, whose documents also count as partly read; None if the packing has no residue.
         """
@@ -68,7 +68,11 @@ class FoundDocuments:
         is_begun = (start[:, tables.CURSOR_ORDINAL] == self.ordinals) & (
             start[:, tables.CURSOR_OFFSET] > 0
         )
-        sizes = np.where(is_begun, start[:, tables.CURSOR_SIZE], -1)
+        # a cursor's size is 0 if it is not known
+        known = np.where(
+            start[:, tables.CURSOR_SIZE] > 0, start[:, tables.CURSOR_SIZE], tables.Size.UNKNOWN
+        )
+        sizes = np.where(is_begun, known, tables.Size.ABSENT)
         before = np.flatnonzero(self.ordinals < start[:, tables.CURSOR_ORDINAL])
         if residues is not None and len(before):
             lanes, ordinals = self.flat_lanes[before], self.ordinals[before].tolist()
@@ -156,13 +160,13 @@ class LaneDocuments:
 
         A document that was accepted before is exempt from filtering: a cursor is inside it, a
         residue or a row of the tail contains it, or it is being traced. For such documents,
-        `begun_sizes` (int64 [documents]) is the size that they had, or 0 if that is not known. For
-        all others, it is negative.
+        `begun_sizes` (int64 [documents]) is the size that they had, or `Size.UNKNOWN`. For all
+        others, it is `Size.ABSENT`.
 
         Raises `TokenizerError` if a text cannot be encoded, `StreamChangedError` if a document that
         was accepted now has a different size or is bad, and the errors of `DocumentReader`.
         """
-        has_begun = None if begun_sizes is None else begun_sizes >= 0
+        has_begun = None if begun_sizes is None else begun_sizes != tables.Size.ABSENT
         table = self.describe(found)
         streams = table[:, tables.STREAM]
         left_out = np.zeros(len(found), np.int64)
@@ -316,17 +320,15 @@ def _find_lengths(offsets: Ints, left_out: Ints) -> Ints:
     `left_out` is int64 [documents], and does not include what `min_tokens` filters out.
     """
     lengths: Ints = np.diff(offsets)
-    lengths[left_out == FILTERED], lengths[left_out == FAILED] = (
-        group_file.FILTERED,
-        group_file.FAILED,
-    )
+    lengths[left_out == FILTERED] = tables.Size.FILTERED
+    lengths[left_out == FAILED] = tables.Size.FAILED
     return lengths
 
 
 def _describe_length(length: int) -> str:
-    named = {
-        group_file.FILTERED: "is filtered out",
-        group_file.FAILED: "is left out as a bad document",
+    named: dict[int, str] = {
+        tables.Size.FILTERED: "is filtered out",
+        tables.Size.FAILED: "is left out as a bad document",
     }
     return named.get(length) or f"has {length:,} tokens"
 

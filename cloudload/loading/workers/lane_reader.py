@@ -159,7 +159,7 @@ class LaneReader:
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)
         begun_sizes = self.begun_sizes(found)
-        has_begun: Flags = begun_sizes >= 0
+        has_begun: Flags = begun_sizes != tables.Size.ABSENT
         documents = self._documents.read(found, begun_sizes if has_begun.any() else None)
         self._packer.add(documents, has_begun)
         if not again:

@@ -102,8 +102,8 @@ class TailReader:
 
         `own`, `heads`, and `ends` are int64 [lanes]. The remaining ordinals of lane `own[i]` are
         `heads[i]` to `ends[i] - 1`. `begun_sizes` is `LaneReader.begun_sizes`. The result is int64
-        [documents]. A size is `SIZE_ABSENT` for a hole at the end of an epoch, and `SIZE_FILTERED`
-        or `SIZE_FAILED` for a document that is left out. Keeps the first documents in memory for
+        [documents]. A size is `Size.ABSENT` for a hole at the end of an epoch, and `Size.FILTERED`
+        or `Size.FAILED` for a document that is left out. Keeps the first documents in memory for
         the rows of the tail.
 
         For example, for own 0 1, heads 3 5, and ends 5 6, the result has the sizes of documents 3
@@ -113,7 +113,7 @@ class TailReader:
         lanes = np.repeat(own, numbers)
         firsts = np.cumsum(numbers) - numbers
         ordinals = np.repeat(heads, numbers) + count_within(numbers)
-        sizes = np.full(len(lanes), tables.SIZE_ABSENT, np.int64)
+        sizes = np.full(len(lanes), tables.Size.ABSENT, np.int64)
         canonical = np.lexsort((lanes, ordinals))
         found = documents.find(lanes[canonical], ordinals[canonical])
         for first in range(0, len(found), _DOCUMENTS_AT_ONCE):
@@ -123,8 +123,8 @@ class TailReader:
             read = documents.read(chunk, begun_sizes(chunk))
             self.kept.keep(read)
             chunk_sizes = read.table[:, tables.SIZE].copy()
-            chunk_sizes[read.table[:, tables.COUNT] == FILTERED] = tables.SIZE_FILTERED
-            chunk_sizes[read.table[:, tables.COUNT] == FAILED] = tables.SIZE_FAILED
+            chunk_sizes[read.table[:, tables.COUNT] == FILTERED] = tables.Size.FILTERED
+            chunk_sizes[read.table[:, tables.COUNT] == FAILED] = tables.Size.FAILED
             sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
         return sizes
 
@@ -197,7 +197,7 @@ class TailReader:
 
     def _streams_and_sizes(self, remnants: Ints) -> Ints:
         """The (stream, size) of each document not yet counted: int64 [documents, 2]."""
-        remnants = remnants[remnants[:, tables.REMNANT_SIZE] != tables.SIZE_ABSENT]
+        remnants = remnants[remnants[:, tables.REMNANT_SIZE] != tables.Size.ABSENT]
         found = self._documents.find(
             remnants[:, tables.REMNANT_LANE], remnants[:, tables.REMNANT_ORDINAL]
         )

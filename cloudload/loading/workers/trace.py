@@ -164,7 +164,7 @@ class Tracer:
         numbers = np.fromiter(samples.values(), np.int64, len(samples))
         nowhere = np.zeros_like(numbers)
         found = FoundDocuments(nowhere, nowhere, nowhere, numbers)
-        documents = reader.documents.read(found, nowhere)
+        documents = reader.documents.read(found, np.full_like(numbers, tables.Size.UNKNOWN))
         sizes = documents.table[:, tables.SIZE]
         pieces = np.column_stack(
             [np.zeros_like(numbers), np.arange(len(numbers)), np.zeros_like(numbers), sizes]

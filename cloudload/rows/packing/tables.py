@@ -6,6 +6,7 @@ documents ─► pieces of rows ─► spans of rows      remnants in lanes ─�
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from cloudload.system import Ints, Tokens
 
@@ -41,10 +42,19 @@ SPAN_COLUMNS = ("row", "stream", "epoch", "sample", "start", "stop")
 SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(len(SPAN_COLUMNS))
 """Columns of spans, int64 [spans, 6]: tokens [start, stop) of a sample of a stream."""
 
-SIZE_FAILED, SIZE_ABSENT, SIZE_FILTERED = -3, -2, -1
-"""Special values in a column of sizes. `SIZE_FAILED`: on_error="skip" left out the document.
-`SIZE_ABSENT`: there is no document or, in a remnant, the document was counted before.
-`SIZE_FILTERED`: the document was filtered out."""
+
+class Size(IntEnum):
+    """Values below 0 in a column of sizes or lengths, where the number of tokens would be."""
+
+    FILTERED = -1
+    """The document was filtered out."""
+    FAILED = -2
+    """The document is bad, and on_error="skip" left it out."""
+    ABSENT = -3
+    """There is no document or, in a remnant, the document was counted before."""
+    UNKNOWN = -4
+    """There is a document, but its size is not known."""
+
 
 NUM_REMNANT_COLUMNS = 5
 REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range(
@@ -52,7 +62,7 @@ REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range
 )
 """Columns of remnants, int64 [remnants, 5]: tokens [start, stop) of a document that remain in a
 lane when the tail, or a stage of the tail, begins. `REMNANT_SIZE` is the document's size,
-`SIZE_FILTERED`, or `SIZE_FAILED`. It is `SIZE_ABSENT` if the document was counted before."""
+`Size.FILTERED`, or `Size.FAILED`. It is `Size.ABSENT` if the document was counted before."""
 
 TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
 """Columns of the pieces of the tail's rows, int64 [pieces, 3]: the index of a remnant, and tokens

@@ -69,7 +69,7 @@ class Tail:
     def row_remnants(self, row: int) -> Ints:
         """The remnants whose documents are counted with row `row` of the run.
 
-        int64 [remnants, 5]; empty after the end. Includes remnants with size `SIZE_ABSENT`, whose
+        int64 [remnants, 5]; empty after the end. Includes remnants with size `Size.ABSENT`, whose
         documents were counted before. The caller must skip them.
         """
         index = min(row - self.first_row, self.num_rows)
@@ -119,7 +119,7 @@ def pack_tail(
 
     At that row, the lanes are at `cursors` (int64 [lanes, 2]) with `residues` ([lanes]). For each
     lane, `sizes` has the sizes of its documents, int64 [documents], beginning with the document
-    that the cursor is in. A size may be `SIZE_ABSENT`, `SIZE_FILTERED` or `SIZE_FAILED`. `stages`
+    that the cursor is in. A size may be `Size.ABSENT`, `Size.FILTERED` or `Size.FAILED`. `stages`
     lists the stages before the run was resumed. Returns only the current stage, whose rows have the
     `seq_len` of `packing`. Raises `ValueError` for an invalid residue, and for a cursor past the
     end of its document.
@@ -147,13 +147,14 @@ def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stag
 
 
 def counts_of_sizes(sizes: Ints) -> Ints:
-    """The statistic that each document counts toward, given `REMNANT_SIZE`: int64 [documents].
+    """The statistic that each document counts toward, given its size: int64, of the same shape.
 
-    The values are indices into `stats.COUNTS`.
+    The values are indices into `stats.COUNTS`, and -1 for `Size.ABSENT`.
     """
     counts = np.where(sizes > 0, DOCUMENTS, EMPTY)
-    counts[sizes == tables.SIZE_FILTERED] = FILTERED
-    counts[sizes == tables.SIZE_FAILED] = FAILED
+    counts[sizes == tables.Size.FILTERED] = FILTERED
+    counts[sizes == tables.Size.FAILED] = FAILED
+    counts[sizes == tables.Size.ABSENT] = -1
     return counts
 
 
@@ -161,7 +162,7 @@ def _list_remnants(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Int
     remnants: list[Ints] = []
     for lane, (ordinal, offset) in enumerate(cursors.tolist()):
         spans = [
-            (lane, *span, tables.SIZE_ABSENT) for span in residue_spans(residues[lane], ordinal)
+            (lane, *span, tables.Size.ABSENT) for span in residue_spans(residues[lane], ordinal)
         ]
         remnants.append(np.array(spans, np.int64).reshape(-1, tables.NUM_REMNANT_COLUMNS))
         lane_sizes = sizes[lane]
@@ -176,7 +177,7 @@ def _list_remnants(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Int
                 f"lane {lane} is at token {offset} of document {ordinal}, which has "
                 f"{rest[0, tables.REMNANT_STOP]} tokens"
             )
-        remnants.append(rest[lane_sizes != tables.SIZE_ABSENT])
+        remnants.append(rest[lane_sizes != tables.Size.ABSENT])
     joined: Ints = np.concatenate(remnants)
     # canonical order: by ordinal, then by lane
     in_order: Ints = joined[
@@ -226,7 +227,7 @@ def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
     again = remnants[[document for document, _, _ in spans]].reshape(-1, tables.NUM_REMNANT_COLUMNS)
     starts = np.array([start for _, start, _ in spans], np.int64)
     again[:, tables.REMNANT_START] += starts
-    again[:, tables.REMNANT_SIZE] = tables.SIZE_ABSENT
+    again[:, tables.REMNANT_SIZE] = tables.Size.ABSENT
     rest = remnants[ordinal:].copy()
     rest[:1, tables.REMNANT_START] += offset
     return np.concatenate([again, rest])

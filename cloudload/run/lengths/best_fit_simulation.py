@@ -310,7 +310,7 @@ class Playing:
         heads = np.array([player.next_ordinal for player in players])
         ordinals = heads[:, None] + np.arange(number)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
-        sizes, offsets = found.sizes.copy(), np.zeros_like(found.sizes)
+        sizes, offsets = found.tokens.copy(), np.zeros_like(found.tokens)
         offsets[:, 0] = [player.offset for player in players]
         # a partly read document was accepted before, even if `min_tokens` now excludes it
         sizes[:, 0] = np.where(offsets[:, 0] > 0, found.whole[:, 0], sizes[:, 0])

@@ -99,7 +99,7 @@ class TailCounts:
     def _count_documents(self, counts: Ints, number: int) -> None:
         """Add the documents of the first `number` remnants to `counts`."""
         sizes, packing = self._tail.remnants[:number, tables.REMNANT_SIZE], self._recipe.packing
-        counted = np.flatnonzero(sizes != tables.SIZE_ABSENT)
+        counted = np.flatnonzero(sizes != tables.Size.ABSENT)
         streams, sizes = self._streams[counted], sizes[counted]
         np.add.at(counts, (streams, counts_of_sizes(sizes)), 1)
         if packing.cuts:

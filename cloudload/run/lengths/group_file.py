@@ -22,10 +22,6 @@ import numpy as np
 
 from cloudload.system import Ids, Ints
 
-FILTERED = -1
-"""The length of a sample that the transform filtered out."""
-FAILED = -2
-"""The length of a bad document that on_error="skip" leaves out."""
 LISTED = (1 << 16) - 1
 """The value in `short` of a sample whose length is in the list of long samples."""
 _STORED_SIGN = 1 << 32
@@ -48,7 +44,7 @@ class GroupLengths:
     """uint32 [long]: the lengths of these samples."""
 
     def widen(self) -> Ints:
-        """The length of each sample, or `FILTERED` or `FAILED`: int64 [samples]."""
+        """The length of each sample, or `Size.FILTERED` or `Size.FAILED`: int64 [samples]."""
         lengths = self.short.astype(np.int64)
         lengths[self.places] = widen(self.values)
         return lengths
@@ -70,7 +66,10 @@ def narrow(lengths: Ints) -> tuple[Ids, Ids, Ids]:
 
 
 def widen(values: Ids) -> Ints:
-    """Convert `values` of `GroupLengths` to lengths, or `FILTERED` or `FAILED`: int64 [long]."""
+    """Convert `values` of `GroupLengths` to lengths or `Size`: int64 [long].
+
+    The stored values of `Size.FILTERED` and `Size.FAILED` are 2³² more.
+    """
     wide = values.astype(np.int64)
     return np.where(wide > _MOST_TOKENS, wide - _STORED_SIGN, wide)
 

@@ -232,7 +232,7 @@ class LaneTables:
 
         `reduce` sums the amounts of one column over the documents, and determines the shape.
         """
-        sums = [reduce(units_of(self._packing, found.sizes))]
+        sums = [reduce(units_of(self._packing, found.tokens))]
         counts = list_counts(self._packing, found)
         for stream in self.streams:
             is_own = found.streams == stream
@@ -348,7 +348,7 @@ class TableSearch:
         document and the cursor, and the number of all units before the cursor. If the target is
         beyond the documents, the cursor is after all of them.
         """
-        units = units_of(self._packing, found.sizes)
+        units = units_of(self._packing, found.tokens)
         ends = np.cumsum(units, axis=1)
         # the first document that ends at or after the target contains it
         places = (ends < targets[:, None]).sum(axis=1)
@@ -371,7 +371,7 @@ class TableSearch:
 
     def sum_first(self, found: DocumentSizes, places: Ints) -> Ints:
         """Sum the columns of the first `places` documents of each lane: [lanes, columns]."""
-        is_before = np.arange(found.sizes.shape[1]) < places[:, None]
+        is_before = np.arange(found.tokens.shape[1]) < places[:, None]
         return self._tables.sum_columns(found, lambda column: (column * is_before).sum(axis=1))
 
 

@@ -19,17 +19,10 @@ from cloudload.errors import StreamChangedError
 from cloudload.order import EpochOrders
 from cloudload.rows import Packing, tables
 from cloudload.run.lengths.lane_tables import UNITS, LaneTables, TableSearch
-from cloudload.run.lengths.sizes import ABSENT, DocumentSizes, LaneSizes, units_of
+from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, units_of
 from cloudload.run.position import Residues
-from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
+from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
 from cloudload.system import NEVER, Flags, Ints, count_within
-
-_SIZE_OF_KIND = {
-    ABSENT: tables.SIZE_ABSENT,
-    FILTERED: tables.SIZE_FILTERED,
-    FAILED: tables.SIZE_FAILED,
-}
-
 
 # above this number of documents, a table is faster than measuring the documents one by one: a table
 # that exists, or one that must be built first
@@ -170,16 +163,14 @@ class LaneWalker:
         """The sizes of the documents from each cursor to the end of its lane, encoded as in
         remnants.
 
-        `cursors` is int64 [lanes, 3]. Returns int64 [documents] for each lane, with `SIZE_ABSENT`,
-        `SIZE_FILTERED` and `SIZE_FAILED`. Raises `StreamChangedError` as `advance` does.
+        `cursors` is int64 [lanes, 3]. Returns int64 [documents] for each lane, with `Size.ABSENT`,
+        `Size.FILTERED` and `Size.FAILED`. Raises `StreamChangedError` as `advance` does.
         """
         heads = cursors[:, tables.CURSOR_ORDINAL]
         numbers = np.maximum(0, self._tables.ends - heads)
         lanes = np.repeat(np.arange(len(cursors)), numbers)
         found = self._sizes.measure(lanes, np.repeat(heads, numbers) + count_within(numbers))
         sizes = found.sizes.copy()
-        for kind, size in _SIZE_OF_KIND.items():
-            sizes[found.kinds == kind] = size
         parts = np.split(sizes, np.cumsum(numbers)[:-1])
         begun = np.flatnonzero((cursors[:, tables.CURSOR_OFFSET] > 0) & (numbers > 0))
         wholes = self._measure_begun(begun, cursors).whole

@@ -106,7 +106,7 @@ class RowPieces:
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
         # a partly read document was accepted before, even if `min_tokens` now excludes it
         is_begun = cursors[:, tables.CURSOR_OFFSET] > 0
-        sizes = found.sizes.copy()
+        sizes = found.tokens.copy()
         sizes[is_begun, 0] = found.whole[is_begun, 0]
         # only the first document of a run can have tokens in earlier rows
         offsets = np.zeros_like(sizes)

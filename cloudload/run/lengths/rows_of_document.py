@@ -205,7 +205,7 @@ def _measure_left(
     )
     found = walker.measure(lanes, ordinals)
     starts = np.where(is_begun, cursors[lanes, tables.CURSOR_OFFSET], 0)
-    return starts, np.where(is_begun, found.whole, found.sizes)
+    return starts, np.where(is_begun, found.whole, found.tokens)
 
 
 def _measure(

@@ -15,24 +15,16 @@ from functools import cached_property
 import numpy as np
 
 from cloudload.order import EpochOrders
-from cloudload.rows import Packing
+from cloudload.rows import Packing, counts_of_sizes, tables
 from cloudload.run.components import Component
-from cloudload.run.lengths.group_file import FAILED as FAILED_LENGTH
 from cloudload.stats import (
     COUNTS,
-    DOCUMENTS,
-    EMPTY,
-    FAILED,
-    FILTERED,
     PADDING,
     READ,
     TOKENS,
     TRUNCATED,
 )
 from cloudload.system import Flags, Ints
-
-ABSENT = -1
-"""The kind of a hole: a position, at the end of an epoch, without a document."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +36,15 @@ class DocumentSizes:
     samples: Ints
     """Index of each document's sample in the corpus; meaningless for a hole."""
     sizes: Ints
-    """Number of tokens to pack, framing included; 0 if there is nothing to pack."""
+    """Number of tokens to pack, framing included, or a `tables.Size`: `Size.ABSENT` for a hole, a
+    position at the end of an epoch without a document."""
     whole: Ints
     """Number of tokens, framing included, even if `min_tokens` filters the document out."""
-    kinds: Ints
-    """The statistic that each document counts toward (an index into `stats.COUNTS`), or
-    `ABSENT`."""
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """Number of tokens to pack, framing included; 0 if there is nothing to pack."""
+        return np.maximum(self.sizes, 0)
 
 
 @dataclass(frozen=True)
@@ -106,18 +101,11 @@ class LaneSizes:
             samples[chosen] += np.asarray(self.orders(epoch)[positions[chosen]], np.int64)
         streams, lengths = self.streams_of(samples), self.lengths_of(samples)
         whole = np.maximum(lengths, 0) + self.num_framing[streams]
-        has_failed = lengths == FAILED_LENGTH
-        # negative lengths are samples that were filtered out or failed
-        is_left_out = (lengths < 0) | (whole < self.min_tokens)
-        kinds = np.where(is_left_out, FILTERED, np.where(whole > 0, DOCUMENTS, EMPTY))
-        kinds[has_failed] = FAILED
-        return DocumentSizes(
-            streams=streams,
-            samples=samples,
-            sizes=np.where(is_left_out | ~is_there, 0, whole),
-            whole=whole,
-            kinds=np.where(is_there, kinds, ABSENT),
-        )
+        sizes = np.where(whole < self.min_tokens, np.int64(tables.Size.FILTERED), whole)
+        # a negative length says why the sample is left out
+        sizes = np.where(lengths < 0, lengths, sizes)
+        sizes[~is_there] = tables.Size.ABSENT
+        return DocumentSizes(streams=streams, samples=samples, sizes=sizes, whole=whole)
 
 
 def units_of(packing: Packing, sizes: Ints) -> Ints:
@@ -132,13 +120,14 @@ def list_counts(packing: Packing, found: DocumentSizes) -> list[Ints]:
 
     Returns one int64 array per count, of the shape of `found.sizes`.
     """
-    packed = np.minimum(found.sizes, packing.seq_len) if packing.cuts else found.sizes
+    packed = np.minimum(found.tokens, packing.seq_len) if packing.cuts else found.tokens
     is_padded = packing.name == "one_per_row"
-    full = units_of(packing, found.sizes) * packing.seq_len if is_padded else packed
+    full = units_of(packing, found.tokens) * packing.seq_len if is_padded else packed
+    kinds = counts_of_sizes(found.sizes)
     counts = {
         TOKENS: packed,
-        TRUNCATED: found.sizes - packed,
+        TRUNCATED: found.tokens - packed,
         PADDING: full - packed,
-        **{kind: (found.kinds == kind).astype(np.int64) for kind in READ},
+        **{kind: (kinds == kind).astype(np.int64) for kind in READ},
     }
     return [counts[number] for number in range(len(COUNTS))]

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from cloudload.config import Transform, checks, choices
+from cloudload.config import OnError, Transform, checks, choices
 from cloudload.data import urls, writer
 from cloudload.system import option_help
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
@@ -76,7 +76,7 @@ def convert_to_mds(
     tokenizer: Any = None,
     transform: Transform | None = None,
     transform_id: str | None = None,
-    on_error: choices.OnError = "raise",
+    on_error: OnError = "raise",
     processes: int | None = None,
     executor: Executor | None = None,
     worker: str | None = None,

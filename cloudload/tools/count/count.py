@@ -12,7 +12,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cloudload.config import TEXT_KEY, RowsConfig, Stream, Transform, checks, choices
+from cloudload.config import (
+    TEXT_KEY,
+    OnError,
+    RowsConfig,
+    Stream,
+    TokenDtype,
+    TokenizerBackend,
+    Transform,
+    checks,
+)
 from cloudload.data import Corpus, Dataset, Retry, cache_folder, objects, own_objects, redact, urls
 from cloudload.rows import choose_backend
 from cloudload.run import Recipe, length_files, lengths_index, open_recipe
@@ -45,11 +54,11 @@ def count_tokens(
     split: str | None = None,
     text_key: str = TEXT_KEY,
     tokens_key: str | None = None,
-    tokens_dtype: choices.TokenDtype | None = None,
+    tokens_dtype: TokenDtype | None = None,
     transform: Transform | None = None,
     transform_id: str | None = None,
-    on_error: choices.OnError = "raise",
-    tokenizer_backend: choices.TokenizerBackend = "auto",
+    on_error: OnError = "raise",
+    tokenizer_backend: TokenizerBackend = "auto",
     out: str | os.PathLike[str] | None = None,
     by: str | None = None,
     again: bool = False,
@@ -147,11 +156,11 @@ def estimate_tokens(
     split: str | None = None,
     text_key: str = TEXT_KEY,
     tokens_key: str | None = None,
-    tokens_dtype: choices.TokenDtype | None = None,
+    tokens_dtype: TokenDtype | None = None,
     transform: Transform | None = None,
     transform_id: str | None = None,
-    on_error: choices.OnError = "raise",
-    tokenizer_backend: choices.TokenizerBackend = "auto",
+    on_error: OnError = "raise",
+    tokenizer_backend: TokenizerBackend = "auto",
     retry: Retry | None = None,
 ) -> CountEstimate:
     """Estimate the tokens of a dataset from a sample of its documents. Writes nothing.

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from cloudload.data import Retry, redact
-from cloudload.run import Recipe, group_file
+from cloudload.rows import tables
+from cloudload.run import Recipe
 from cloudload.system import Floats, Ints, reports, temp_files
 from cloudload.tools.count.group import open_meter
 from cloudload.tools.count.length_report import LengthCounter, LengthStats
@@ -62,7 +63,7 @@ class LengthSample:
 
     recipe: Recipe
     lengths: Ints
-    """Length of each document read, or `group_file.FILTERED` or `FAILED`: int64 [read]."""
+    """Length of each document read, or `tables.Size.FILTERED` or `FAILED`: int64 [read]."""
     text_bytes: int
     """Total bytes of the texts of the samples read."""
     chosen: Ints
@@ -145,7 +146,7 @@ def _sums(lengths: Ints, sizes: Ints) -> tuple[int, int, int]:
     """Sum the tokens, filtered samples, and bytes of the samples read from a shard."""
     return (
         int(lengths[lengths > 0].sum()),
-        int((lengths == group_file.FILTERED).sum()),
+        int((lengths == tables.Size.FILTERED).sum()),
         int(sizes.sum()),
     )
 

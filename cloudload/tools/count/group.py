@@ -31,7 +31,7 @@ from cloudload.data import (
 )
 from cloudload.errors import DatasetError, StoreError
 from cloudload.loading import DocumentReader, ShardSource
-from cloudload.rows import DocumentTokenizer, TokenizerSpec
+from cloudload.rows import DocumentTokenizer, TokenizerSpec, tables
 from cloudload.run import Recipe, group_file, lengths_index
 from cloudload.system import Ints, temp_files
 from cloudload.tools.count.length_report import LengthCounter
@@ -141,8 +141,8 @@ def write_group(
         "samples": len(lengths),
         "tokens": int(lengths[lengths > 0].sum()),
         "empty": int((lengths == 0).sum()),
-        "filtered": int((lengths == group_file.FILTERED).sum()),
-        "failed": int((lengths == group_file.FAILED).sum()),
+        "filtered": int((lengths == tables.Size.FILTERED).sum()),
+        "failed": int((lengths == tables.Size.FAILED).sum()),
         "text_bytes": text_bytes,
     }
     objects.write_object(work.url_of(shards), group_file.encode_group(header, lengths), work.retry)
@@ -230,7 +230,7 @@ class LengthMeter:
         lengths = np.concatenate([part for part, _ in found])
         if self._stored_column is None:
             return lengths, sum(size for _, size in found)
-        return lengths, int(self._stored_bytes(shard, within)[lengths != group_file.FAILED].sum())
+        return lengths, int(self._stored_bytes(shard, within)[lengths != tables.Size.FAILED].sum())
 
     def shard(self, number: int) -> Shard:
         """Return the shard with index `number`, and prefetch the next two."""
@@ -251,7 +251,8 @@ class LengthMeter:
         if len(kept) == len(texts):
             return np.diff(offsets), size
         lengths = np.array(
-            [group_file.FILTERED if text is None else group_file.FAILED for text in texts], np.int64
+            [tables.Size.FILTERED if text is None else tables.Size.FAILED for text in texts],
+            np.int64,
         )
         lengths[[isinstance(text, str) for text in texts]] = np.diff(offsets)
         return lengths, size

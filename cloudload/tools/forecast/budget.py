@@ -176,7 +176,7 @@ def _limit_rows(lengths: RunLengths, global_batch: int) -> int:
         epochs = max(_FEWEST_EPOCHS, _MOST_WORK // (number + _WORK_OF_EPOCH))
         ordinals = np.arange(-(-min(_MOST_MEASURED, number) // recipe.num_lanes))[:, None]
         lanes = np.arange(recipe.num_lanes)[None, :] + 0 * ordinals
-        sizes = lengths.walkers[place].measure(lanes, ordinals + 0 * lanes).sizes
+        sizes = lengths.walkers[place].measure(lanes, ordinals + 0 * lanes).tokens
         tokens = float(np.maximum(0, sizes).mean()) * number
         share = max(1, int(shares[place])) / shares.sum()
         most = min(most, epochs * max(1.0, tokens / recipe.packing.seq_len) / share)

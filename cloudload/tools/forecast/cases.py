@@ -177,7 +177,7 @@ def _pack_lane(
     while read < _DOCUMENTS_OF_LANE and len(packer.rows) < rows:
         ordinals = np.arange(read, read + _DOCUMENTS_AT_ONCE)
         found = lengths.walkers[place].measure(np.full_like(ordinals, lane[1]), ordinals)
-        for ordinal, size in zip(ordinals.tolist(), found.sizes.tolist(), strict=True):
+        for ordinal, size in zip(ordinals.tolist(), found.tokens.tolist(), strict=True):
             packer.add(ordinal, size)
         read += _DOCUMENTS_AT_ONCE
     first = itertools.islice(packer.rows, rows)
@@ -190,7 +190,7 @@ class StreamSample:
 
     estimate: CountEstimate
     lengths: Ints
-    """Length of each document read, or `group_file.FILTERED` or `FAILED`: int64 [read]."""
+    """Length of each document read, or `tables.Size.FILTERED` or `FAILED`: int64 [read]."""
     relative: Floats
     """The lengths, divided by the mean bytes of a sample in their shard: float64 [read]."""
     mean_bytes: Floats

@@ -26,7 +26,7 @@ import numpy as np
 
 from cloudload.order import SeekableOrder, mixture_counts
 from cloudload.rows import tables
-from cloudload.run import ABSENT, BestFitRows, BestFitWalker, row_pieces, units_of
+from cloudload.run import BestFitRows, BestFitWalker, row_pieces, units_of
 from cloudload.system import NEVER, Flags, Ints, count_within
 from cloudload.tools.forecast.node_reads import NodeReads, list_ends
 
@@ -244,14 +244,14 @@ def _list_cut(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[Pa
     for lanes, ordinals in _share_ordinals(stops):
         # where each document begins and ends in its lane, in units since the start
         found = lengths.walkers[place].measure(lanes, ordinals)
-        ends = before + np.cumsum(units_of(packing, found.sizes), axis=0)
-        starts = ends - units_of(packing, found.sizes)
+        ends = before + np.cumsum(units_of(packing, found.tokens), axis=0)
+        starts = ends - units_of(packing, found.tokens)
         before = ends[-1]
-        is_read = (ordinals < stops) & (found.kinds != ABSENT)
+        is_read = (ordinals < stops) & (found.sizes != tables.Size.ABSENT)
         # a document without units is read with the row that follows, so it counts as in one row
         firsts = starts // lengths.units_of_row
         counts = np.maximum(starts, ends - 1) // lengths.units_of_row - firsts + 1
-        for chosen, is_ahead in find.split(is_read, found.sizes):
+        for chosen, is_ahead in find.split(is_read, found.tokens):
             number = counts[chosen]
             own, ordinal = (np.repeat(each[chosen], number) for each in (lanes, ordinals))
             in_rows = rows.at(own, np.repeat(firsts[chosen], number) + count_within(number))
@@ -297,9 +297,13 @@ def _list_others(
     for lanes, ordinals in _share_ordinals(stops):
         found = reading.lengths.walkers[place].measure(lanes, ordinals)
         in_rows = later[ordinals[:, 0]]
-        is_there = (ordinals < stops) & (found.kinds != ABSENT) & (firsts[ordinals[:, 0]] == NEVER)
-        is_passed = is_there & (found.sizes == 0) & (in_rows < NEVER)
-        for chosen, is_ahead in find.split(is_passed, found.sizes):
+        is_there = (
+            (ordinals < stops)
+            & (found.sizes != tables.Size.ABSENT)
+            & (firsts[ordinals[:, 0]] == NEVER)
+        )
+        is_passed = is_there & (found.tokens == 0) & (in_rows < NEVER)
+        for chosen, is_ahead in find.split(is_passed, found.tokens):
             passed = lanes[chosen], ordinals[chosen], in_rows[chosen]
             yield from find.list_uses(*passed, is_ahead=is_ahead)
         if not is_over:

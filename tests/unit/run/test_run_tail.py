@@ -7,7 +7,7 @@ import pytest
 
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.rows.packing.residue import encode_residue
-from cloudload.rows.packing.tables import SIZE_ABSENT, SIZE_FILTERED
+from cloudload.rows.packing.tables import Size
 from cloudload.run.position import LaneArrays
 from cloudload.run.run_tail import check_has_tokens, pack_component_tail, pack_run_tail
 from testkit.tiny_runs import tiny_recipe
@@ -48,7 +48,7 @@ def test_holes_are_not_documents_and_filtered_ones_have_no_piece() -> None:
         start=0,
         stages=(),
         ended=ended((0, 0, 0), (0, 0, 0)),
-        sizes=sizes([SIZE_FILTERED, 2], [SIZE_ABSENT, 0]),
+        sizes=sizes([Size.FILTERED, 2], [Size.ABSENT, 0]),
     )
     assert tail.remnants[:, 1].tolist() == [0, 1, 1]
     assert tail.pieces.tolist() == [[1, 0, 2]]
@@ -59,7 +59,7 @@ def test_waiting_spans_of_best_fit_are_left_too_and_were_counted() -> None:
     residues = np.array([[encode_residue(()) + encode_residue([(0, 1, 4)]), b""]], object)
     arrays = LaneArrays(ended((1, 0, 0), (1, 0, 0)).cursors, residues, np.zeros((1, 7), np.int64))
     tail = pack_run_tail(recipe, start=0, stages=(), ended=arrays, sizes=sizes([], [2]))
-    assert tail.remnants.tolist() == [[0, 0, 1, 4, SIZE_ABSENT], [1, 1, 0, 2, 2]]
+    assert tail.remnants.tolist() == [[0, 0, 1, 4, Size.ABSENT], [1, 1, 0, 2, 2]]
     assert tail.row_pieces(0).tolist() == [[0, 1, 4], [1, 0, 2]]
 
 

@@ -9,11 +9,9 @@ from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.residue import EMPTY_GROUP, encode_residue
 from cloudload.rows.packing.tables import (
     REMNANT_ORDINAL,
-    SIZE_ABSENT,
-    SIZE_FAILED,
-    SIZE_FILTERED,
     TAIL_START,
     TAIL_STOP,
+    Size,
 )
 from cloudload.rows.packing.tail import (
     Stages,
@@ -79,8 +77,8 @@ def test_documents_come_by_ordinal_and_then_by_lane() -> None:
 
 
 def test_a_tail_of_no_tokens_has_no_rows() -> None:
-    no_documents: list[list[int]] = [[], []]
-    for sizes in (no_documents, [[0, SIZE_FILTERED], [SIZE_ABSENT]]):
+    cases: list[list[list[int]]] = [[[], []], [[0, Size.FILTERED], [Size.ABSENT]]]
+    for sizes in cases:
         tail = tail_of(sizes)
         assert (tail.num_rows, tail.end) == (0, 100)
         assert tail.row_pieces(100).tolist() == tail.row_remnants(100).tolist() == []
@@ -89,11 +87,11 @@ def test_a_tail_of_no_tokens_has_no_rows() -> None:
 
 def test_a_row_counts_the_documents_that_its_cursor_passes() -> None:
     """The cursor after row 100 is in the second document, and the last row passes all."""
-    tail = tail_of([[4, 0, 3, SIZE_FILTERED]], cursors=[(2, 0)])
+    tail = tail_of([[4, 0, 3, Size.FILTERED]], cursors=[(2, 0)])
     assert rows_of(tail) == [[(0, 2, 0, 4), (0, 4, 0, 1)], [(0, 4, 1, 3)]]
     counted = [tail.row_remnants(row)[:, REMNANT_ORDINAL].tolist() for row in (100, 101, 102)]
     assert counted == [[2, 3], [4, 5], []]
-    assert len(tail_of([[4, SIZE_FILTERED]]).row_remnants(100)) == 2
+    assert len(tail_of([[4, Size.FILTERED]]).row_remnants(100)) == 2
 
 
 def test_rows_after_the_end_are_empty() -> None:
@@ -112,7 +110,7 @@ def test_documents_need_not_be_fair_in_the_tail() -> None:
 
 
 def test_a_statistic_counts_a_document_by_its_size() -> None:
-    sizes = np.array([5, 1, 0, SIZE_FILTERED, SIZE_FAILED])
+    sizes = np.array([5, 1, 0, Size.FILTERED, Size.FAILED])
     assert counts_of_sizes(sizes).tolist() == [DOCUMENTS, DOCUMENTS, EMPTY, FILTERED, FAILED]
 
 
@@ -124,7 +122,7 @@ def test_what_a_lane_held_back_is_in_the_tail() -> None:
 
 
 def test_filtered_documents_finish_with_a_row_and_absent_ones_are_nothing() -> None:
-    tail = tail_of([[5, SIZE_FILTERED, 3], [SIZE_ABSENT, SIZE_FILTERED]])
+    tail = tail_of([[5, Size.FILTERED, 3], [Size.ABSENT, Size.FILTERED]])
     assert len(tail.remnants) == 4
     assert [len(tail.row_remnants(row)) for row in (100, 101, 102)] == [1, 3, 0]
 
@@ -133,7 +131,7 @@ def test_filtered_documents_finish_with_a_row_and_absent_ones_are_nothing() -> N
     "taken", [[], [100], [101, 103], [99, 102, 104, 999], [100, 101, 102, 103]]
 )
 def test_some_rows_of_a_tail_are_those_rows(taken: list[int]) -> None:
-    tail = tail_of([[4, 9, SIZE_FILTERED], [0, 3], [1]])
+    tail = tail_of([[4, 9, Size.FILTERED], [0, 3], [1]])
     assert tail.end == 104
     part = take_rows(tail, np.array(taken, np.int64))
     assert (part.first_row, part.end) == (100, 104)
@@ -182,10 +180,10 @@ def test_a_stage_begins_after_the_rows_that_were_delivered(
 def test_what_waits_after_a_stage_is_packed_first_and_not_counted_again() -> None:
     """Of documents of 3, 4 and 9 tokens, row 0 holds 5 of the last, and all others wait."""
     best_fit = Packing("best_fit", 7, 4, "cut")
-    tail = tail_of([[3, 4, 9, SIZE_FILTERED]], packing=best_fit, stages=((5, 1),))
+    tail = tail_of([[3, 4, 9, Size.FILTERED]], packing=best_fit, stages=((5, 1),))
     assert tail.first_row == 101
     assert rows_of(tail) == [[(0, 1, 0, 4), (0, 0, 0, 3)], [(0, 2, 5, 9)]]
-    assert tail.remnants[:, -1].tolist() == [SIZE_ABSENT, SIZE_ABSENT, 9, SIZE_FILTERED]
+    assert tail.remnants[:, -1].tolist() == [Size.ABSENT, Size.ABSENT, 9, Size.FILTERED]
 
 
 def test_the_rest_of_a_long_document_waits_after_a_stage() -> None:
@@ -195,7 +193,7 @@ def test_the_rest_of_a_long_document_waits_after_a_stage() -> None:
 
 
 def test_documents_without_tokens_after_the_last_stage_were_counted_with_it() -> None:
-    tail = tail_of([[5, SIZE_FILTERED]], packing=Packing("concat", 7, 0, "cut"), stages=((5, 1),))
+    tail = tail_of([[5, Size.FILTERED]], packing=Packing("concat", 7, 0, "cut"), stages=((5, 1),))
     assert (tail.first_row, tail.num_rows, len(tail.remnants)) == (101, 0, 0)
 
 

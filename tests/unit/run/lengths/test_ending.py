@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.rows.packing.tables import SIZE_ABSENT, SIZE_FAILED, SIZE_FILTERED
+from cloudload.rows.packing.tables import Size
 from cloudload.rows.packing.tail import Tail
 from cloudload.run.lengths.ending import TailCounts, first_dry_row
 from cloudload.stats import COUNTS
@@ -37,9 +37,9 @@ REMNANTS = np.array(
     [
         [0, 4, 1, 4, 4],  # the first token was in an earlier row
         [1, 4, 0, 7, 7],
-        [0, 5, 0, 0, SIZE_FILTERED],
-        [1, 5, 0, 0, SIZE_FAILED],
-        [0, 6, 0, 2, SIZE_ABSENT],
+        [0, 5, 0, 0, Size.FILTERED],
+        [1, 5, 0, 0, Size.FAILED],
+        [0, 6, 0, 2, Size.ABSENT],
         [1, 6, 0, 0, 0],
     ]
 )

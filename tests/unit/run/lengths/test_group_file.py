@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudload.rows.packing.tables import Size
 from cloudload.run.lengths.group_file import (
-    FAILED,
-    FILTERED,
     LISTED,
     decode_group,
     encode_group,
@@ -39,11 +38,11 @@ def test_lengths_are_read_as_they_were_written(lengths: list[int]) -> None:
 
 
 def test_only_lengths_that_do_not_fit_2_bytes_are_listed() -> None:
-    short, places, values = narrow(np.array([0, LISTED - 1, LISTED, FILTERED, 7, FAILED]))
+    short, places, values = narrow(np.array([0, LISTED - 1, LISTED, Size.FILTERED, 7, Size.FAILED]))
     assert short.tolist() == [0, 65_534, LISTED, LISTED, 7, LISTED]
     assert places.tolist() == [2, 3, 5]
     assert values.tolist() == [65_535, (1 << 32) - 1, (1 << 32) - 2]
-    assert widen(values).tolist() == [65_535, FILTERED, FAILED]
+    assert widen(values).tolist() == [65_535, Size.FILTERED, Size.FAILED]
 
 
 def test_the_longest_length_is_2_to_32_minus_3() -> None:

@@ -47,7 +47,7 @@ def test_entry_b_of_a_table_is_the_sum_of_the_b_blocks_before_it(
     tables, found = tables_of(run), run.lengths.sizes[0]
     for lane in range(2):
         ordinals = np.arange(number * tables.num_ordinals, (number + 1) * tables.num_ordinals)
-        sizes = found.measure(np.full_like(ordinals, lane), ordinals).sizes.tolist()
+        sizes = found.measure(np.full_like(ordinals, lane), ordinals).tokens.tolist()
         for block, entry in enumerate(tables[number][:, lane].tolist()):
             before = sizes[: block * tables.block]
             assert entry[UNITS] == sum(before)

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.errors import StreamChangedError
-from cloudload.rows.packing.tables import SIZE_ABSENT, SIZE_FAILED, SIZE_FILTERED
-from cloudload.run.lengths.group_file import FAILED as FAILED_LENGTH
-from cloudload.run.lengths.group_file import FILTERED as FILTERED_LENGTH
+from cloudload.rows.packing.tables import Size
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.stats import COUNTS
 from cloudload.system.arrays import Ints
@@ -248,26 +246,26 @@ def test_units_beyond_a_finite_lane_are_dry() -> None:
 
 
 def test_the_rest_of_a_lane_lists_sizes_and_why_others_are_missing() -> None:
-    lengths = [8, 4, FILTERED_LENGTH, 2, FAILED_LENGTH]
+    lengths = [8, 4, Size.FILTERED, 2, Size.FAILED]
     walker = walker_of(TinyRun(lengths, epochs=1))
     rest = walker.measure_rest(cursors((0, 3, 8), (1, 0, 0)))
-    assert [each.tolist() for each in rest] == [[8, SIZE_FILTERED, SIZE_FAILED], [2, SIZE_ABSENT]]
+    assert [each.tolist() for each in rest] == [[8, Size.FILTERED, Size.FAILED], [2, Size.ABSENT]]
 
 
 def test_the_rest_of_a_lane_begins_with_a_begun_document_that_min_tokens_would_drop() -> None:
     walker = walker_of(TinyRun([3, 4], num_lanes=1, epochs=1, min_tokens=9))
     [rest] = walker.measure_rest(cursors((0, 1, 3)))
-    assert rest.tolist() == [3, SIZE_FILTERED]
+    assert rest.tolist() == [3, Size.FILTERED]
 
 
 def test_a_lane_at_its_end_has_no_rest() -> None:
     walker = walker_of(TinyRun([3, 4, 5], epochs=1))
     rest = walker.measure_rest(cursors((2, 0, 0), (0, 0, 0)))
-    assert [each.tolist() for each in rest] == [[], [4, SIZE_ABSENT]]
+    assert [each.tolist() for each in rest] == [[], [4, Size.ABSENT]]
 
 
 def test_documents_count_to_their_end_however_far_they_are() -> None:
-    run = TinyRun([3, 4, FILTERED_LENGTH, 5] * 2_048)
+    run = TinyRun([3, 4, Size.FILTERED, 5] * 2_048)
     walker = walker_of(run)
     near = walker.count_documents(count(0, 1), count(0, 1), count(3, 2))
     assert named(near[0]) == {"tokens": 11, "documents": 3, "filtered": 1}

@@ -13,7 +13,8 @@ import pytest
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.storage.base import Retry
 from cloudload.errors import CacheError, DatasetError
-from cloudload.run.lengths.group_file import FAILED, FILTERED, encode_group
+from cloudload.rows.packing.tables import Size
+from cloudload.run.lengths.group_file import encode_group
 from cloudload.run.lengths.length_files import (
     CorpusLengths,
     CountedDataset,
@@ -63,10 +64,12 @@ def first_group(folder: Path) -> Path:
 
 def test_lengths_are_those_of_the_samples_in_order(tmp_path: Path) -> None:
     found = open_dataset_lengths(
-        counted(tmp_path / "at", [3, 70_000], [0, FILTERED, FAILED]), tmp_path / "cache", RETRY
+        counted(tmp_path / "at", [3, 70_000], [0, Size.FILTERED, Size.FAILED]),
+        tmp_path / "cache",
+        RETRY,
     )
     samples = np.array([[4, 0], [1, 3]])
-    assert found.of(samples).tolist() == [[FAILED, 3], [70_000, FILTERED]]
+    assert found.of(samples).tolist() == [[Size.FAILED, 3], [70_000, Size.FILTERED]]
 
 
 def test_samples_of_later_groups_come_after_those_of_earlier_ones(tmp_path: Path) -> None:

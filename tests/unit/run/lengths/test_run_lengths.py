@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
-from cloudload.run.lengths.group_file import FILTERED as FILTERED_LENGTH
+from cloudload.rows.packing.tables import Size
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Origin, Position
 from cloudload.stats import COUNTS
@@ -93,7 +93,7 @@ def test_a_position_counts_the_rows_before_it_wherever_it_was_reached_from(
 def test_at_its_end_a_run_has_counted_every_document_once(
     lengths: list[int], options: dict[str, Any], epochs: int
 ) -> None:
-    run = TinyRun([FILTERED_LENGTH, *lengths], epochs=epochs, **options)
+    run = TinyRun([Size.FILTERED, *lengths], epochs=epochs, **options)
     ending = run.lengths.find_ending(run.start)
     counts = named(run.lengths.advance(run.start, ending.end))
     assert counts["tokens"] + counts.get("truncated", 0) == epochs * sum(lengths)

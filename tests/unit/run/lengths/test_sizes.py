@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cloudload.rows.packing.packers import Packing
-from cloudload.run.lengths.group_file import FAILED as FAILED_LENGTH
-from cloudload.run.lengths.group_file import FILTERED as FILTERED_LENGTH
-from cloudload.run.lengths.sizes import ABSENT, DocumentSizes, list_counts, units_of
+from cloudload.rows.packing.tables import Size
+from cloudload.rows.packing.tail import counts_of_sizes
+from cloudload.run.lengths.sizes import DocumentSizes, list_counts, units_of
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FAILED, FILTERED
 from testkit.tiny_runs import TinyRun
 
@@ -26,19 +26,17 @@ def test_a_lane_reads_every_second_sample_of_two_lanes_epoch_after_epoch() -> No
     found = measure(run, 1, 5)
     assert found.samples.tolist() == [1, 3, 1, 3, 1]
     assert found.sizes.tolist() == [4, 5, 4, 5, 4]
-    assert found.kinds.tolist() == [DOCUMENTS] * 5
 
 
 def test_an_epoch_that_the_lanes_do_not_divide_ends_with_a_hole() -> None:
     found = measure(TinyRun([3, 4, 2]), 1, 4)
-    assert found.sizes.tolist() == [4, 0, 4, 0]
-    assert found.kinds.tolist() == [DOCUMENTS, ABSENT, DOCUMENTS, ABSENT]
+    assert found.sizes.tolist() == [4, Size.ABSENT, 4, Size.ABSENT]
+    assert found.tokens.tolist() == [4, 0, 4, 0]
 
 
 def test_after_the_last_epoch_there_are_only_holes() -> None:
     found = measure(TinyRun([3, 4, 2, 5], epochs=1), 0, 4)
-    assert found.sizes.tolist() == [3, 2, 0, 0]
-    assert found.kinds.tolist() == [DOCUMENTS, DOCUMENTS, ABSENT, ABSENT]
+    assert found.sizes.tolist() == [3, 2, Size.ABSENT, Size.ABSENT]
 
 
 def test_each_stream_adds_its_own_bos_and_eos() -> None:
@@ -49,22 +47,22 @@ def test_each_stream_adds_its_own_bos_and_eos() -> None:
 
 
 def test_a_document_without_tokens_is_empty_and_one_that_was_left_out_is_not() -> None:
-    found = measure(TinyRun([0, FILTERED_LENGTH, FAILED_LENGTH, 1], num_lanes=1), 0, 4)
-    assert found.sizes.tolist() == [0, 0, 0, 1]
-    assert found.kinds.tolist() == [EMPTY, FILTERED, FAILED, DOCUMENTS]
+    found = measure(TinyRun([0, Size.FILTERED, Size.FAILED, 1], num_lanes=1), 0, 4)
+    assert found.sizes.tolist() == [0, Size.FILTERED, Size.FAILED, 1]
+    assert found.tokens.tolist() == [0, 0, 0, 1]
+    assert counts_of_sizes(found.sizes).tolist() == [EMPTY, FILTERED, FAILED, DOCUMENTS]
 
 
 def test_min_tokens_compares_the_size_with_bos_and_eos() -> None:
     run = TinyRun([1, 2, 3], num_lanes=1, frames=[(1, 2)], min_tokens=4)
     found = measure(run, 0, 3)
-    assert found.sizes.tolist() == [0, 4, 5]
+    assert found.sizes.tolist() == [Size.FILTERED, 4, 5]
     assert found.whole.tolist() == [3, 4, 5]
-    assert found.kinds.tolist() == [FILTERED, DOCUMENTS, DOCUMENTS]
 
 
 def test_a_failed_document_below_min_tokens_still_counts_as_failed() -> None:
-    found = measure(TinyRun([FAILED_LENGTH, 1], num_lanes=1, min_tokens=9), 0, 2)
-    assert found.kinds.tolist() == [FAILED, FILTERED]
+    found = measure(TinyRun([Size.FAILED, 1], num_lanes=1, min_tokens=9), 0, 2)
+    assert found.sizes.tolist() == [Size.FAILED, Size.FILTERED]
 
 
 def test_a_component_of_a_mixture_reads_only_its_own_samples() -> None:

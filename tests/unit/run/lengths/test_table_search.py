@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloudload.run.lengths.lane_tables import UNITS, LaneTables, TableSearch
 from cloudload.run.lengths.sizes import DocumentSizes, units_of
-from cloudload.stats import DOCUMENTS, TOKENS
+from cloudload.stats import TOKENS
 from testkit.tiny_runs import TinyRun
 
 # 120 documents, 60 per lane, so a table has 960 ordinals and 4 blocks
@@ -42,7 +42,7 @@ def walk(sizes: list[int], target: int) -> tuple[int, int]:
 def documents(*sizes: list[int]) -> DocumentSizes:
     """Measured documents of lanes, with these sizes."""
     array = np.array(sizes)
-    return DocumentSizes(np.zeros_like(array), array, array, array, np.full_like(array, DOCUMENTS))
+    return DocumentSizes(np.zeros_like(array), array, array, array)
 
 
 @pytest.mark.parametrize(
