@@ -46,7 +46,7 @@ def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """
     padded = pad_lengths(rows, lengths, shape)
     numbers = np.zeros(len(rows) + shape[0], np.int64)
-    numbers[_places(rows)] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
+    numbers[_flat_indices(rows)] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
     return np.repeat(numbers, padded).reshape(shape)
 
 
@@ -69,7 +69,7 @@ def spread(values: Ints, rows: Ints, lengths: Ints, shape: tuple[int, int]) -> I
     """
     padded = pad_lengths(rows, lengths, shape)
     of_segments = np.full(len(padded), NO_DOCUMENT, np.int64)
-    of_segments[_places(rows)] = values
+    of_segments[_flat_indices(rows)] = values
     return np.repeat(of_segments, padded).reshape(shape)
 
 
@@ -132,7 +132,7 @@ def pad_lengths(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
             "the spans and the shape of the same batch"
         )
     padded = np.empty(len(rows) + num_rows, np.int64)
-    padded[_places(rows)] = lengths
+    padded[_flat_indices(rows)] = lengths
     padded[bounds[1:] + np.arange(num_rows)] = seq_len - filled
     return padded
 
@@ -146,7 +146,7 @@ def _check_rows(rows: Ints, num_rows: int) -> None:
         )
 
 
-def _places(rows: Ints) -> Ints:
+def _flat_indices(rows: Ints) -> Ints:
     """Return the index of each span in the result of `pad_lengths`: int64 [spans]."""
     return np.arange(len(rows)) + rows
 

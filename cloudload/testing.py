@@ -299,8 +299,8 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
     rows: dict[int, Row] = {}
     for batch in batches:
         spans: list[list[tuple[int, ...]]] = [[] for _ in batch["input_ids"]]
-        for place, *span in batch.spans.tolist():
-            spans[place].append(tuple(span))
+        for index, *span in batch.spans.tolist():
+            spans[index].append(tuple(span))
         columns = (batch.rows, batch["input_ids"], batch["labels"])
         for number, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
             assert number not in rows, f"row {number} was received twice"

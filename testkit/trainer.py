@@ -32,7 +32,7 @@ def streams_of(*folders: str) -> list[Stream]:
     ]
 
 
-def place_of(options: dict[str, Any], rank: int) -> dict[str, Any]:
+def lengths_location(options: dict[str, Any], rank: int) -> dict[str, Any]:
     """The loader arguments that set this process's data-parallel rank and world size."""
     if ranks := options.get("dp_ranks"):
         return {"dp_rank": ranks[rank], "dp_world_size": max(ranks) + 1}
@@ -116,7 +116,7 @@ def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
         batch_size=options["batch_size"] + (differing == "batch_size"),
         num_workers=options["workers"],
         exchange_every=options["exchange_every"],
-        **place_of(options, rank),
+        **lengths_location(options, rank),
         **settings,
     )
     if rank == 0:

@@ -74,23 +74,23 @@ class CodeDigest:
         """The type of each value that is not in the digest, by the expression that refers to it."""
         self.hexdigest = self._digest(function, "").hex()
 
-    def _digest(self, value: Any, place: str) -> bytes:
+    def _digest(self, value: Any, where: str) -> bytes:
         if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
             return _hash([type(value).__name__, repr(value)])
         if id(value) not in self._known:
             self._known[id(value)] = (value, b"")
-            digest = _hash([type(value).__name__, *self._parts(value, place)])
+            digest = _hash([type(value).__name__, *self._parts(value, where)])
             self._known[id(value)] = (value, digest)
         return self._known[id(value)][1]
 
-    def _parts(self, value: Any, place: str) -> Iterable[str | bytes]:
+    def _parts(self, value: Any, where: str) -> Iterable[str | bytes]:
         """Return the text and bytes to hash for a value that is not plain."""
         if isinstance(value, list | tuple):
-            return [self._digest(item, f"{place}[{i}]") for i, item in enumerate(value)]
+            return [self._digest(item, f"{where}[{i}]") for i, item in enumerate(value)]
         if isinstance(value, Set):
-            return sorted(self._digest(item, place) for item in value)
+            return sorted(self._digest(item, where) for item in value)
         if isinstance(value, Mapping):
-            items = [(key, f"{place}[{key!r:.40}]", item) for key, item in value.items()]
+            items = [(key, f"{where}[{key!r:.40}]", item) for key, item in value.items()]
             return sorted(self._digest(key, at) + self._digest(item, at) for key, at, item in items)
         if isinstance(value, re.Pattern):
             return [repr(value.pattern), str(value.flags)]
@@ -100,39 +100,39 @@ class CodeDigest:
             return [_name_of(type(value)), value.name]
         if isinstance(value, ModuleType | np.ufunc):
             if isinstance(value, ModuleType) and self._is_own(value):
-                self.left_out.setdefault(place, "module")
+                self.left_out.setdefault(where, "module")
             return [value.__name__]
         if isinstance(value, logging.Logger):
             return []
-        return self._code_parts(value, place)
+        return self._code_parts(value, where)
 
-    def _code_parts(self, value: Any, place: str) -> Iterable[str | bytes]:
+    def _code_parts(self, value: Any, where: str) -> Iterable[str | bytes]:
         if isinstance(value, functools.partial):
-            return self._named(("func", "args", "keywords"), value, place)
+            return self._named(("func", "args", "keywords"), value, where)
         if isinstance(value, MethodType):
-            return self._named(("__func__", "__self__"), value, place)
+            return self._named(("__func__", "__self__"), value, where)
         if isinstance(value, type):
             return self._class_parts(value)
         if isinstance(value, FunctionType):
             return self._function_parts(value)
         if hasattr(value, "__wrapped__"):  # set by functools.cache, for example
-            return self._named(("__wrapped__",), value, place)
+            return self._named(("__wrapped__",), value, where)
         if inspect.isroutine(value):
             if _is_in_program(module_of(value)):
-                self.left_out.setdefault(place, "compiled function")
+                self.left_out.setdefault(where, "compiled function")
             owner = getattr(value, "__self__", None)
-            return [_name_of(value), self._digest(owner, f"{place}.__self__")]
+            return [_name_of(value), self._digest(owner, f"{where}.__self__")]
         slots = [name for cls in type(value).__mro__ for name in _slots_of(cls)]
         has_attributes = hasattr(value, "__dict__") or slots  # C classes may have none
         if has_attributes and self._is_own(type(value)):
             names = sorted({*slots, *getattr(value, "__dict__", ())})
-            return [self._digest(type(value), place), *self._named(names, value, place)]
-        self.left_out.setdefault(place, _name_of(type(value)))
+            return [self._digest(type(value), where), *self._named(names, value, where)]
+        self.left_out.setdefault(where, _name_of(type(value)))
         return []
 
-    def _named(self, names: Iterable[str], value: Any, place: str) -> Iterator[str | bytes]:
+    def _named(self, names: Iterable[str], value: Any, where: str) -> Iterator[str | bytes]:
         for name in names:
-            yield from (name, self._digest(getattr(value, name, None), f"{place}.{name}"))
+            yield from (name, self._digest(getattr(value, name, None), f"{where}.{name}"))
 
     def _function_parts(self, function: FunctionType) -> Iterator[str | bytes]:
         yield _name_of(function)
@@ -168,9 +168,9 @@ class CodeDigest:
         """
         imported = {**(outer or {}), **self._imports_of(code, names)}
         used = {
-            place: value
+            where: value
             for pairs in imported.values()
-            for place, value in pairs
+            for where, value in pairs
             if not isinstance(value, ModuleType)
         }
         steps = list_steps(code)
@@ -191,16 +191,16 @@ class CodeDigest:
             used |= self._globals_of(inner, names, imported) if isinstance(inner, CodeType) else {}
         return used
 
-    def _follow(self, place: str, value: Any, steps: Iterable[Instruction]) -> tuple[str, Any]:
+    def _follow(self, where: str, value: Any, steps: Iterable[Instruction]) -> tuple[str, Any]:
         """The attribute that `steps` read, if the value is a module of this program."""
         for step in steps:
             is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
             if not (isinstance(value, ModuleType) and self._is_own(value) and is_attribute):
                 break
-            place, value = f"{place}.{step.argval}", getattr(value, step.argval, None)
+            where, value = f"{where}.{step.argval}", getattr(value, step.argval, None)
         if value is importlib or value is importlib.import_module:
-            self.left_out.setdefault(place, _AT_RUN_TIME)
-        return place, value
+            self.left_out.setdefault(where, _AT_RUN_TIME)
+        return where, value
 
     def _imports_of(self, code: CodeType, names: Mapping[str, Any]) -> Imported:
         """The values that `code` imports from modules of this program, by their names in it."""
@@ -210,9 +210,9 @@ class CodeDigest:
             try:
                 is_own = root == self._package or _is_of_program(find_file(root))
                 if is_own or root == "importlib":
-                    found.setdefault(each.name, []).append((each.place, each.find()))
+                    found.setdefault(each.name, []).append((each.where, each.find()))
             except Exception:  # a module may raise anything when it is imported
-                self.left_out.setdefault(each.place, "module that cannot be imported")
+                self.left_out.setdefault(each.where, "module that cannot be imported")
         return found
 
     def _class_parts(self, cls: type) -> Iterator[str | bytes]:
@@ -281,7 +281,7 @@ def _slots_of(cls: type) -> list[str]:
     return [name for name in slots if not name.startswith("__")]  # dunder names are not slots
 
 
-_Place = tuple[int, int]
+_Point = tuple[int, int]
 
 
 def find_lambda(function: FunctionType) -> str | None:
@@ -300,14 +300,14 @@ def find_lambda(function: FunctionType) -> str | None:
 
 def _pick(nodes: list[ast.Lambda], code: CodeType) -> list[ast.Lambda]:
     """Return the innermost lambda that contains all instructions of `code`; empty if unknown."""
-    places = [place for each in _instruction_places(code) for place in each]
-    if not places:
+    points = [point for each in _instruction_points(code) for point in each]
+    if not points:
         return []
-    around = [node for node in nodes if _start(node) <= min(places) and max(places) <= _stop(node)]
+    around = [node for node in nodes if _start(node) <= min(points) and max(points) <= _stop(node)]
     return sorted(around, key=_start)[-1:]
 
 
-def _instruction_places(code: CodeType) -> list[tuple[_Place, _Place]]:
+def _instruction_points(code: CodeType) -> list[tuple[_Point, _Point]]:
     """List the (line, column) at which each instruction of an expression starts and ends."""
     positions = code.co_positions() if hasattr(code, "co_positions") else ()  # since Python 3.11
     return [
@@ -321,11 +321,11 @@ def _instruction_places(code: CodeType) -> list[tuple[_Place, _Place]]:
     ]
 
 
-def _start(node: ast.Lambda) -> _Place:
+def _start(node: ast.Lambda) -> _Point:
     return node.body.lineno, node.body.col_offset
 
 
-def _stop(node: ast.Lambda) -> _Place:
+def _stop(node: ast.Lambda) -> _Point:
     return node.body.end_lineno or node.lineno, node.body.end_col_offset or 0
 
 
@@ -345,7 +345,7 @@ class Import(NamedTuple):
     """The module that must be imported, which may be a submodule of `module`."""
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """The imported value, for a message."""
         return self.module if self.attribute is None else f"{self.module}.{self.attribute}"
 
@@ -355,7 +355,7 @@ class Import(NamedTuple):
         module = importlib.import_module(self.module)
         if self.attribute is None or hasattr(module, self.attribute):
             return module if self.attribute is None else getattr(module, self.attribute)
-        return importlib.import_module(self.place)
+        return importlib.import_module(self.where)
 
 
 def list_steps(code: CodeType) -> list[dis.Instruction]:

@@ -158,20 +158,20 @@ class DeliveryConfig:
         self.cache_limit_bytes()
 
     def _check_lengths(self) -> None:
-        is_place = isinstance(self.lengths, str | os.PathLike)
-        place = os.fspath(self.lengths) if is_place else ""
-        if place == "learn":
+        is_location = isinstance(self.lengths, str | os.PathLike)
+        location = os.fspath(self.lengths) if is_location else ""
+        if location == "learn":
             raise ValueError(
                 "lengths is 'learn', but a run does not write token lengths. Run cloudload count, "
                 "and use lengths='auto'"
             )
-        is_named = place in (AUTO, REQUIRE, OFF)
-        if not is_named and "/" not in place and not os.path.isdir(place):
+        is_named = location in (AUTO, REQUIRE, OFF)
+        if not is_named and "/" not in location and not os.path.isdir(location):
             raise ValueError(
                 f"lengths is {self.lengths!r}. Use 'auto', 'require', 'off', or the URL or folder "
                 "of token lengths"
             )
-        object.__setattr__(self, "lengths", place)
+        object.__setattr__(self, "lengths", location)
 
     @property
     def has_worker_processes(self) -> bool:

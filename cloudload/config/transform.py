@@ -62,7 +62,7 @@ def show_function(function: Callable[..., Any]) -> str:
 
 @functools.cache
 def _warn(name: str, left_out: tuple[tuple[str, str], ...]) -> None:
-    shown = [f"{place.lstrip('.') or name} ({kind})" for place, kind in left_out[:_MOST_SHOWN]]
+    shown = [f"{where.lstrip('.') or name} ({kind})" for where, kind in left_out[:_MOST_SHOWN]]
     more = len(left_out) - len(shown)
     logger.warning(
         "the transform %s uses %s%s, whose contents cannot be compared on resume. If they change, "

@@ -272,7 +272,7 @@ class RegularReader:
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self._arrays: dict[str, Array] = {}
         """The arrays of the loaded rows, by field name: [rows, …]."""
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         """Maps each loaded row of the run to its index in `_arrays`."""
         self._last: Ints = np.empty(0, np.int64)
         self._step, self._steps_ahead = 0, 0
@@ -283,7 +283,7 @@ class RegularReader:
         """Read rows, and return a copy of each one's arrays by field name. The run ends at row
         `end`."""
         self._follow(rows)
-        if not all(row in self._places for row in rows.tolist()):
+        if not all(row in self._indices for row in rows.tolist()):
             wanted = self._add_steps(rows, self._steps_ahead, end)
             try:
                 self._arrays = self._make_arrays(wanted)
@@ -292,11 +292,11 @@ class RegularReader:
                     raise
                 wanted = rows  # the failed row may be one that is only read ahead
                 self._arrays = self._make_arrays(wanted)
-            self._places = {row: place for place, row in enumerate(wanted.tolist())}
+            self._indices = {row: index for index, row in enumerate(wanted.tolist())}
             self._look_ahead(rows, end)
-        places = [self._places[row] for row in rows.tolist()]
+        indices = [self._indices[row] for row in rows.tolist()]
         return [
-            {name: array[place].copy() for name, array in self._arrays.items()} for place in places
+            {name: array[index].copy() for name, array in self._arrays.items()} for index in indices
         ]
 
     def read_spans(self, rows: Ints) -> Ints:

@@ -46,34 +46,34 @@ def scramble(words: Words) -> Words:
     return words
 
 
-def permute(places: Words, sizes: Words, keys: Words, *, inverse: bool = False) -> Words:
+def permute(indices: Words, sizes: Words, keys: Words, *, inverse: bool = False) -> Words:
     """Map each place by the bijection that its size and key define, or by the inverse.
 
     Place `i` must be in 0 … `sizes[i]` - 1. All arrays, including the result, are uint64 [n].
     """
     if sizes.min(initial=_SMALL) >= _SMALL:
-        return _cycle_walk(places, sizes, keys, ROUNDS, inverse)
-    moved, small = np.empty_like(places), sizes < _SMALL
+        return _cycle_walk(indices, sizes, keys, ROUNDS, inverse)
+    moved, small = np.empty_like(indices), sizes < _SMALL
     for of_kind, rounds in ((small, _ROUNDS_OF_SMALL), (~small, ROUNDS)):
         moved[of_kind] = _cycle_walk(
-            places[of_kind], sizes[of_kind], keys[of_kind], rounds, inverse
+            indices[of_kind], sizes[of_kind], keys[of_kind], rounds, inverse
         )
     return moved
 
 
-def _cycle_walk(places: Words, sizes: Words, keys: Words, rounds: int, inverse: bool) -> Words:
-    moved = _feistel(places, sizes, keys, rounds, inverse)
+def _cycle_walk(indices: Words, sizes: Words, keys: Words, rounds: int, inverse: bool) -> Words:
+    moved = _feistel(indices, sizes, keys, rounds, inverse)
     while (beyond := np.flatnonzero(moved >= sizes)).size:
         moved[beyond] = _feistel(moved[beyond], sizes[beyond], keys[beyond], rounds, inverse)
     return moved
 
 
-def _feistel(places: Words, sizes: Words, keys: Words, rounds: int, inverse: bool) -> Words:
+def _feistel(indices: Words, sizes: Words, keys: Words, rounds: int, inverse: bool) -> Words:
     # use an even number of rows, because two odd sides would yield only even permutations
     rows = np.ceil(np.sqrt(sizes.astype(np.float64)) / 2).astype(np.uint64) * np.uint64(2)
     columns = (sizes + rows - np.uint64(1)) // rows
-    row = places // columns
-    column = places - row * columns
+    row = indices // columns
+    column = indices - row * columns
     for number in reversed(range(rounds)) if inverse else range(rounds):
         moving, fixed, size = (column, row, columns) if number % 2 else (row, column, rows)
         by = fixed * GOLDEN
@@ -107,12 +107,12 @@ def permute_groups(counts: Ids, keys: Words) -> Ids:
     for first in range(0, len(permuted), CHUNK):
         members = np.arange(first, min(first + CHUNK, len(permuted)))
         groups = np.searchsorted(starts, members, side="right") - 1
-        places = permute(
+        indices = permute(
             (members - starts[groups]).astype(np.uint64),
             counts[groups].astype(np.uint64),
             keys[groups],
         )
-        permuted[first : first + CHUNK] = starts[groups] + places.astype(np.int64)
+        permuted[first : first + CHUNK] = starts[groups] + indices.astype(np.int64)
     return permuted
 
 

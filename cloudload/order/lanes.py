@@ -107,12 +107,12 @@ def _reverse_digits(number: int) -> Ints:
     The digits have mixed bases, the prime factors of `number`.
     """
     numbers, reversed_numbers = np.arange(number), np.zeros(number, np.int64)
-    place = rest = number
+    weight = rest = number
     for base in range(2, number + 1):
         while rest % base == 0:
             rest //= base
-            place //= base
-            reversed_numbers += numbers % base * place
+            weight //= base
+            reversed_numbers += numbers % base * weight
             numbers = numbers // base
     return reversed_numbers
 

@@ -67,15 +67,15 @@ def resolve_layout(
         saved.num_lanes if saved else _default_lanes(documents, nodes or 1)
     )
     canonical_nodes, block_sizes = [], []
-    for place, (samples, shards) in enumerate(sizes):
-        known = saved if saved and place < len(saved.canonical_nodes) else None
+    for index, (samples, shards) in enumerate(sizes):
+        known = saved if saved and index < len(saved.canonical_nodes) else None
         if nodes is not None:
             canonical_nodes.append(max(fewer for fewer in divisors(nodes) if fewer <= samples))
         elif known:
-            canonical_nodes.append(known.canonical_nodes[place])
+            canonical_nodes.append(known.canonical_nodes[index])
         else:
             canonical_nodes.append(_default_canonical_nodes(lanes, samples, shards))
-        block = config.shuffle_block_size or (known.shuffle_block_sizes[place] if known else 0)
+        block = config.shuffle_block_size or (known.shuffle_block_sizes[index] if known else 0)
         block_sizes.append(block or max(2, _SHARDS_PER_BLOCK * samples // shards))
     return Layout(lanes, tuple(canonical_nodes), tuple(block_sizes))
 

@@ -138,11 +138,11 @@ def lay_spans(runs: ShardSpans, bounds: Ids, keys: tuple[Words, Words] | None) -
     )
 
 
-def _take(values: Ids, places: Ids) -> Ids:
-    """Compute `values[places]` without the int64 copy that NumPy makes of narrow `places`."""
-    taken = np.empty(len(places), values.dtype)
-    for first in range(0, len(places), bijection.CHUNK):
-        taken[first : first + bijection.CHUNK] = values[places[first : first + bijection.CHUNK]]
+def _take(values: Ids, indices: Ids) -> Ids:
+    """Compute `values[indices]` without the int64 copy that NumPy makes of narrow `indices`."""
+    taken = np.empty(len(indices), values.dtype)
+    for first in range(0, len(indices), bijection.CHUNK):
+        taken[first : first + bijection.CHUNK] = values[indices[first : first + bijection.CHUNK]]
     return taken
 
 
@@ -265,12 +265,12 @@ class SeekableOrder:
             within[drawn] = self._draw(
                 within[drawn], np.full(int(drawn.sum()), shard), inverse=True
             )
-        places = within - self._spans.offsets[spans] + self._spans.starts[spans]
-        places = places[
-            (places >= self._spans.starts[spans]) & (places < self._spans.starts[spans + 1])
+        indices = within - self._spans.offsets[spans] + self._spans.starts[spans]
+        indices = indices[
+            (indices >= self._spans.starts[spans]) & (indices < self._spans.starts[spans + 1])
         ]
-        nodes = np.searchsorted(self._node_starts, places, side="right") - 1
-        rounds = self._shuffle(nodes, places - self._node_starts[nodes], inverse=True)
+        nodes = np.searchsorted(self._node_starts, indices, side="right") - 1
+        rounds = self._shuffle(nodes, indices - self._node_starts[nodes], inverse=True)
         # only the longer nodes have a document in the last, partial round
         turns = np.where(
             rounds < self._num_rounds, nodes, np.searchsorted(self._longer_nodes, nodes)
@@ -298,10 +298,10 @@ class SeekableOrder:
 
     def _samples(self, positions: Ids) -> Ids:
         nodes, rounds = self._turns(positions)
-        places = self._node_starts[nodes] + self._shuffle(nodes, rounds)
-        spans = np.searchsorted(self._spans.starts, places, side="right") - 1
+        indices = self._node_starts[nodes] + self._shuffle(nodes, rounds)
+        spans = np.searchsorted(self._spans.starts, indices, side="right") - 1
         shards = self._spans.shards[spans]
-        within = places - self._spans.starts[spans] + self._spans.offsets[spans]
+        within = indices - self._spans.starts[spans] + self._spans.offsets[spans]
         if self._spans.is_draw is not None:
             drawn = self._spans.is_draw[spans]
             within[drawn] = self._draw(within[drawn], shards[drawn])

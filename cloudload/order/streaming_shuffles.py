@@ -48,8 +48,8 @@ class _Spans:
         return sizes
 
     def permuted(self, rng: np.random.Generator) -> _Spans:
-        places = _permutation(rng, len(self.begins))
-        return _Spans(self.begins[places], self.ends[places])
+        indices = _permutation(rng, len(self.begins))
+        return _Spans(self.begins[indices], self.ends[indices])
 
 
 def shuffle_nodes(
@@ -94,9 +94,9 @@ def shuffle_nodes(
 
 def _permutation(rng: np.random.Generator, number: int) -> Ids:
     # shuffle a list, as Streaming does
-    places = list(range(number))
-    rng.shuffle(places)
-    return np.array(places, np.int64)
+    indices = list(range(number))
+    rng.shuffle(indices)
+    return np.array(indices, np.int64)
 
 
 def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
@@ -156,8 +156,8 @@ def _shuffle_twice(
     run_rng, epoch_rng = rngs
     ids = _shuffled_spans(_Spans(begins, begins + sizes), run_rng, narrow)
     ends = np.cumsum(sizes)
-    for places in _divide(ends - sizes, ends, bounds):
-        parts = places.permuted(epoch_rng)
+    for spans in _divide(ends - sizes, ends, bounds):
+        parts = spans.permuted(epoch_rng)
         shuffled = np.empty(sum(parts.sizes), narrow)
         first = 0
         for begin, size in zip(parts.begins.tolist(), parts.sizes, strict=True):
@@ -207,13 +207,13 @@ def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generato
         is_last = number == len(sizes) - 1
         if waiting < at_once and not is_last:
             continue
-        places = np.concatenate(landed)
-        order = _order_of(places)
-        places = places[order]
-        done = len(places) if is_last else int(np.searchsorted(places, first - reach))
+        points = np.concatenate(landed)
+        order = _order_of(points)
+        points = points[order]
+        done = len(points) if is_last else int(np.searchsorted(points, first - reach))
         # the waiting samples directly follow those already written
         ids[written : written + len(order)] = ids[written : written + len(order)][order]
-        landed, waiting, written = [places[done:]], len(places) - done, written + done
+        landed, waiting, written = [points[done:]], len(points) - done, written + done
     return ids
 
 
@@ -223,22 +223,22 @@ def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Gen
     # samples of a span at least as long as the block do not move
     cutoff = max(0, (length - size) / 2)
     moves = rng.uniform(max(-cutoff, -first), min(cutoff, total - first - size), size)
-    places: Ids = np.arange(first, first + size, dtype=np.float64) + moves
-    return places
+    points: Ids = np.arange(first, first + size, dtype=np.float64) + moves
+    return points
 
 
-def _order_of(places: Ids) -> Ids:
-    """Return the stable argsort of `places` (float64 [samples]): int64 [samples].
+def _order_of(points: Ids) -> Ids:
+    """Return the stable argsort of `points` (float64 [samples]): int64 [samples].
 
     This is a two-pass radix sort by 32-bit keys, then swaps of neighbors that share a key.
     """
-    low = places.min(initial=np.inf)
-    keys = ((places - low) * ((1 << 32) - 1) / max(1.0, places.max(initial=low) - low)).astype(
+    low = points.min(initial=np.inf)
+    keys = ((points - low) * ((1 << 32) - 1) / max(1.0, points.max(initial=low) - low)).astype(
         np.uint32
     )
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     order = order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
-    ordered = places[order]
+    ordered = points[order]
     while (wrong := np.flatnonzero(ordered[1:] < ordered[:-1])).size:
         # swap only the first of overlapping pairs
         wrong = wrong[np.diff(wrong, prepend=-2) > 1]

@@ -1,9 +1,9 @@
 """Deal rows to a world whose size does not divide the number of lanes.
 
-    rows of a batch, by the place of their lane     a a a b b b c c c d     a … d: canonical nodes
+    rows of a batch, by the point of their lane     a a a b b b c c c d     a … d: canonical nodes
     2 machines of 3 and 2 ranks, 2 rows each        └─────────┘ └─────┘     a prefix, then the rest
 
-Each lane has a place on a line: the index of its canonical node, plus a fraction that differs among
+Each lane has a point on a line: the index of its canonical node, plus a fraction that differs among
 the lanes of a node. A machine gets the same part of this line in every batch. So it reads
 neighboring canonical nodes, and few of its shards are also read by other machines. Within a
 machine, a rank keeps the rows of the lanes that it owns, up to its batch size. The surplus goes to
@@ -29,8 +29,8 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 class UnevenDeal:
     """The assignment of rows to ranks. A rank is identified by its virtual index."""
 
-    places: Floats
-    """The place of each lane on the line, from 0 to 1: float64 [lanes]."""
+    points: Floats
+    """The point of each lane on the line, from 0 to 1: float64 [lanes]."""
     owners: Ints
     """The rank that owns each lane: int64 [lanes]."""
     hosts: Ints
@@ -44,7 +44,7 @@ class UnevenDeal:
         rows = np.arange(start, start + len(self.hosts) * batch_size)
         lanes = rows % len(self.owners)
         row_hosts = np.empty_like(rows)
-        row_hosts[np.argsort(self.places[lanes], kind="stable")] = np.sort(
+        row_hosts[np.argsort(self.points[lanes], kind="stable")] = np.sort(
             np.repeat(self.hosts, batch_size)
         )
         ranks = self.owners[lanes]
@@ -81,14 +81,14 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> UnevenDeal:
     of its ranks. It assigns these lanes to its ranks round-robin.
     """
     numbers = np.arange(lanes.num_lanes)
-    places = (lanes.nodes + numbers // lanes.num_nodes * _GOLDEN_RATIO % 1) / lanes.num_nodes
+    points = (lanes.nodes + numbers // lanes.num_nodes * _GOLDEN_RATIO % 1) / lanes.num_nodes
     per_host = np.bincount(hosts)
     borders = np.cumsum(per_host)[:-1] / len(hosts)
-    lane_hosts = np.searchsorted(borders, places, side="right")
+    lane_hosts = np.searchsorted(borders, points, side="right")
     turns = number_in_group(lane_hosts) % per_host[lane_hosts]
     firsts = np.cumsum(per_host) - per_host
     owners = np.argsort(hosts, kind="stable")[firsts[lane_hosts] + turns]
-    return UnevenDeal(places, owners, hosts)
+    return UnevenDeal(points, owners, hosts)
 
 
 def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> UnevenDeal | None:

@@ -135,10 +135,10 @@ def refuse_changes(
     refused = {name: values for name, values in changes.items() if on_change.get(name) != _ACCEPT}
     if not refused:
         return
-    places = _locate(saved, recipe)
+    locations = _locate(saved, recipe)
     lines = [
         f"  {_describe_field(name)}: "
-        f"saved {_show_at(value, name, 0, places)}, found {_show_at(now, name, 1, places)}"
+        f"saved {_show_at(value, name, 0, locations)}, found {_show_at(now, name, 1, locations)}"
         for name, (value, now) in refused.items()
     ]
     advice = "Restore the saved values, or start a new run without this state"
@@ -149,11 +149,11 @@ def refuse_changes(
     raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
 
 
-def _show_at(value: Any, name: str, side: int, places: Changes) -> str:
+def _show_at(value: Any, name: str, side: int, locations: Changes) -> str:
     """Show a value and the location that it belongs to, if it has one."""
     return (
-        f"{state_codec.show(value)} of {places[name][side]}"
-        if name in places
+        f"{state_codec.show(value)} of {locations[name][side]}"
+        if name in locations
         else state_codec.show(value)
     )
 

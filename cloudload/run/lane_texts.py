@@ -97,8 +97,8 @@ class _Cursors:
         num_chunks = -(-len(rows) // _LANES_PER_CHUNK)
         changed: Iterable[int] = range(num_chunks)
         if before is not None and before.rows.shape == rows.shape:
-            [places] = (before.rows != rows).ravel().nonzero()
-            changed = dict.fromkeys((places // (_LANES_PER_CHUNK * rows.shape[1])).tolist())
+            [indices] = (before.rows != rows).ravel().nonzero()
+            changed = dict.fromkeys((indices // (_LANES_PER_CHUNK * rows.shape[1])).tolist())
             most = before.most.copy()
         else:
             most = np.empty((num_chunks, rows.shape[1]), np.int64)

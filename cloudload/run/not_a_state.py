@@ -36,14 +36,14 @@ def explain_not_a_state(value: Any) -> str:
         )
     if is_state(value):
         return "this is a state"
-    place = find_nested(value, is_state)
-    if place is not None and isinstance(value, Sequence) and _is_local(value):
+    path = find_nested(value, is_state)
+    if path is not None and isinstance(value, Sequence) and _is_local(value):
         return (
             "this is a list of local states, not a state. Pass merge_state_dicts([...]) of the "
             "states of all ranks"
         )
-    if place is not None:
-        return f"this is a whole checkpoint. Pass only the loader's state, which is at {place}"
+    if path is not None:
+        return f"this is a whole checkpoint. Pass only the loader's state, which is at {path}"
     if find_nested(value, _is_streaming_state) is not None:
         return (
             "this is the state of a StreamingDataset, or a Composer checkpoint that contains one. "
@@ -87,8 +87,8 @@ def find_nested(value: Any, is_wanted: Any, levels: int = _MOST_LEVELS) -> str |
         return None
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     for key, item in items:
-        if (place := find_nested(item, is_wanted, levels - 1)) is not None:
-            return f"[{key!r:.100}]{place}"
+        if (path := find_nested(item, is_wanted, levels - 1)) is not None:
+            return f"[{key!r:.100}]{path}"
     return None
 
 

@@ -172,9 +172,9 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
     if position.residues is None:
         return position
     residues = position.residues.copy()
-    for place in np.ndindex(residues.shape):
-        ordinal = int(position.cursors[place][tables.CURSOR_ORDINAL])
-        residues[place] = unpack_residue(residues[place], ordinal)
+    for index in np.ndindex(residues.shape):
+        ordinal = int(position.cursors[index][tables.CURSOR_ORDINAL])
+        residues[index] = unpack_residue(residues[index], ordinal)
     return position.with_lanes(residues=residues)
 
 
@@ -185,10 +185,10 @@ def check_cursors(position: Position, components: Sequence[Component]) -> None:
     if position.tail is not None:
         _check_tail(position, components[0].lanes.epochs)
     if position.residues is not None:
-        for place, lane in np.ndindex(position.residues.shape):
-            ordinal = int(position.cursors[place, lane, tables.CURSOR_ORDINAL])
+        for index, lane in np.ndindex(position.residues.shape):
+            ordinal = int(position.cursors[index, lane, tables.CURSOR_ORDINAL])
             try:
-                residue_spans(position.residue(place, lane), ordinal)
+                residue_spans(position.residue(index, lane), ordinal)
             except ValueError as error:
                 raise StreamChangedError(
                     f"residues: lane {lane} has {error}. The state is damaged. Load an earlier one"
@@ -334,5 +334,5 @@ def _list_candidates(
     appended = corpus.num_samples - int(choose)
     for stream, dataset in enumerate(corpus.datasets):
         ends = np.cumsum(dataset.table.samples)
-        for place in np.flatnonzero(ends == ends[-1:] - appended).tolist():
-            yield [*shards[:stream], place + 1, *shards[stream + 1 :]]
+        for index in np.flatnonzero(ends == ends[-1:] - appended).tolist():
+            yield [*shards[:stream], index + 1, *shards[stream + 1 :]]

@@ -111,9 +111,9 @@ def read_streaming_state(state: Mapping[str, Any]) -> StreamingState:
             )
         timestamp = (composer.get("timestamp") or {}).get("Timestamp", {})
         state = {**own, **{name: timestamp.get(name) for name in ("epoch", "sample_in_epoch")}}
-    if (place := find_nested(state, is_state)) is not None:
-        place = f" contains, at {place}," if place else " is"
-        raise StreamChangedError(f"this{place} a CloudLoader's state. Use loader.load_state_dict")
+    if (path := find_nested(state, is_state)) is not None:
+        path = f" contains, at {path}," if path else " is"
+        raise StreamChangedError(f"this{path} a CloudLoader's state. Use loader.load_state_dict")
     names = StreamingState.__dataclass_fields__
     missing = [name for name in names if not isinstance(state, Mapping) or name not in state]
     if missing:

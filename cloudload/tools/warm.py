@@ -132,13 +132,13 @@ def _choose(
 def _list_shards(plan: WorkerPlan, own: Ints) -> Iterator[int]:
     """Yield the shards that lanes read in the next epoch, each once, in order of use."""
     is_known = np.zeros(len(plan.recipe.corpus.shard_sizes), np.bool_)
-    for place in range(len(plan.recipe.components)):
-        lanes, ordinals = _list_residues(plan, own, place)
-        yield from _take_new(_find_shards(plan, place, lanes, ordinals), is_known)
+    for index in range(len(plan.recipe.components)):
+        lanes, ordinals = _list_residues(plan, own, index)
+        yield from _take_new(_find_shards(plan, index, lanes, ordinals), is_known)
     longest = max(-(-each.lanes.stride // each.lanes.num_lanes) for each in plan.recipe.components)
     for start in range(0, longest + 1, _ORDINALS_AT_ONCE):
         found = [
-            _find_step(plan, own, place, start) for place in range(len(plan.recipe.components))
+            _find_step(plan, own, index, start) for index in range(len(plan.recipe.components))
         ]
         steps = np.concatenate([step for step, _ in found])
         shards = np.concatenate([part for _, part in found])
@@ -153,7 +153,7 @@ def _take_new(shards: Ints, is_known: Flags) -> Iterator[int]:
             yield shard
 
 
-def _list_residues(plan: WorkerPlan, own: Ints, place: int) -> tuple[Ints, Ints]:
+def _list_residues(plan: WorkerPlan, own: Ints, index: int) -> tuple[Ints, Ints]:
     """Return the lane and ordinal of each document in a residue: int64 [documents] each.
 
     A lane that resumes must read these documents again.
@@ -162,35 +162,35 @@ def _list_residues(plan: WorkerPlan, own: Ints, place: int) -> tuple[Ints, Ints]
         (lane, ordinal)
         for lane in own.tolist()
         for ordinal, _, _ in residue_spans(
-            plan.position.residue(place, lane),
-            int(plan.position.cursors[place, lane, tables.CURSOR_ORDINAL]),
+            plan.position.residue(index, lane),
+            int(plan.position.cursors[index, lane, tables.CURSOR_ORDINAL]),
         )
     ]
     lanes, ordinals = np.array(pairs, np.int64).reshape(-1, 2).T
     return lanes, ordinals
 
 
-def _find_step(plan: WorkerPlan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
+def _find_step(plan: WorkerPlan, own: Ints, index: int, start: int) -> tuple[Ints, Ints]:
     """Find up to 256 documents of each lane, starting `start` documents after its cursor.
 
     Returns the documents' distances from the cursor, and their shards: int64 [documents] each.
     """
-    component = plan.recipe.components[place]
+    component = plan.recipe.components[index]
     of_epoch = -(-component.lanes.stride // component.lanes.num_lanes)
     steps = np.arange(start, min(start + _ORDINALS_AT_ONCE, of_epoch + 1))
     distances, lanes = (each.ravel() for each in np.meshgrid(steps, own, indexing="ij"))
-    ordinals = plan.position.cursors[place, lanes, tables.CURSOR_ORDINAL] + distances
+    ordinals = plan.position.cursors[index, lanes, tables.CURSOR_ORDINAL] + distances
     epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
     is_there = positions < component.lanes.num_positions
     if component.lanes.epochs is not None:
         is_there &= epochs < component.lanes.epochs
-    shards = _find_shards(plan, place, lanes[is_there], ordinals[is_there])
+    shards = _find_shards(plan, index, lanes[is_there], ordinals[is_there])
     return distances[is_there], shards
 
 
-def _find_shards(plan: WorkerPlan, place: int, lanes: Ints, ordinals: Ints) -> Ints:
+def _find_shards(plan: WorkerPlan, index: int, lanes: Ints, ordinals: Ints) -> Ints:
     """Return the shards of a component's documents: int64 [documents]."""
-    component = plan.recipe.components[place]
+    component = plan.recipe.components[index]
     epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
     samples = component.orders(plan.cache_root).samples_at(epochs, positions)
     return plan.recipe.corpus.shards_of(samples + component.first_sample)

@@ -393,8 +393,8 @@ def test_where_and_trace_agree_with_the_loader(
     found = find_document(
         opened, int(span.stream[1]), span.sample, first_step + len(traced), **delivery
     )
-    assert [(each.step, place_of(each)) for each in found] == [
-        (step, place_of(each))
+    assert [(each.step, lengths_location(each)) for each in found] == [
+        (step, lengths_location(each))
         for step, spans in enumerate(traced[saved:], first_step + saved + 1)
         for each in spans
         if (each.stream, each.sample) == (span.stream, span.sample)
@@ -408,7 +408,7 @@ def test_where_and_trace_agree_with_the_loader(
     ], "`trace_steps` finds other spans"
 
 
-def place_of(span: Any) -> tuple[Any, ...]:
+def lengths_location(span: Any) -> tuple[Any, ...]:
     return span.stream, span.epoch, span.sample, span.start, span.stop
 
 

@@ -119,7 +119,7 @@ def test_a_mixture_and_a_run_that_ends_are_recorded_to_their_end(
     report = compare(mixed, {**mixed, "data": shares})
     assert (report.cause, [each.name for each in report.changed]) == ("order", ["mixture"])
     whole = record_golden(10_000, **options, epochs=1)
-    read = {each.place for row in whole.rows for each in row}
+    read = {each.index for row in whole.rows for each in row}
     assert read == {(0, 0, sample) for sample in range(len(TEXTS))}
     (tmp_path / "whole.json").write_text(whole.to_json())
     whole = read_golden(tmp_path / "whole.json")

@@ -23,8 +23,8 @@ from cloudload.run.lengths.group_file import decode_group
 from cloudload.run.lengths.length_files import (
     CountedDataset,
     find_index,
+    lengths_location,
     open_dataset_lengths,
-    place_of,
 )
 from cloudload.run.lengths.lengths_index import make_key
 from cloudload.testing import Leg, run_leg
@@ -47,7 +47,7 @@ def read_lengths(folder: Path, cache: Path) -> list[int]:
     """Read the lengths of all samples of a dataset from its length files."""
     recipe = make_loader(str(folder), lengths="off").recipe
     [dataset], key = recipe.corpus.datasets, make_key(recipe, 0)
-    place, retry = place_of(dataset, None), Retry()
+    place, retry = lengths_location(dataset, None), Retry()
     index = find_index(place, key, recipe.corpus.fingerprint(range(1)), retry)
     assert index is not None
     counted = CountedDataset(dataset, key, place, index)

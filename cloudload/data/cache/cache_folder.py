@@ -159,16 +159,16 @@ def shard_files(root: Path) -> Iterator[Path]:
 
 
 def _own_files(
-    root: Path, places: Iterable[str], is_wanted: Callable[[str], bool]
+    root: Path, subfolders: Iterable[str], is_wanted: Callable[[str], bool]
 ) -> Iterator[Path]:
-    """Yield the files of all folders with a `CACHEDIR.TAG` in the subfolders `places` of `root`.
+    """Yield the files of all folders with a `CACHEDIR.TAG` in the `subfolders` of `root`.
 
     Files with unwanted names are left out. Folders without a tag are ignored, because they may not
     be cloudload's.
     """
-    for place in places:
+    for subfolder in subfolders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for folder in (root / place).iterdir():
+            for folder in (root / subfolder).iterdir():
                 if (folder / temp_files.TAG).is_file():
                     for parent, _, names in os.walk(folder):
                         yield from (Path(parent, name) for name in filter(is_wanted, names))

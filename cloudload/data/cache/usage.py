@@ -34,9 +34,9 @@ def sum_in_use(firsts: Ints, lasts: Ints, amounts: Ints) -> tuple[Ints, Ints]:
     Each amount, such as a number of bytes, is in use from its first to its last row. All arrays are
     int64 [uses], and the results int64 [rows].
     """
-    rows, places = np.unique(np.concatenate([firsts, lasts + 1]), return_inverse=True)
+    rows, indices = np.unique(np.concatenate([firsts, lasts + 1]), return_inverse=True)
     changes = np.zeros(len(rows), np.int64)
-    np.add.at(changes, places, np.concatenate([amounts, -amounts]))
+    np.add.at(changes, indices, np.concatenate([amounts, -amounts]))
     return rows, np.cumsum(changes)
 
 

@@ -125,8 +125,8 @@ def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
 
     # the data begins with its raw size as a varint, and snappy never produces more bytes than that
     size = 0
-    for place, byte in enumerate(data[:5]):
-        size |= (byte & 127) << 7 * place
+    for index, byte in enumerate(data[:5]):
+        size |= (byte & 127) << 7 * index
         if byte < 128:
             break
     if size > raw_bytes:

@@ -158,7 +158,7 @@ Dtype = np.dtype[Any]
 class RawIds(NamedTuple):
     """The token IDs of those samples of a shard that have the same dtype."""
 
-    places: Ints
+    indices: Ints
     """The samples' indices in the list of requested samples: int64 [samples]."""
     values: list[memoryview]
     """The bytes of each sample's IDs. Unless they come from JSON, they are views of the shard."""
@@ -185,7 +185,7 @@ class TokenColumn:
         """
         data = shard.data
         starts, stops = shard.find_values(samples, self.index)
-        places = np.arange(len(samples))
+        indices = np.arange(len(samples))
         if self.is_json:
             values = [
                 _parse_list(shard, sample, self.name, data[start:stop])
@@ -193,7 +193,7 @@ class TokenColumn:
                     samples.tolist(), starts.tolist(), stops.tolist(), strict=True
                 )
             ]
-            yield RawIds(places, values, np.dtype("<i8"))
+            yield RawIds(indices, values, np.dtype("<i8"))
             return
         for dtype, chosen in self._group_by_dtype(shard, samples, starts, stops):
             firsts = starts[chosen] + (self.dtype is None)
@@ -203,7 +203,7 @@ class TokenColumn:
             if (odd := np.flatnonzero(sizes % dtype.itemsize)).size:
                 self._refuse_size(shard, int(samples[chosen][odd[0]]), int(sizes[odd[0]]), dtype)
             pairs = zip(firsts.tolist(), stops[chosen].tolist(), strict=True)
-            yield RawIds(places[chosen], [data[start:stop] for start, stop in pairs], dtype)
+            yield RawIds(indices[chosen], [data[start:stop] for start, stop in pairs], dtype)
 
     def _group_by_dtype(
         self, shard: Shard, samples: Ints, starts: Ints, stops: Ints
@@ -269,10 +269,10 @@ def _skip_shapes(shard: Shard, samples: Ints, starts: Ints, stops: Ints, dtype: 
             counts = lengths.prod(axis=1)
         fits &= counts * dtype.itemsize == stops[own] - firsts[own]
         if not fits.all():
-            place = own[np.flatnonzero(~fits)[0]]
+            index = own[np.flatnonzero(~fits)[0]]
             raise _no_array(
                 shard,
-                int(samples[place]),
+                int(samples[index]),
                 f"its shape does not match its number of {dtype.name} values",
             )
     return firsts

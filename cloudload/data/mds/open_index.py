@@ -133,7 +133,7 @@ def _is_large(version: Version) -> bool:
     return bool(version.exact) and (version.size or 0) >= _SHARED_FROM_BYTES
 
 
-class _Place(NamedTuple):
+class _SharedPath(NamedTuple):
     """The file for the table of one version of an index."""
 
     path: Path
@@ -141,12 +141,12 @@ class _Place(NamedTuple):
     """A digest of everything on which the table depends."""
 
 
-def _place_of(folder: Path, url: str, version: Version) -> _Place:
+def _shared_path(folder: Path, url: str, version: Version) -> _SharedPath:
     """Return the file for a table. Each release of cloudload and each user has its own files."""
     origin = f"{url}\n{objects.name_endpoint(url)}\n{os.geteuid()}"
     key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
     name = f"{_digest(origin)[:16]}-{_digest(key)[:32]}{_SUFFIX}"
-    return _Place(folder / name, _digest(key))
+    return _SharedPath(folder / name, _digest(key))
 
 
 def _digest(text: str) -> str:
@@ -164,9 +164,9 @@ def _open_shared(
     if (kind := machine.network_type(folder)) is not None:
         _warn(location, f"{folder} is on a network file system: {kind}")
         return _read_alone(location, retry)
-    place = _place_of(folder, location.url, version)
-    if (found := map_table(*place)) is not None:
-        verified_files.mark_used(place.path)
+    shared = _shared_path(folder, location.url, version)
+    if (found := map_table(*shared)) is not None:
+        verified_files.mark_used(shared.path)
         return found, version
     wait_s = _MOST_WAIT_S + (version.size or 0) / _LEAST_BYTES_PER_S
     what = f"read and parse the index of {redact(location.url)}"
@@ -176,17 +176,17 @@ def _open_shared(
             array_files.make_own_folder(folder)
             temp_files.make_folder(folder)
             lock = file_locks.locked(
-                temp_files.lock_path(place.path), what=what, most_wait_s=wait_s
+                temp_files.lock_path(shared.path), what=what, most_wait_s=wait_s
             )
             can_write = stack.enter_context(lock)
-            if (found := map_table(*place)) is not None:
+            if (found := map_table(*shared)) is not None:
                 return found, version
         except OSError as error:
             _warn(location, error)
         parsed, version = _read_alone(location, retry)
         if not can_write or not version.exact:
             return parsed, version
-        return _share(parsed, location, _place_of(folder, location.url, version)), version
+        return _share(parsed, location, _shared_path(folder, location.url, version)), version
 
 
 def _read_alone(location: Location, retry: Retry) -> tuple[ShardTable, Version]:
@@ -201,18 +201,18 @@ def _parse(data: bytes, location: Location) -> ShardTable:
     return table
 
 
-def _share(parsed: ShardTable, location: Location, place: _Place) -> ShardTable:
+def _share(parsed: ShardTable, location: Location, shared: _SharedPath) -> ShardTable:
     """Write a table to its file, and map it. If that fails, warn, and return `parsed`."""
-    folder = place.path.parent
+    folder = shared.path.parent
     try:
         file_locks.remove_orphans(folder, _OWN_NAMES)
         fingerprint([parsed], DATA)  # compute it first, so that it is written, too
-        if (mapped := map_table(*place)) is None:  # unless a newer version is already mapped
-            parsed.write(*place)
-            mapped = map_table(*place)
+        if (mapped := map_table(*shared)) is None:  # unless a newer version is already mapped
+            parsed.write(*shared)
+            mapped = map_table(*shared)
         _remove_old(folder)
         if mapped is None:
-            raise OSError(f"{place.path} cannot be mapped")
+            raise OSError(f"{shared.path} cannot be mapped")
     except OSError as error:
         _warn(location, error)
         return parsed

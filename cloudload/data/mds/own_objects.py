@@ -19,13 +19,13 @@ from cloudload.data.mds import shard_entries
 from cloudload.data.mds.survey import JOURNAL_FOLDER
 
 REPORT_NAME = "convert-report.json"
-LENGTHS_PLACE = "lengths"
+LENGTHS_FOLDER = "lengths"
 
 _SEGMENT = r"(\d{5,}/)?"
 SHARD = re.compile(_SEGMENT + r"shard\.\d{5,}\.mds(\.\w+)?")
 JOURNAL = re.compile(_SEGMENT + re.escape(JOURNAL_FOLDER) + "/.+")
 LENGTHS = re.compile(
-    rf"{LENGTHS_PLACE}/(?P<key>[0-9a-f]{{16}})/"
+    rf"{LENGTHS_FOLDER}/(?P<key>[0-9a-f]{{16}})/"
     r"(index-[0-9a-f]{16}\.json|\d{5,}-[0-9a-f]{16}\.lengths(\.[0-9a-f]{12}\.\d+\.part)?)"
 )
 TEMPORARY = re.compile(

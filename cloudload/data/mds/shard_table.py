@@ -124,9 +124,9 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
         column: Ints = self._numbers[number]
         return column
 
-    def find_form(self, place: int) -> Form:
-        """The form of the shard with index `place`."""
-        return self._forms[int(self._numbers[_FORM, place])]
+    def find_form(self, index: int) -> Form:
+        """The form of the shard with index `index`."""
+        return self._forms[int(self._numbers[_FORM, index])]
 
     def count_forms(self) -> dict[Form, int]:
         """The number of shards of each form, in the order of their first shards."""
@@ -134,7 +134,7 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
             self._numbers[_FORM], return_index=True, return_counts=True
         )
         order = np.argsort(firsts).tolist()
-        return {self._forms[int(found[place])]: int(counts[place]) for place in order}
+        return {self._forms[int(found[index])]: int(counts[index]) for index in order}
 
     def column_sets(self) -> list[tuple[shard_entries.Column, ...]]:
         """The distinct columns that shards have, in the order of their first shards."""
@@ -144,16 +144,16 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
         return int(self._numbers.shape[1])
 
     @overload
-    def __getitem__(self, place: int) -> shard_entries.ShardInfo: ...
+    def __getitem__(self, index: int) -> shard_entries.ShardInfo: ...
     @overload
-    def __getitem__(self, place: slice) -> ShardTable: ...
-    def __getitem__(self, place: int | slice) -> shard_entries.ShardInfo | ShardTable:
-        if isinstance(place, slice):
-            start, stop, step = place.indices(len(self))
+    def __getitem__(self, index: slice) -> ShardTable: ...
+    def __getitem__(self, index: int | slice) -> shard_entries.ShardInfo | ShardTable:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
             if step != 1:
                 return ShardTable.of(self[each] for each in range(start, stop, step))
             return self._cut(start, max(start, stop))
-        number = range(len(self))[place]
+        number = range(len(self))[index]
         return next(self._make(number, number + 1))
 
     def __iter__(self) -> Iterator[shard_entries.ShardInfo]:

@@ -89,7 +89,7 @@ MAX_LISTED = 20
 
 
 def refuse_to_hide(location: str, names: Iterable[str]) -> None:
-    """Raise `ConvertError` if a location without an index has datasets in its folders.
+    """Raise `ConvertError` if a location without an folder has datasets in its folders.
 
     `names` are the names of all objects below the location.
     """
@@ -99,10 +99,11 @@ def refuse_to_hide(location: str, names: Iterable[str]) -> None:
         return
     named = ", ".join(map(redact, folders[:MAX_LISTED]))
     more = f", and {len(folders) - MAX_LISTED:,} more" if len(folders) > MAX_LISTED else ""
-    place = redact(location)
+    folder = redact(location)
     raise ConvertError(
-        f"{place} has datasets in its subfolders: {named}{more}. A dataset in {place} itself would "
-        "hide them. Set split (--split NAME) to write to a subfolder, or choose another output"
+        f"{folder} has datasets in its subfolders: {named}{more}. A dataset in {folder} itself "
+        "would hide them. Set split (--split NAME) to write to a subfolder, or choose another "
+        "output"
     )
 
 

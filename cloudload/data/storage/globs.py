@@ -69,7 +69,7 @@ def find_glob(location: str, retry: Retry | None = None) -> Glob | None:
     location = urls.plain_location(location)
     is_web = urls.scheme_of(location) in ("http", "https")
     path, signs = (location.partition("?")[0], "*[") if is_web else (location, "*?[")
-    first = next((place for place, sign in enumerate(path) if sign in signs), None)
+    first = next((index for index, sign in enumerate(path) if sign in signs), None)
     if first is None or _does_exist(location, retry):
         return None
     start = path.rfind("/", 0, first) + 1

@@ -147,8 +147,8 @@ def _tokenizer(plan: WorkerPlan) -> Iterator[Setting]:
 def _lengths(plan: WorkerPlan) -> Iterator[Setting]:
     asked = os.fspath(plan.delivery.lengths)
     if plan.lengths is not None:
-        place, *others = plan.lengths.places
-        note = f"from {place}{f' and {len(others):,} more' if others else ''}"
+        location, *others = plan.lengths.locations
+        note = f"from {location}{f' and {len(others):,} more' if others else ''}"
         yield Setting(
             "lengths", plan.lengths.digest, DATA if asked == choices.AUTO else GIVEN, note
         )

@@ -209,9 +209,9 @@ class DistributedExchange(Exchange):
         if len(groups) > 1 and self._group is self._all:
             own = self._dist.get_rank()
             [(number, self.processes)] = [each for each in enumerate(groups) if own in each[1]]
-            place, size = self.processes.index(own), len(self.processes)
+            index, size = self.processes.index(own), len(self.processes)
             with self._explained():
-                self._group = self._open(place, size, f"group/{number}")
+                self._group = self._open(index, size, f"group/{number}")
         return True
 
     def _exchange_objects(self, own: dict[str, Any]) -> list[dict[str, Any]]:

@@ -159,13 +159,13 @@ class Window(NamedTuple):
         num_rows = -(-(self.stop - first_rows) // self.world_size)
         stops = (cursors_at + tables.NUM_CURSOR_COLUMNS * num_rows).tolist()
         before = np.cumsum(num_rows) - num_rows
-        places = np.arange(num_rows.sum()) - np.repeat(before, num_rows)
+        indices = np.arange(num_rows.sum()) - np.repeat(before, num_rows)
         parts = [message[cursors_at:stop] for message, stop in zip(messages, stops, strict=True)]
         return AgreedWindow(
             stops=heads[:, 0].tolist(),
             first_dry=int(heads[:, 2].min()),
             counts=heads[:, _HEADER:].sum(axis=0).reshape(counts_shape),
-            rows=np.repeat(first_rows, num_rows) + self.world_size * places,
+            rows=np.repeat(first_rows, num_rows) + self.world_size * indices,
             cursors=np.concatenate(parts).reshape(-1, tables.NUM_CURSOR_COLUMNS),
             residues=[
                 residue

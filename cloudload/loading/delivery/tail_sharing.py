@@ -191,14 +191,14 @@ class RemnantUses:
         keys = (
             remnants[:, tables.REMNANT_LANE] << _ORDINAL_BITS | remnants[:, tables.REMNANT_ORDINAL]
         )
-        _, firsts, places = np.unique(keys, return_index=True, return_inverse=True)
+        _, firsts, indices = np.unique(keys, return_index=True, return_inverse=True)
         self.documents: Ints = remnants[firsts][
             :, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL, tables.REMNANT_STOP]
         ]
         """int64 [documents, 3]: the lane, ordinal and size of each document."""
         self._in_order = np.argsort(firsts)
         """The documents in the order of the rows: int64 [documents]."""
-        self._plan, self._places, self._rows = plan, places, rows[is_left]
+        self._plan, self._indices, self._rows = plan, indices, rows[is_left]
         readers = self._rows % plan.world_size
         self._is_here: Flags = readers == plan.world_index
         """Whether this rank packs the row of each use: bool [uses]."""
@@ -206,11 +206,11 @@ class RemnantUses:
         self.owners: Ints = lanes % plan.world_size
         """The rank that owns each document's lane, as a virtual index: int64 [documents]."""
         self._workers: Ints = plan.worker_of(lanes)
-        is_sent = self._used(readers != self.owners[places])
+        is_sent = self._used(readers != self.owners[indices])
         # an equal share for each rank, because all messages are padded to the longest one
         self._is_sent = self._limit(is_sent, _MOST_EXCHANGED_TOKENS // plan.world_size, self.owners)
         self._is_own: Flags = self.owners == plan.world_index
-        is_elsewhere = plan.worker_of(self._rows) != self._workers[places]
+        is_elsewhere = plan.worker_of(self._rows) != self._workers[indices]
         is_local = self._used(self._is_here & is_elsewhere)
         is_local &= self._is_own
         self._is_local = self._limit(is_local, _MOST_LOCAL_TOKENS, np.zeros_like(lanes))
@@ -218,7 +218,7 @@ class RemnantUses:
     def _used(self, chosen: Flags) -> Flags:
         """Return which documents have a chosen use: bool [documents]. `chosen` is bool [uses]."""
         is_used = np.zeros(len(self.documents), np.bool_)
-        is_used[self._places[chosen]] = True
+        is_used[self._indices[chosen]] = True
         return is_used
 
     def _limit(self, chosen: Flags, most_tokens: int, groups: Ints) -> Flags:

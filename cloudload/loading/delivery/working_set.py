@@ -140,10 +140,10 @@ def explain_later_working_set(plan: WorkerPlan, lengths: RunLengths, world: Worl
     needed = add_downloads(found.bytes, sizes, count_downloads(plan, world))
     if limit >= needed:
         return None
-    place = "" if found.row is None else f" around row {found.row:,}"
+    where = "" if found.row is None else f" around row {found.row:,}"
     return (
         f"cache_limit {limit:,} is below the {needed:,} bytes of shards that this node will use at "
-        f"once{place}, because lanes with short documents read ahead (according to the token "
+        f"once{where}, because lanes with short documents read ahead (according to the token "
         f"lengths of epochs up to {found.last_epoch}). Some shards will be downloaded again. If "
         f"the disk has room, raise cache_limit to {needed:,}. In a new run, a smaller num_lanes "
         "lowers the number of bytes, as does a smaller num_canonical_nodes (but use at least the "
@@ -303,19 +303,19 @@ class _ShardUses:
         self._sizes = sizes
         self._of_epoch: dict[int, tuple[Ints, Ints]] = {}
 
-    def add(self, places: Ints, first: Ints, last: Ints) -> None:
-        """Add documents. `places` (int64 [documents, 2]) has their epochs and shards.
+    def add(self, indices: Ints, first: Ints, last: Ints) -> None:
+        """Add documents. `indices` (int64 [documents, 2]) has their epochs and shards.
 
         `first` and `last` (int64 [documents]) are the documents' first and last lane rows.
         """
-        for epoch in np.unique(places[:, 0]).tolist():
+        for epoch in np.unique(indices[:, 0]).tolist():
             if epoch not in self._of_epoch:
                 shape = len(self._sizes)
                 self._of_epoch[epoch] = np.full(shape, 1 << 62), np.full(shape, -1)
             firsts, lasts = self._of_epoch[epoch]
-            own = places[:, 0] == epoch
-            np.minimum.at(firsts, places[own, 1], first[own])
-            np.maximum.at(lasts, places[own, 1], last[own])
+            own = indices[:, 0] == epoch
+            np.minimum.at(firsts, indices[own, 1], first[own])
+            np.maximum.at(lasts, indices[own, 1], last[own])
 
     def find_peak(self) -> tuple[int, int]:
         """The peak of shard bytes in use, and the lane row at which it occurs."""

@@ -129,7 +129,7 @@ def _find_process() -> tuple[int, int]:
     return _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
 
 
-def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
+def rank_in_mesh(device_mesh: Any) -> tuple[int, int]:
     """Return (data-parallel rank, number of ranks) of this process in a `DeviceMesh`.
 
     All dimensions of the mesh must be data-parallel. The last one varies fastest. Raises
@@ -214,9 +214,9 @@ def check_world(num_lanes: int, world_size: int, *, has_lengths: bool) -> None:
     if num_lanes % world_size == 0 or has_lengths:
         return
     sizes = divisors(num_lanes)
-    place = bisect(sizes, world_size)
+    index = bisect(sizes, world_size)
     all_sizes = ", ".join(map(str, sizes))
-    near = " or ".join(map(str, sizes[place - 1 : place + 1]))
+    near = " or ".join(map(str, sizes[index - 1 : index + 1]))
     other_lanes = world_size * max(1, round(num_lanes / world_size))
     raise ValueError(
         f"{world_size} ranks cannot share {num_lanes} lanes evenly. Use {near} ranks, start a new "

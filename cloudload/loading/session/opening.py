@@ -17,7 +17,7 @@ from typing import Any
 from cloudload.config import DeliveryConfig, RowsConfig, choices, read_options
 from cloudload.data import Retry, cache_folder, urls
 from cloudload.loading.delivery.start_log import StartLog
-from cloudload.loading.delivery.world import place_in_mesh
+from cloudload.loading.delivery.world import rank_in_mesh
 from cloudload.rows import Choice, choose_backend, start_loading
 from cloudload.run import (
     Recipe,
@@ -59,7 +59,7 @@ def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConf
                 f"device_mesh is set, but dp_rank is {rank} and dp_world_size is {size}. Pass "
                 "either device_mesh, or dp_rank and dp_world_size"
             )
-        options["dp_rank"], options["dp_world_size"] = place_in_mesh(mesh)
+        options["dp_rank"], options["dp_world_size"] = rank_in_mesh(mesh)
     options = adopt_streaming(options, _find_defaults(callee), options["retry"] or Retry())
     return read_options({**options, "has_mesh": mesh is not None})
 

@@ -29,7 +29,7 @@ out."""
 class IdsOfDocuments(NamedTuple):
     """The token IDs of some of the documents that were read together."""
 
-    places: Ints
+    indices: Ints
     """The documents' indices among those read together, ascending: int64 [documents]."""
     ids: Tokens
     """The documents' IDs, concatenated: int32 [tokens]."""
@@ -45,16 +45,16 @@ def merge_ids(parts: Sequence[IdsOfDocuments]) -> tuple[Tokens, Ints]:
 
     Example: places 0 2 with IDs 7 7 9 of sizes 2 1, and place 1 with ID 8, give the IDs 7 7 8 9.
     """
-    sizes = np.zeros(sum(len(part.places) for part in parts), np.int64)
+    sizes = np.zeros(sum(len(part.indices) for part in parts), np.int64)
     for part in parts:
-        sizes[part.places] = part.sizes
+        sizes[part.indices] = part.sizes
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     if len(parts) == 1:
         return parts[0].ids, offsets
     ids = np.empty(offsets[-1], np.int32)
     target = ids.data
     for part in parts:
-        starts, stops = offsets[part.places].tolist(), offsets[part.places + 1].tolist()
+        starts, stops = offsets[part.indices].tolist(), offsets[part.indices + 1].tolist()
         source, taken = part.ids.data, 0
         for start, stop in zip(starts, stops, strict=True):
             target[start:stop] = source[taken : taken + stop - start]
@@ -98,14 +98,14 @@ class DocumentReader:
         errors of `ShardCache.shard` if a shard cannot be fetched.
         """
         texts: list[TextOrError] = [None] * len(samples)
-        for number, places, within in self._by_shard(samples):
+        for number, indices, within in self._by_shard(samples):
             found = self._read_shard(self._open(number), within.tolist())
             if not self._text_check.is_over:
-                self._check_texts(number, samples[places], found)
-            if len(places) == len(samples):
+                self._check_texts(number, samples[indices], found)
+            if len(indices) == len(samples):
                 return list(found)
-            for place, text in zip(places.tolist(), found, strict=True):
-                texts[place] = text
+            for index, text in zip(indices.tolist(), found, strict=True):
+                texts[index] = text
         return texts
 
     def take_doubts(self) -> dict[int, str]:
@@ -166,20 +166,20 @@ class DocumentReader:
         vocabulary, and the errors of `ShardCache.shard`.
         """
         values: list[memoryview] = [memoryview(b"")] * len(samples)
-        places_of: defaultdict[np.dtype[Any], list[Ints]] = defaultdict(list)
-        for number, places, within in self._by_shard(samples):
+        indices_of: defaultdict[np.dtype[Any], list[Ints]] = defaultdict(list)
+        for number, indices, within in self._by_shard(samples):
             shard, owner = self._open(number), self._corpus.find_owner(number)[0]
             column = self._columns[owner]
             assert column is not None
             with stage(READ_SHARDS):
                 for raw in document_columns.open_token_column(shard, *column).read(shard, within):
-                    places_of[raw.dtype].append(places[raw.places])
-                    for place, value in zip(places[raw.places].tolist(), raw.values, strict=True):
-                        values[place] = value
+                    indices_of[raw.dtype].append(indices[raw.indices])
+                    for index, value in zip(indices[raw.indices].tolist(), raw.values, strict=True):
+                        values[index] = value
         with stage(READ_SHARDS):
             return [
-                self._join(np.sort(np.concatenate(places)), values, dtype, samples)
-                for dtype, places in places_of.items()
+                self._join(np.sort(np.concatenate(indices)), values, dtype, samples)
+                for dtype, indices in indices_of.items()
             ]
 
     def _open(self, number: int) -> Shard:
@@ -187,24 +187,24 @@ class DocumentReader:
             return self._cache.shard(number)
 
     def _join(
-        self, places: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
+        self, indices: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
     ) -> IdsOfDocuments:
-        """Concatenate the IDs in `values` at `places`, and check that all are in the vocabulary."""
-        chosen = [values[place] for place in places.tolist()]
+        """Join the IDs in `values` at `indices`, and check that all are in the vocabulary."""
+        chosen = [values[index] for index in indices.tolist()]
         sizes = np.fromiter(map(len, chosen), np.int64, len(chosen)) // dtype.itemsize
         stored = np.frombuffer(b"".join(chosen), dtype)
         # viewed as unsigned, a negative ID is larger than any vocabulary
         unsigned = stored.view(f"<u{dtype.itemsize}")
         if unsigned.max(initial=0) >= self._vocab_size:
-            place = int(np.argmax(unsigned >= self._vocab_size))
-            document = int(np.searchsorted(np.cumsum(sizes), place, side="right"))
-            within = place - int(sizes[:document].sum())
-            raise self._wrong_id(int(samples[places[document]]), within, int(stored[place]), dtype)
-        return IdsOfDocuments(places, stored.astype(np.int32, copy=False).view(np.int32), sizes)
+            index = int(np.argmax(unsigned >= self._vocab_size))
+            document = int(np.searchsorted(np.cumsum(sizes), index, side="right"))
+            within = index - int(sizes[:document].sum())
+            raise self._wrong_id(int(samples[indices[document]]), within, int(stored[index]), dtype)
+        return IdsOfDocuments(indices, stored.astype(np.int32, copy=False).view(np.int32), sizes)
 
-    def _wrong_id(self, sample: int, place: int, found: int, dtype: np.dtype[Any]) -> DatasetError:
+    def _wrong_id(self, sample: int, index: int, found: int, dtype: np.dtype[Any]) -> DatasetError:
         return DatasetError(
-            f"token {place:,} of {self.where(sample)} is {found:,} as {dtype.name}, not an ID from "
+            f"token {index:,} of {self.where(sample)} is {found:,} as {dtype.name}, not an ID from "
             f"0 to {self._vocab_size - 1:,}. Usually, tokens_dtype is not the dtype that was "
             "written, or the data was tokenized with a different tokenizer. Set tokens_dtype and "
             "the tokenizer to match the data"

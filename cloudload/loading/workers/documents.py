@@ -172,13 +172,13 @@ class LaneDocuments:
         left_out = np.zeros(len(found), np.int64)
         is_tokenized, parts = self._is_tokenized[streams], []
         if len(tokenized := np.flatnonzero(is_tokenized)):
-            for places, ids, sizes in self._reader.read_tokens(found.samples[tokenized]):
-                parts.append(IdsOfDocuments(tokenized[places], ids, sizes))
+            for indices, ids, sizes in self._reader.read_tokens(found.samples[tokenized]):
+                parts.append(IdsOfDocuments(tokenized[indices], ids, sizes))
         if len(tokenized) < len(found):
-            places = np.flatnonzero(~is_tokenized)
-            texts = self._reader.read_texts(found.samples[places])
-            left_out[places] = self._find_left_out(texts, streams[places], places, has_begun)
-            parts.append(self._tokenize(places, found.samples[places], texts))
+            indices = np.flatnonzero(~is_tokenized)
+            texts = self._reader.read_texts(found.samples[indices])
+            left_out[indices] = self._find_left_out(texts, streams[indices], indices, has_begun)
+            parts.append(self._tokenize(indices, found.samples[indices], texts))
         ids, offsets = merge_ids(parts)
         if self._lengths is not None:
             lengths = _find_lengths(offsets, left_out)
@@ -222,15 +222,15 @@ class LaneDocuments:
         """Raise `StreamChangedError` if a document's size differs from the one in `begun_sizes`."""
         changed = np.flatnonzero((begun_sizes > 0) & (sizes != begun_sizes))
         if len(changed):
-            place = int(changed[0])
+            index = int(changed[0])
             raise StreamChangedError(
-                f"{self._reader.where(int(found.samples[place]))} has {sizes[place]:,} tokens, but "
-                f"had {begun_sizes[place]:,} when the run first read a part of it, in lane "
-                f"{found.flat_lanes[place] % self._num_lanes}. {CHANGED_ADVICE}"
+                f"{self._reader.where(int(found.samples[index]))} has {sizes[index]:,} tokens, but "
+                f"had {begun_sizes[index]:,} when the run first read a part of it, in lane "
+                f"{found.flat_lanes[index] % self._num_lanes}. {CHANGED_ADVICE}"
             )
 
     def _find_left_out(
-        self, texts: Sequence[TextOrError], streams: Ints, places: Ints, has_begun: Flags | None
+        self, texts: Sequence[TextOrError], streams: Ints, indices: Ints, has_begun: Flags | None
     ) -> Ints:
         """Find the texts that are left out. Returns `FILTERED`, `FAILED`, or 0 for each.
 
@@ -243,7 +243,7 @@ class LaneDocuments:
             self._skip_log.count_read(labels)
             for number, text in enumerate(texts):
                 if isinstance(text, BadDocumentError):
-                    if has_begun is not None and has_begun[places[number]]:
+                    if has_begun is not None and has_begun[indices[number]]:
                         raise StreamChangedError(
                             f"{text.summary}. The run has already read a part of this document. "
                             f"{CHANGED_ADVICE}"
@@ -260,20 +260,20 @@ class LaneDocuments:
         counted = lengths.of(samples)
         if (counted == now).all():
             return
-        place = int(np.argmax(counted != now))
-        was, has = (_describe_length(int(each[place])) for each in (counted, now))
+        index = int(np.argmax(counted != now))
+        was, has = (_describe_length(int(each[index])) for each in (counted, now))
         raise DatasetError(
-            f"{self._reader.where(int(samples[place]))} {was} in the token lengths, but now {has}. "
+            f"{self._reader.where(int(samples[index]))} {was} in the token lengths, but now {has}. "
             "The text, the transform, or the tokenizer changed. If the change is intended, run "
             "cloudload count --again, or set lengths='off'"
         )
 
     def _tokenize(
-        self, places: Ints, samples: Ints, texts: Sequence[TextOrError]
+        self, indices: Ints, samples: Ints, texts: Sequence[TextOrError]
     ) -> IdsOfDocuments:
         kept = [text if isinstance(text, str) else "" for text in texts]
         ids, offsets = self._encode(kept, samples)
-        return IdsOfDocuments(places, ids, np.diff(offsets))
+        return IdsOfDocuments(indices, ids, np.diff(offsets))
 
     def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
         assert self._tokenizer is not None

@@ -70,7 +70,7 @@ class RowReader:
         Raises `DatasetError` if a document does not have the length that was counted, and the
         other errors of `LaneDocuments.read`.
         """
-        keys, first, places = np.unique(
+        keys, first, indices = np.unique(
             pieces[:, row_pieces.LANE] << _ORDINAL_BITS | pieces[:, row_pieces.ORDINAL],
             return_index=True,
             return_inverse=True,
@@ -95,7 +95,7 @@ class RowReader:
             table[missing, tables.BUFFER] = len(buffers)
             buffers.append(read.ids.data)
         of_rows = np.column_stack(
-            [pieces[:, row_pieces.ROW], places, pieces[:, row_pieces.START :]]
+            [pieces[:, row_pieces.ROW], indices, pieces[:, row_pieces.START :]]
         )
         if not self._cuts:
             self._hold(of_rows, lanes, table, buffers)

@@ -208,7 +208,7 @@ class _Rows:
             tail = self._plan.tail
             assert tail is not None
             left = enumerate(block.rows[num_of_lanes:].tolist(), num_of_lanes)
-            pieces += self._tail.cut(block, (RowOfTail(place, tail, row) for place, row in left))
+            pieces += self._tail.cut(block, (RowOfTail(index, tail, row) for index, row in left))
         return pieces
 
     def _cut_mixture(self, block: BlockBuilder, tails: MixtureTails, num_batches: int) -> Pieces:
@@ -221,35 +221,35 @@ class _Rows:
         pieces = self._cut_lanes(block, np.flatnonzero(~is_in_tail), num_batches)
         if not is_in_tail.any():
             return pieces
-        places = np.flatnonzero(is_in_tail)
-        numbers = tails.number_rows(components[places], rows[places])
+        indices = np.flatnonzero(is_in_tail)
+        numbers = tails.number_rows(components[indices], rows[indices])
         pieces += self._tail.cut(
             block,
             [
-                RowOfTail(place, tails.tail(component), number)
-                for place, component, number in zip(
-                    places.tolist(), components[places].tolist(), numbers.tolist(), strict=True
+                RowOfTail(index, tails.tail(component), number)
+                for index, component, number in zip(
+                    indices.tolist(), components[indices].tolist(), numbers.tolist(), strict=True
                 )
             ],
         )
         in_order = np.argsort(pieces.pieces[:, tables.PIECE_ROW], kind="stable")
         return pieces._replace(pieces=pieces.pieces[in_order])
 
-    def _cut_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
-        """Cut rows from their lanes. `places` (int64 [rows]) are the rows' indices in the block."""
+    def _cut_lanes(self, block: BlockBuilder, indices: Ints, num_batches: int) -> Pieces:
+        """Cut rows from their lanes. `indices` (int64 [rows]) are their indices in the block."""
         if self._dealt is None:
-            return self._cut_own_lanes(block, places, num_batches)
-        pieces = self._dealt.read(block.rows[places], is_awaited=self._is_awaited)
-        pieces.pieces[:, tables.PIECE_ROW] = places[pieces.pieces[:, tables.PIECE_ROW]]
+            return self._cut_own_lanes(block, indices, num_batches)
+        pieces = self._dealt.read(block.rows[indices], is_awaited=self._is_awaited)
+        pieces.pieces[:, tables.PIECE_ROW] = indices[pieces.pieces[:, tables.PIECE_ROW]]
         return pieces
 
-    def _cut_own_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
+    def _cut_own_lanes(self, block: BlockBuilder, indices: Ints, num_batches: int) -> Pieces:
         """Cut rows of the block from their lanes, which this worker owns.
 
         Example: rows 0 to 5 belong to lanes 0 1 2 0 1 2, and lane 1 has only one row left. The rows
         cut, lane by lane, are block rows 0 3 1 2 5, and row 4 is the first dry row.
         """
-        recipe, rows = self._plan.recipe, block.rows[places]
+        recipe, rows = self._plan.recipe, block.rows[indices]
         flat_lanes = recipe.components_of(rows) * recipe.num_lanes + rows % recipe.num_lanes
         lanes, wanted = np.unique(flat_lanes, return_counts=True)
         try:
@@ -262,7 +262,7 @@ class _Rows:
                 "or transform, or the transform is not deterministic. Load an earlier state, "
                 "restore the data and the config, or fix the transform"
             ) from None
-        block_rows = places[np.argsort(flat_lanes, kind="stable")]
+        block_rows = indices[np.argsort(flat_lanes, kind="stable")]
         is_cut = count_within(wanted) < np.repeat(cut.num_rows, wanted)
         dry = block.rows[block_rows[~is_cut]]
         self._first_dry = min(self._first_dry, int(dry.min(initial=NEVER)))
@@ -337,7 +337,7 @@ def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
     ]
     first_shards = np.cumsum([0, *(len(dataset.shards) for dataset in corpus.datasets)])
     chosen = np.unique(np.linspace(0, len(groups) - 1, _MOST_SHARDS).astype(np.int64))
-    for stream, group in (groups[place] for place in chosen.tolist()):
+    for stream, group in (groups[index] for index in chosen.tolist()):
         sizes = corpus.datasets[stream].table.samples
         full = group.first + np.flatnonzero(sizes[group.first : group.stop])
         within = int(full[int(group.digest, 16) % len(full)])

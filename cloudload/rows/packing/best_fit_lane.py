@@ -77,20 +77,20 @@ class BestFitLane:
         if not 0 < size < self._seq_len:
             return
         free = self._free
-        place = bisect_left(free, size)
-        if place == len(free):
+        index = bisect_left(free, size)
+        if index == len(free):
             left, pieces, group = self._seq_len - size, piece, EMPTY_GROUP
         else:
             left, pieces, group = (
-                free.pop(place) - size,
-                self._pieces.pop(place) + piece,
-                self._groups.pop(place),
+                free.pop(index) - size,
+                self._pieces.pop(index) + piece,
+                self._groups.pop(index),
             )
         if left:
-            place = bisect_right(free, left)
-            free.insert(place, left)
-            self._pieces.insert(place, pieces)
-            self._groups.insert(place, extend_group(group, span))
+            index = bisect_right(free, left)
+            free.insert(index, left)
+            self._pieces.insert(index, pieces)
+            self._groups.insert(index, extend_group(group, span))
             waiting = self._num_waiting = self._num_waiting + 1
             if len(free) <= self._open_rows and (
                 waiting * waiting <= ordinal - self._least_ordinal or len(free) == 1

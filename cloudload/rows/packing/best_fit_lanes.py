@@ -202,12 +202,12 @@ class BestFitLanes:
         Raises `ValueError` if the size of a document in a residue has changed.
         """
         others: list[int] = []
-        for place, (flat_lane, ordinal, size) in enumerate(
+        for index, (flat_lane, ordinal, size) in enumerate(
             table[:, [tables.FLAT_LANE, tables.ORDINAL, tables.SIZE]].tolist()
         ):
             pieces = self._unread.get(flat_lane, {}).pop(ordinal, None)
             if pieces is None:
-                others.append(place)
+                others.append(index)
                 continue
             if not self._unread[flat_lane]:
                 del self._unread[flat_lane]
@@ -217,7 +217,7 @@ class BestFitLanes:
                     f"lane {flat_lane % self._num_lanes}: document {ordinal} had {packed_size} "
                     f"tokens, but now has {size}"
                 )
-            again = np.repeat(table[place : place + 1], len(pieces), axis=0)
+            again = np.repeat(table[index : index + 1], len(pieces), axis=0)
             again[:, tables.START] = self._table[pieces, tables.START]
             self._hold(np.array(pieces, np.int64), again, buffer)
         return table[others]
@@ -227,9 +227,9 @@ class BestFitLanes:
 
         Raises `ValueError` if the document does not match the cursor.
         """
-        for place in np.flatnonzero(self._offsets[table[:, tables.FLAT_LANE]]).tolist():
+        for index in np.flatnonzero(self._offsets[table[:, tables.FLAT_LANE]]).tolist():
             flat_lane, ordinal, size = table[
-                place, [tables.FLAT_LANE, tables.ORDINAL, tables.SIZE]
+                index, [tables.FLAT_LANE, tables.ORDINAL, tables.SIZE]
             ].tolist()
             offset = int(self._offsets[flat_lane])
             if not offset:
@@ -240,4 +240,4 @@ class BestFitLanes:
                 )
             except ValueError as error:
                 raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
-            table[place, tables.START], self._offsets[flat_lane] = offset, 0
+            table[index, tables.START], self._offsets[flat_lane] = offset, 0

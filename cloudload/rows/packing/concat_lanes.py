@@ -62,14 +62,14 @@ class ConcatLanes:
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
         table = documents.table
-        for place in np.flatnonzero(has_begun).tolist():
-            flat_lane, ordinal, size = table[place, [FLAT_LANE, ORDINAL, SIZE]].tolist()
+        for index in np.flatnonzero(has_begun).tolist():
+            flat_lane, ordinal, size = table[index, [FLAT_LANE, ORDINAL, SIZE]].tolist()
             expected, offset = self._cursors[flat_lane].tolist()
             try:
                 check_start(expected, offset, ordinal, size)
             except ValueError as error:
                 raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
-            table[place, START] = offset
+            table[index, START] = offset
         np.add.at(self._available, table[:, FLAT_LANE], table[:, SIZE] - table[:, START])
         self._added.append(documents)
 
@@ -199,15 +199,15 @@ def _join_buffers(rest: Ints, froms: Ints, stops: Ints, buffers: list[memoryview
     Changes `BASE` in `rest` as if all documents followed the first one in its buffer.
     """
     parts: list[bytes] = []
-    place = first = int(froms[0])
+    index = first = int(froms[0])
     for buffer in dict.fromkeys(rest[:, BUFFER].tolist()):
         own = rest[:, BUFFER] == buffer
         low = int(froms[own][0])
         part = buffers[buffer][low : int(stops[own].max())].tobytes()
-        rest[own, BASE] += place - low
+        rest[own, BASE] += index - low
         parts.append(part)
-        place += len(part) // 4
-    assert place >= first
+        index += len(part) // 4
+    assert index >= first
     return memoryview(b"".join(parts)).cast("i")
 
 

@@ -143,13 +143,13 @@ class PackerLanes:
 
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
         short = np.zeros(len(flat_lanes), np.int64)
-        for place, (flat_lane, rows) in enumerate(
+        for index, (flat_lane, rows) in enumerate(
             zip(flat_lanes.tolist(), wanted.tolist(), strict=True)
         ):
             packer = self._lane(flat_lane).packer
             if len(packer.rows) < rows:
                 tokens = (rows - len(packer.rows)) * self._packing.seq_len
-                short[place] = max(1, tokens - packer.num_pending)
+                short[index] = max(1, tokens - packer.num_pending)
         return short
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
@@ -180,12 +180,12 @@ class PackerLanes:
         cursors: list[int] = []
         residues: list[bytes] = []
         counted: list[int] = []
-        for place, (flat_lane, rows) in enumerate(
+        for index, (flat_lane, rows) in enumerate(
             zip(flat_lanes.tolist(), wanted.tolist(), strict=True)
         ):
             lane = self._lane(flat_lane)
-            num_rows[place] = min(rows, len(lane.packer.rows))
-            for _ in range(num_rows[place]):
+            num_rows[index] = min(rows, len(lane.packer.rows))
+            for _ in range(num_rows[index]):
                 row, packed = len(residues), lane.packer.rows.popleft()
                 for ordinal, start, stop, is_last in packed.pieces:
                     # keep a document's tokens until the row of its last piece

@@ -239,7 +239,7 @@ class BestFitPacker(Packer):
             start = stop
         self._cursor = (ordinal + 1, 0)
         if start < size:
-            self._place((ordinal, start, size))
+            self._put_piece((ordinal, start, size))
 
     def finish(self) -> None:
         while self._open:
@@ -261,9 +261,9 @@ class BestFitPacker(Packer):
                 self._waiting.popleft()
             start = stop
         if start < size:
-            self._place((ordinal, start, size))
+            self._put_piece((ordinal, start, size))
 
-    def _place(self, span: Span) -> None:
+    def _put_piece(self, span: Span) -> None:
         """Put a span into the fullest open row that has space for it, or into a new row."""
         size = span[2] - span[1]
         place = bisect_left(self._free, size)

@@ -70,18 +70,18 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
     if sys.byteorder == "big":
         numbers.byteswap()
     groups: list[list[Span]] = []
-    place = 0
-    while place < len(numbers):
-        stop = place + 1 + 3 * numbers[place]
+    index = 0
+    while index < len(numbers):
+        stop = index + 1 + 3 * numbers[index]
         spans = [
             (numbers[at], numbers[at + 1], numbers[at + 2])
-            for at in range(place + 1, min(stop, len(numbers) - 2), 3)
+            for at in range(index + 1, min(stop, len(numbers) - 2), 3)
         ]
-        is_cut_short = numbers[place] < 0 or stop > len(numbers)
+        is_cut_short = numbers[index] < 0 or stop > len(numbers)
         if is_cut_short or any(not (0 <= d < ordinal and 0 <= a < b) for d, a, b in spans):
             raise ValueError("spans outside the documents read so far, or incomplete spans")
         groups.append(spans)
-        place = stop
+        index = stop
     if any(not spans for spans in groups[1:]):
         raise ValueError("an open row without a span")
     documents = [document for spans in groups for document, _, _ in spans]
@@ -99,15 +99,15 @@ def list_residue_spans(residues: Sequence[bytes]) -> tuple[Ints, Ints]:
     numbers = np.frombuffer(b"".join(residues), "<i4").astype(np.int64)
     stops = np.cumsum(list(map(len, residues)), dtype=np.int64) // _NUMBER_BYTES
     left = np.flatnonzero(np.diff(stops, prepend=0))
-    places = np.concatenate([[0], stops[:-1]])[left]
+    indices = np.concatenate([[0], stops[:-1]])[left]
     owners, groups, sizes = ([np.empty(0, np.int64)] for _ in range(3))
     while len(left):
         owners.append(left)
-        groups.append(places)
-        sizes.append(numbers[places])
-        places = places + 1 + 3 * numbers[places]
-        is_left = places < stops[left]
-        left, places = left[is_left], places[is_left]
+        groups.append(indices)
+        sizes.append(numbers[indices])
+        indices = indices + 1 + 3 * numbers[indices]
+        is_left = indices < stops[left]
+        left, indices = left[is_left], indices[is_left]
     counts = np.concatenate(sizes)
     firsts = np.repeat(np.concatenate(groups) + 1, counts) + 3 * count_within(counts)
     return np.repeat(np.concatenate(owners), counts), numbers[firsts[:, None] + np.arange(3)]

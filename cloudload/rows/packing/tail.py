@@ -87,8 +87,8 @@ def take_rows(tail: Tail, rows: Ints) -> Tail:
     All other rows of the result are empty, and the remnants that they count are unspecified.
     """
     is_taken = np.zeros(tail.num_rows, np.bool_)
-    places = rows - tail.first_row
-    is_taken[places[(places >= 0) & (places < tail.num_rows)]] = True
+    indices = rows - tail.first_row
+    is_taken[indices[(indices >= 0) & (indices < tail.num_rows)]] = True
     sizes = np.diff(tail.piece_starts)
     pieces = tail.pieces[np.repeat(is_taken, sizes)]
     is_needed = np.zeros(len(tail.remnants), np.bool_)

@@ -45,16 +45,16 @@ class DocumentTokenizer:
         """Encode documents in two calls: those with `has_special_tokens`, and the others."""
         parts: dict[int, Tokens] = {}
         for is_special in (False, True):
-            places = [
-                place
-                for place, document in enumerate(documents)
+            indices = [
+                index
+                for index, document in enumerate(documents)
                 if has_special_tokens(document) == is_special
             ]
-            if places:
+            if indices:
                 encoder = self._special_encoder if is_special else self._encoder
-                ids, offsets = encoder.encode([str(documents[place]) for place in places])
-                parts |= dict(zip(places, np.split(ids, offsets[1:-1]), strict=True))
-        in_order = [parts[place] for place in range(len(documents))]
+                ids, offsets = encoder.encode([str(documents[index]) for index in indices])
+                parts |= dict(zip(indices, np.split(ids, offsets[1:-1]), strict=True))
+        in_order = [parts[index] for index in range(len(documents))]
         offsets = np.zeros(len(in_order) + 1, np.int64)
         np.cumsum([len(part) for part in in_order], out=offsets[1:])
         return np.concatenate(in_order), offsets

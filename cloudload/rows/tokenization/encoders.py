@@ -160,10 +160,10 @@ class _Comparison:
             raise TokenizerError(str(self._difference))
         num_seen, following = self._seen
         while following < num_seen + len(documents):
-            place = following - num_seen
-            if len(documents[place]) <= _MOST_COMPARED_CHARACTERS:
-                own = ids[offsets[place] : offsets[place + 1]].tolist()
-                self._held.append((documents[place], own))
+            index = following - num_seen
+            if len(documents[index]) <= _MOST_COMPARED_CHARACTERS:
+                own = ids[offsets[index] : offsets[index + 1]].tolist()
+                self._held.append((documents[index], own))
             following += 1 if following < COMPARED_FIRST - 1 else COMPARED_EVERY
         self._seen = num_seen + len(documents), following
         if has_hf(self._text) or time.monotonic() >= self._loads_at:
@@ -251,14 +251,14 @@ def _explain_uncompared(document: str, error: TokenizerError) -> TokenizerError:
 
 
 def _explain_difference(document: str, ids: list[int], expected: list[int]) -> TokenizerError:
-    place = next(
+    index = next(
         (i for i, (one, other) in enumerate(zip(ids, expected, strict=False)) if one != other),
         min(len(ids), len(expected)),
     )
     return TokenizerError(
         "fastokens and tokenizers produced different IDs for a document. Starting at token "
-        f"{place} of {len(expected)}, fastokens produced {ids[place : place + 5]}, but tokenizers "
-        f"produced {expected[place : place + 5]}. The document begins "
+        f"{index} of {len(expected)}, fastokens produced {ids[index : index + 5]}, but tokenizers "
+        f"produced {expected[index : index + 5]}. The document begins "
         f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may contain wrong IDs. Restart with "
         "tokenizer_backend='hf', from the beginning or from a state that you trust, and open a "
         "cloudload issue that includes the text"

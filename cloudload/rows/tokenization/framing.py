@@ -44,8 +44,8 @@ class NamedTokens:
     eos: str | None = None
     adds_bos: bool | None = None
     """The value of `add_bos_token`; None if it is not set."""
-    bos_place: str = ""
-    eos_place: str = ""
+    bos_source: str = ""
+    eos_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def list_named_tokens(tokenizer: Any) -> NamedTokens:
     return _add(NamedTokens(), {**texts, "add_bos_token": given}, type(tokenizer).__name__)
 
 
-def _add(named: NamedTokens, content: Any, place: str) -> NamedTokens:
+def _add(named: NamedTokens, content: Any, where: str) -> NamedTokens:
     if not isinstance(content, Mapping):
         raise ValueError(f"it contains a {type(content).__name__}, not a JSON object")
     for name, field in (("bos_token", "bos"), ("eos_token", "eos")):
@@ -91,7 +91,7 @@ def _add(named: NamedTokens, content: Any, place: str) -> NamedTokens:
         if token and not isinstance(token, str):
             raise ValueError(f"its {name} is {token!r:.100}, not a string")
         if token:
-            changes: dict[str, Any] = {field: token, f"{field}_place": f"{name} of {place}"}
+            changes: dict[str, Any] = {field: token, f"{field}_source": f"{name} of {where}"}
             named = replace(named, **changes)
     adds_bos = content.get("add_bos_token")
     return replace(named, adds_bos=adds_bos) if isinstance(adds_bos, bool) else named
@@ -107,7 +107,7 @@ def choose_bos(backend: Tokenizer, asked: TokenName, named: NamedTokens) -> Fram
     if named.adds_bos is False:
         return FramingToken(None, "no bos (add_bos_token is false)")
     if named.adds_bos and named.bos is not None:
-        return _take(backend, named.bos, "bos_token", f"add_bos_token and {named.bos_place}")
+        return _take(backend, named.bos, "bos_token", f"add_bos_token and {named.bos_source}")
     with_template = _encode_with_template(backend)
     leading = with_template.special_tokens_mask[:1] == [1]
     if not leading or (named.bos is not None and with_template.tokens[0] != named.bos):
@@ -126,8 +126,8 @@ def choose_eos(
     if asked != choices.AUTO:
         return _take(backend, asked, "eos", _GIVEN)
     if named.eos is not None:
-        found = _take(backend, named.eos, "eos_token", named.eos_place)
-        return replace(found, warning=_doubt(backend, named.eos, named.eos_place))
+        found = _take(backend, named.eos, "eos_token", named.eos_source)
+        return replace(found, warning=_doubt(backend, named.eos, named.eos_source))
     with_template = _encode_with_template(backend)
     if with_template.special_tokens_mask[-1:] == [1]:
         token = with_template.tokens[-1]
@@ -140,7 +140,7 @@ def choose_eos(
     )
 
 
-def _take(backend: Tokenizer, token: TokenName, field: str, place: str) -> FramingToken:
+def _take(backend: Tokenizer, token: TokenName, field: str, where: str) -> FramingToken:
     kind = field[:3]
     if token is None:
         return FramingToken(None, f"no {kind}")
@@ -153,17 +153,17 @@ def _take(backend: Tokenizer, token: TokenName, field: str, place: str) -> Frami
             f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to tokens of "
             "this tokenizer or to None"
         )
-    return FramingToken(int(number), f"{kind} {name!r} ({place})")
+    return FramingToken(int(number), f"{kind} {name!r} ({where})")
 
 
-def _doubt(backend: Tokenizer, token: str, place: str) -> str | None:
+def _doubt(backend: Tokenizer, token: str, where: str) -> str | None:
     """Return a warning if the eos `token` looks like the end of a chat turn, else None."""
     if not _CHAT_TOKEN.search(token):
         return None
     others = [each for each in _END_TOKENS if backend.token_to_id(each) is not None]
     meant = f", such as eos={others[0]!r}, which this tokenizer has" if others else ""
     return (
-        f"documents end with {token!r} ({place}), which looks like the end of a chat turn. For "
+        f"documents end with {token!r} ({where}), which looks like the end of a chat turn. For "
         f"pretraining, set eos to the token that ends a document{meant}. To keep {token!r} without "
         f"this warning, pass eos={token!r}"
     )

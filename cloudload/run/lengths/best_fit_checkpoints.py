@@ -168,18 +168,18 @@ def _parse(content: bytes) -> tuple[dict[bytes, Leap], int]:
 
     The last record is partial if its writer was killed.
     """
-    place, leaps = 0, {}
-    while place + _RECORD.size <= len(content):
-        key, rows, ordinal, offset, size = _RECORD.unpack_from(content, place)
-        end = place + _RECORD.size + size
+    index, leaps = 0, {}
+    while index + _RECORD.size <= len(content):
+        key, rows, ordinal, offset, size = _RECORD.unpack_from(content, index)
+        end = index + _RECORD.size + size
         if size < 0 or end + _CHECK.size > len(content):
             break
-        if _CHECK.unpack_from(content, end) != (zlib.crc32(content[place:end]),):
+        if _CHECK.unpack_from(content, end) != (zlib.crc32(content[index:end]),):
             break
-        residue = content[place + _RECORD.size : end]
+        residue = content[index + _RECORD.size : end]
         leaps[key] = Leap(rows, LaneState(ordinal, offset, residue))
-        place = end + _CHECK.size
-    return leaps, place
+        index = end + _CHECK.size
+    return leaps, index
 
 
 def _encode(key: bytes, leap: Leap) -> bytes:

@@ -166,10 +166,10 @@ class Playing:
         """
         is_dry = np.zeros(len(lanes), np.bool_)
         with activity.Wait(_report_wait, _PLAYING), activity.doing(_PLAYING):
-            for places in self._share(lanes):
-                for lane, row in zip(lanes[places].tolist(), rows[places].tolist(), strict=True):
+            for indices in self._share(lanes):
+                for lane, row in zip(lanes[indices].tolist(), rows[indices].tolist(), strict=True):
                     self._approach(lane, row)
-                is_dry[places] = self._take(lanes[places], rows[places], None)
+                is_dry[indices] = self._take(lanes[indices], rows[indices], None)
                 if self._is_barren(lanes[is_dry]):
                     break
         return is_dry
@@ -180,10 +180,10 @@ class Playing:
         Each process starts with a different group, so processes that play the same lanes find each
         other's marks in the files.
         """
-        places = np.arange(len(lanes))
+        indices = np.arange(len(lanes))
         if all(self.lanes[lane].player is not None for lane in lanes.tolist()):
-            return [places]
-        parts = np.array_split(places, -(-len(lanes) // _LANES_AT_ONCE))
+            return [indices]
+        parts = np.array_split(indices, -(-len(lanes) // _LANES_AT_ONCE))
         first = os.getpid() % len(parts)
         return parts[first:] + parts[:first]
 
@@ -221,36 +221,36 @@ class Playing:
             if leap is None or own.rows[-1] + leap.rows > row:
                 break
             own.extend(leap)
-        place = bisect_right(own.rows, row) - 1
-        if player is None or not own.rows[place] <= player.row <= row:
-            self._open(lane, place)
+        index = bisect_right(own.rows, row) - 1
+        if player is None or not own.rows[index] <= player.row <= row:
+            self._open(lane, index)
 
-    def _open(self, lane: int, place: int) -> None:
-        """Create the player of a lane at mark `place` of the lane."""
+    def _open(self, lane: int, index: int) -> None:
+        """Create the player of a lane at mark `index` of the lane."""
         own = self.lanes[lane]
         try:
-            own.player = _Player(self._packing, own.states[place], own.rows[place])
+            own.player = _Player(self._packing, own.states[index], own.rows[index])
         except ValueError as error:
             raise explain_residue(f"lane {lane} has {error}") from None
 
     def _take(self, lanes: Ints, stops: Ints, taken: Sequence[list[bytes]] | None) -> Flags:
         """Play lanes up to their rows `stops`, and append the pieces of the rows to `taken`."""
-        places = np.arange(len(lanes))
+        indices = np.arange(len(lanes))
         is_dry = np.zeros(len(lanes), np.bool_)
         while True:
             is_short = [
-                not self._pass_rows(lane, stop, None if taken is None else taken[place])
-                for place, lane, stop in zip(
-                    places.tolist(), lanes[places].tolist(), stops[places].tolist(), strict=True
+                not self._pass_rows(lane, stop, None if taken is None else taken[index])
+                for index, lane, stop in zip(
+                    indices.tolist(), lanes[indices].tolist(), stops[indices].tolist(), strict=True
                 )
             ]
-            places = places[is_short]
-            is_dry[places] = [self._has_ended(lane) for lane in lanes[places].tolist()]
-            places = places[~is_dry[places]]
+            indices = indices[is_short]
+            is_dry[indices] = [self._has_ended(lane) for lane in lanes[indices].tolist()]
+            indices = indices[~is_dry[indices]]
             self._keep_leaps(lanes)
-            if not len(places) or self._is_barren(lanes[is_dry]):
+            if not len(indices) or self._is_barren(lanes[is_dry]):
                 return is_dry
-            self._pack_more(lanes[places], stops[places])
+            self._pack_more(lanes[indices], stops[indices])
 
     def _pass_rows(self, lane: int, stop: int, taken: list[bytes] | None) -> bool:
         """Take complete rows before row `stop`. Returns whether the lane has reached `stop`."""
@@ -316,18 +316,18 @@ class Playing:
         sizes[:, 0] = np.where(offsets[:, 0] > 0, found.whole[:, 0], sizes[:, 0])
         self._follow(players, sizes)
         # list them lane by lane; a document without tokens left has no piece
-        owners, places = np.nonzero(sizes > offsets)
+        owners, indices = np.nonzero(sizes > offsets)
         table = np.zeros((len(owners), tables.NUM_DOCUMENT_COLUMNS), np.int64)
-        table[:, tables.FLAT_LANE], table[:, tables.ORDINAL] = owners, ordinals[owners, places]
+        table[:, tables.FLAT_LANE], table[:, tables.ORDINAL] = owners, ordinals[owners, indices]
         table[:, tables.SIZE], table[:, tables.START] = (
-            sizes[owners, places],
-            offsets[owners, places],
+            sizes[owners, indices],
+            offsets[owners, indices],
         )
         seq_len = self._packing.seq_len
         spans, of, *columns = best_fit_lane.list_packed(
             best_fit_lane.split_documents(table, seq_len), seq_len
         )
-        return zip((players[place] for place in of), spans, *columns, strict=True)
+        return zip((players[index] for index in of), spans, *columns, strict=True)
 
     def _follow(self, players: list[_Player], sizes: Ints) -> None:
         """Update the players and the mean size after documents were packed.

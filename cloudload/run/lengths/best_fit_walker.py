@@ -101,11 +101,11 @@ class BestFitWalker(LaneWalker):
         owners, ordinals, _, stops = _list_open(lanes, residues).T
         found = self._sizes.measure(owners, ordinals)
         if (is_wrong := found.whole != stops).any():
-            place = int(np.argmax(is_wrong))
+            index = int(np.argmax(is_wrong))
             raise StreamChangedError(
-                f"lane {owners[place]}: the state has a part of document {ordinals[place]:,}, "
-                f"which had {stops[place]:,} tokens, but according to the token lengths, it has "
-                f"{found.whole[place]:,}. The data, the tokenizer, or the transform changed. "
+                f"lane {owners[index]}: the state has a part of document {ordinals[index]:,}, "
+                f"which had {stops[index]:,} tokens, but according to the token lengths, it has "
+                f"{found.whole[index]:,}. The data, the tokenizer, or the transform changed. "
                 "Restore what changed, or set lengths='off'"
             )
 

@@ -38,7 +38,7 @@ class GroupLengths:
     """Digests of the key and the shards, and totals; see `index.Group`."""
     short: Ids
     """uint16 [samples]: each length, or `LISTED`."""
-    places: Ids
+    indices: Ids
     """uint32 [long]: the indices of the samples whose `short` is `LISTED`, ascending."""
     values: Ids
     """uint32 [long]: the lengths of these samples."""
@@ -46,12 +46,12 @@ class GroupLengths:
     def widen(self) -> Ints:
         """The length of each sample, or `Size.FILTERED` or `Size.FAILED`: int64 [samples]."""
         lengths = self.short.astype(np.int64)
-        lengths[self.places] = widen(self.values)
+        lengths[self.indices] = widen(self.values)
         return lengths
 
 
 def narrow(lengths: Ints) -> tuple[Ids, Ids, Ids]:
-    """Split lengths (int64 [samples]) into `short`, `places` and `values` of `GroupLengths`.
+    """Split lengths (int64 [samples]) into `short`, `indices` and `values` of `GroupLengths`.
 
     Raises `ValueError` for a length of 2³² - 2 tokens or more.
     """
@@ -60,9 +60,9 @@ def narrow(lengths: Ints) -> tuple[Ids, Ids, Ids]:
             f"a sample has {int(lengths.max()):,} tokens. The maximum is {_MOST_TOKENS:,}"
         )
     is_long = (lengths < 0) | (lengths >= LISTED)
-    places = np.flatnonzero(is_long).astype("<u4")
+    indices = np.flatnonzero(is_long).astype("<u4")
     values = (lengths[is_long] % _STORED_SIGN).astype("<u4")
-    return np.where(is_long, LISTED, lengths).astype("<u2"), places, values
+    return np.where(is_long, LISTED, lengths).astype("<u2"), indices, values
 
 
 def widen(values: Ids) -> Ints:
@@ -76,11 +76,11 @@ def widen(values: Ids) -> Ints:
 
 def encode_group(header: Mapping[str, Any], lengths: Ints) -> bytes:
     """Encode the file of a group. `lengths` is int64 [samples]."""
-    short, places, values = narrow(lengths)
-    text = json.dumps({**header, "long": len(places)}, sort_keys=True).encode()
+    short, indices, values = narrow(lengths)
+    text = json.dumps({**header, "long": len(indices)}, sort_keys=True).encode()
     text += b" " * (-len(text) % 8)
     start = _START.pack(_MAGIC, _VERSION, len(text))
-    return start + text + short.tobytes() + places.tobytes() + values.tobytes()
+    return start + text + short.tobytes() + indices.tobytes() + values.tobytes()
 
 
 def decode_group(data: bytes) -> GroupLengths:
@@ -103,11 +103,11 @@ def decode_group(data: bytes) -> GroupLengths:
         raise ValueError(f"the file has {len(data):,} bytes, but its header says {end:,}")
     start = _START.size + size
     short = np.frombuffer(data, "<u2", samples, start)
-    places = np.frombuffer(data, "<u4", long, start + 2 * samples)
+    indices = np.frombuffer(data, "<u4", long, start + 2 * samples)
     values = np.frombuffer(data, "<u4", long, start + 2 * samples + 4 * long)
-    if not np.array_equal(np.flatnonzero(short == LISTED), places):
+    if not np.array_equal(np.flatnonzero(short == LISTED), indices):
         raise ValueError("the file's list of long samples does not match its lengths")
-    return GroupLengths(header, short, places, values)
+    return GroupLengths(header, short, indices, values)
 
 
 def _read_header(text: bytes) -> dict[str, Any]:

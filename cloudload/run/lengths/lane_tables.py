@@ -280,9 +280,9 @@ class TableSearch:
 
     def sums_before(self, lanes: Ints, numbers: Ints, within: Ints) -> Ints:
         """The sums of a table before its document `within`, for each lane: [lanes, columns]."""
-        blocks, places = np.divmod(within, self._tables.block)
+        blocks, indices = np.divmod(within, self._tables.block)
         found = self._measure_block(lanes, numbers, blocks)
-        return self._look_up(lanes, numbers, blocks) + self.sum_first(found, places)
+        return self._look_up(lanes, numbers, blocks) + self.sum_first(found, indices)
 
     def pass_tables(self, lanes: Ints, numbers: Ints, targets: Ints, sums: Ints) -> Flags:
         """Advance each lane past the tables that end before its target unit.
@@ -336,9 +336,9 @@ class TableSearch:
             blocks[own] = _bisect(self._tables[number], lanes[own], targets[own])
         sums = self._look_up(lanes, numbers, blocks)
         found = self._measure_block(lanes, numbers, blocks)
-        places, into, _ = self.find_within(found, targets - sums[:, UNITS])
-        ordinals = numbers * self._tables.num_ordinals + blocks * self._tables.block + places
-        return ordinals, into, sums + self.sum_first(found, places)
+        indices, into, _ = self.find_within(found, targets - sums[:, UNITS])
+        ordinals = numbers * self._tables.num_ordinals + blocks * self._tables.block + indices
+        return ordinals, into, sums + self.sum_first(found, indices)
 
     def find_within(self, found: DocumentSizes, targets: Ints) -> tuple[Ints, Ints, Ints]:
         """Find each lane's cursor after the target unit, among measured documents.
@@ -351,16 +351,16 @@ class TableSearch:
         units = units_of(self._packing, found.tokens)
         ends = np.cumsum(units, axis=1)
         # the first document that ends at or after the target contains it
-        places = (ends < targets[:, None]).sum(axis=1)
+        indices = (ends < targets[:, None]).sum(axis=1)
         # if there is none, look at the last document, and leave the cursor after it
-        is_here = places < ends.shape[1]
-        last = np.minimum(places, ends.shape[1] - 1)[:, None]
+        is_here = indices < ends.shape[1]
+        last = np.minimum(indices, ends.shape[1] - 1)[:, None]
         ends_here = np.take_along_axis(ends, last, axis=1)[:, 0]
         units_here = np.take_along_axis(units, last, axis=1)[:, 0]
         # a document that ends exactly at the target is done, so the cursor is at the next one
         is_inside = is_here & (ends_here > targets)
         into = np.where(is_inside, targets - ends_here + units_here, 0)
-        return places + (is_here & ~is_inside), into, np.minimum(ends_here, targets)
+        return indices + (is_here & ~is_inside), into, np.minimum(ends_here, targets)
 
     def _measure_block(self, lanes: Ints, numbers: Ints, blocks: Ints) -> DocumentSizes:
         """Measure the documents of a block of a table, for each lane: [lanes, block]."""
@@ -369,9 +369,9 @@ class TableSearch:
         ordinals = numbers[:, None] * self._tables.num_ordinals + within
         return self._sizes.measure(np.broadcast_to(lanes[:, None], within.shape), ordinals)
 
-    def sum_first(self, found: DocumentSizes, places: Ints) -> Ints:
-        """Sum the columns of the first `places` documents of each lane: [lanes, columns]."""
-        is_before = np.arange(found.tokens.shape[1]) < places[:, None]
+    def sum_first(self, found: DocumentSizes, indices: Ints) -> Ints:
+        """Sum the columns of the first `indices` documents of each lane: [lanes, columns]."""
+        is_before = np.arange(found.tokens.shape[1]) < indices[:, None]
         return self._tables.sum_columns(found, lambda column: (column * is_before).sum(axis=1))
 
 

@@ -201,11 +201,11 @@ class LaneWalker:
         found = self._sizes.measure(lanes, ordinals)
         is_wrong = (offsets > found.whole) | ((sizes > 0) & (sizes != found.whole))
         if is_wrong.any():
-            place = int(np.argmax(is_wrong))
+            index = int(np.argmax(is_wrong))
             raise StreamChangedError(
-                f"lane {lanes[place]}: the state is at token {offsets[place]:,} of document "
-                f"{ordinals[place]:,}, which had {sizes[place]:,} tokens (0 if unknown), but "
-                f"according to the token lengths, it has {found.whole[place]:,}. The data, the "
+                f"lane {lanes[index]}: the state is at token {offsets[index]:,} of document "
+                f"{ordinals[index]:,}, which had {sizes[index]:,} tokens (0 if unknown), but "
+                f"according to the token lengths, it has {found.whole[index]:,}. The data, the "
                 "tokenizer, or the transform changed. Restore what changed, or set lengths='off'"
             )
         return found
@@ -248,10 +248,10 @@ class LaneWalker:
             targets, starts = needed[lanes], cursors[lanes, tables.CURSOR_ORDINAL]
             ordinals = starts[:, None] + np.arange(each)
             found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
-            places, into, passed = self._search.find_within(found, targets)
-            sums = self._search.sum_first(found, places)
+            indices, into, passed = self._search.find_within(found, targets)
+            sums = self._search.sum_first(found, indices)
             counts += sums[:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
-            self._set_cursors(lanes, starts + places, into, cursors, counts)
+            self._set_cursors(lanes, starts + indices, into, cursors, counts)
             needed[lanes] -= passed
             barren = np.where(passed > 0, 0, barren + each)
             is_barren = self._sizes.is_barren(barren) & (self._tables.end is None)
@@ -325,18 +325,18 @@ class LaneWalker:
         is_dry[further] = self._locate(lanes[further], cursors, further, units[further])
         return Located(cursors, is_dry)
 
-    def _locate(self, lanes: Ints, cursors: Ints, places: Ints, units: Ints) -> Flags:
-        """Move the cursors at `places`, which are between documents, by `units`.
+    def _locate(self, lanes: Ints, cursors: Ints, indices: Ints, units: Ints) -> Flags:
+        """Move the cursors at `indices`, which are between documents, by `units`.
 
         Changes `cursors`. Returns which of them are dry: bool [places].
         """
-        ordinals = cursors[places, tables.CURSOR_ORDINAL]
+        ordinals = cursors[indices, tables.CURSOR_ORDINAL]
         numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
         sums = self._search.sums_before(lanes, numbers, within)
         targets = units + sums[:, UNITS]
         is_dry = self._search.pass_tables(lanes, numbers, targets, sums)
         live = np.flatnonzero(~is_dry)
         ordinals, into, _ = self._search.find(lanes[live], numbers[live], targets[live])
-        cursors[places[live], tables.CURSOR_ORDINAL] = ordinals
-        cursors[places[live], tables.CURSOR_OFFSET] = into * self._unit_tokens
+        cursors[indices[live], tables.CURSOR_ORDINAL] = ordinals
+        cursors[indices[live], tables.CURSOR_OFFSET] = into * self._unit_tokens
         return is_dry

@@ -34,18 +34,18 @@ _READ_AT_ONCE = 8
 _MOST_INDEX_BYTES = 1 << 28
 
 
-def place_of(dataset: Dataset, place: str | None) -> str:
-    """The location of a dataset's lengths: `place`, or the folder `lengths` of the dataset."""
-    return place or urls.join_url(dataset.url, own_objects.LENGTHS_PLACE)
+def lengths_location(dataset: Dataset, location: str | None) -> str:
+    """The location of a dataset's lengths: `location`, or the folder `lengths` of the dataset."""
+    return location or urls.join_url(dataset.url, own_objects.LENGTHS_FOLDER)
 
 
-def find_index(place: str, key: LengthsKey, data: str, retry: Retry) -> LengthsIndex | None:
+def find_index(location: str, key: LengthsKey, data: str, retry: Retry) -> LengthsIndex | None:
     """Read the index of the lengths that belong to `key` and to the data with fingerprint `data`.
 
     Returns None if there is no such index. Raises `StoreError` if the store cannot be read, and
     `DatasetError` if the index is damaged or belongs to other lengths.
     """
-    url = urls.join_url(place, f"{key.digest}/{index_name(data)}")
+    url = urls.join_url(location, f"{key.digest}/{index_name(data)}")
     try:
         content = objects.read_object(url, retry, _MOST_INDEX_BYTES)
     except StoreError as error:
@@ -74,27 +74,27 @@ class CountedDataset:
 
     dataset: Dataset
     key: LengthsKey
-    place: str
+    location: str
     index: LengthsIndex
 
 
 class DatasetLengths:
     """The length of each sample of a dataset."""
 
-    def __init__(self, short: Ids, places: Ints, values: Ints, path: Path | None = None) -> None:
-        self._short, self._places, self._values, self._path = short, places, values, path
+    def __init__(self, short: Ids, indices: Ints, values: Ints, path: Path | None = None) -> None:
+        self._short, self._indices, self._values, self._path = short, indices, values, path
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is not None:
             return _map_file, (self._path,)  # a worker maps the file instead of receiving its data
-        return DatasetLengths, (self._short, self._places, self._values)
+        return DatasetLengths, (self._short, self._indices, self._values)
 
     def of(self, samples: Ints) -> Ints:
         """The length of each sample of the dataset, or `FILTERED` or `FAILED`: int64 [samples]."""
         lengths = self._short[samples].astype(np.int64)
         is_listed = lengths == LISTED
         if is_listed.any():
-            lengths[is_listed] = self._values[np.searchsorted(self._places, samples[is_listed])]
+            lengths[is_listed] = self._values[np.searchsorted(self._indices, samples[is_listed])]
         return lengths
 
 
@@ -107,7 +107,7 @@ class CorpusLengths:
     """First sample of each dataset, and the total number of samples: int64 [datasets + 1]."""
     digest: str
     """16 hex digits that identify the lengths."""
-    places: tuple[str, ...]
+    locations: tuple[str, ...]
     """The locations of the lengths, without secrets."""
 
     def streams_of(self, samples: Ints) -> Ints:
@@ -173,7 +173,7 @@ def _is_whole(path: Path) -> bool:
 def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
     _compare_groups(counted)
     samples, long = counted.index.total("samples"), 0
-    places: list[Ints] = []
+    indices: list[Ints] = []
     values: list[Ints] = []
     with temp_files.partial_file(path) as part:
         with part.open("wb") as file:
@@ -181,11 +181,11 @@ def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
             start = 0
             for group in _read_groups(counted, retry):
                 file.write(group.short.tobytes())
-                places.append(group.places.astype(np.int64) + start)
+                indices.append(group.indices.astype(np.int64) + start)
                 values.append(widen(group.values))
-                start, long = start + len(group.short), long + len(group.places)
+                start, long = start + len(group.short), long + len(group.indices)
             file.write(b"\0" * (-2 * samples % 8))
-            for part_of in (*places, *values):
+            for part_of in (*indices, *values):
                 file.write(part_of.astype("<i8").tobytes())
             file.seek(0)
             file.write(np.array([samples, long], "<i8").tobytes())
@@ -207,11 +207,13 @@ def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths
     """Read and verify the groups, up to 8 at a time, and yield them in order."""
     expected = list(cut_groups(counted.dataset.table, counted.key))
     groups = counted.index.groups
-    folder = urls.join_url(counted.place, counted.key.digest)
+    folder = urls.join_url(counted.location, counted.key.digest)
 
-    def read(place: int) -> GroupLengths:
-        group = groups[place]
-        return _read_group(urls.join_url(folder, group.name), group, expected[place].samples, retry)
+    def read(location: int) -> GroupLengths:
+        group = groups[location]
+        return _read_group(
+            urls.join_url(folder, group.name), group, expected[location].samples, retry
+        )
 
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         for first in range(0, len(groups), _READ_AT_ONCE):
@@ -230,12 +232,12 @@ def _compare_groups(counted: CountedDataset) -> None:
             if missing
             else "the groups in the file do not match the data"
         )
-        raise _damaged(counted.place, ValueError(what))
+        raise _damaged(counted.location, ValueError(what))
     for group in counted.index.groups:
         samples = expected[group.name].samples
         if group.samples != samples:
             what = f"{group.name} has {group.samples:,} samples, but its shards have {samples:,}"
-            raise _damaged(counted.place, ValueError(what))
+            raise _damaged(counted.location, ValueError(what))
 
 
 def _read_group(url: str, group: Group, samples: int, retry: Retry) -> GroupLengths:

@@ -144,12 +144,12 @@ def cut_groups(shards: ShardTable, key: LengthsKey) -> Iterator[ShardRange]:
     """Group consecutive shards. A group ends after 1,048,576 samples or 1 GiB of raw bytes."""
     first = samples = raw_bytes = number = 0
     sizes = zip(shards.samples.tolist(), shards.raw_bytes.tolist(), strict=True)
-    for place, (own_samples, own_bytes) in enumerate(sizes, 1):
+    for index, (own_samples, own_bytes) in enumerate(sizes, 1):
         samples, raw_bytes = samples + own_samples, raw_bytes + own_bytes
-        if samples >= _GROUP_SAMPLES or raw_bytes >= _GROUP_BYTES or place == len(shards):
-            digest = _identify(shards[first:place], key)
-            yield ShardRange(number, first, place, samples, digest)
-            first, samples, raw_bytes, number = place, 0, 0, number + 1
+        if samples >= _GROUP_SAMPLES or raw_bytes >= _GROUP_BYTES or index == len(shards):
+            digest = _identify(shards[first:index], key)
+            yield ShardRange(number, first, index, samples, digest)
+            first, samples, raw_bytes, number = index, 0, 0, number + 1
 
 
 def _identify(shards: Iterable[shard_entries.ShardInfo], key: LengthsKey) -> str:

@@ -21,8 +21,8 @@ from cloudload.run.lengths.length_files import (
     CorpusLengths,
     CountedDataset,
     find_index,
+    lengths_location,
     open_dataset_lengths,
-    place_of,
 )
 from cloudload.run.lengths.lengths_index import make_key
 from cloudload.run.recipe import Recipe
@@ -41,8 +41,8 @@ def open_lengths(
     """
     datasets = tuple(open_dataset_lengths(counted, root, retry) for counted in found)
     digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))
-    places = tuple(dict.fromkeys(redact(counted.place) for counted in found))
-    return CorpusLengths(datasets, corpus.stream_starts, digest.hexdigest()[:16], places)
+    locations = tuple(dict.fromkeys(redact(counted.location) for counted in found))
+    return CorpusLengths(datasets, corpus.stream_starts, digest.hexdigest()[:16], locations)
 
 
 def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
@@ -57,10 +57,10 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
         asked = _ask_for_needed(asked)
     if asked == choices.OFF or (found := _search(recipe, asked, retry)) is None:
         return None
-    datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
+    datasets, locations = recipe.corpus.datasets, _list_locations(recipe, asked)
     missing = [stream for stream, counted in enumerate(found) if counted is None]
     if missing and asked != choices.AUTO:
-        raise _missing(recipe, missing, places)
+        raise _missing(recipe, missing, locations)
     if 0 < len(missing) < len(found):
         logger.info(
             "%d of %d streams (such as %s) have no token lengths, so the run uses none",
@@ -73,7 +73,7 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
     logger.info(
         "found token lengths for %s in %s",
         "all streams" if len(found) > 1 else "the dataset",
-        ", ".join(dict.fromkeys(map(redact, places))),
+        ", ".join(dict.fromkeys(map(redact, locations))),
     )
     return [counted for counted in found if counted is not None]
 
@@ -102,9 +102,9 @@ def _ask_for_needed(asked: str) -> str:
     return choices.REQUIRE if asked == choices.AUTO else asked
 
 
-def _list_places(recipe: Recipe, asked: str) -> list[str]:
-    place = None if asked in (choices.AUTO, choices.REQUIRE) else asked
-    return [place_of(dataset, place) for dataset in recipe.corpus.datasets]
+def _list_locations(recipe: Recipe, asked: str) -> list[str]:
+    location = None if asked in (choices.AUTO, choices.REQUIRE) else asked
+    return [lengths_location(dataset, location) for dataset in recipe.corpus.datasets]
 
 
 def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | None] | None:
@@ -113,36 +113,36 @@ def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | N
     If a store cannot be read, returns None if `asked` is "auto", and otherwise raises the
     `StoreError`.
     """
-    datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
+    datasets, locations = recipe.corpus.datasets, _list_locations(recipe, asked)
     keys = [make_key(recipe, stream) for stream in range(len(datasets))]
     data = [recipe.corpus.fingerprint(range(stream, stream + 1)) for stream in range(len(datasets))]
     try:
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            found = list(threads.map(find_index, places, keys, data, [retry] * len(datasets)))
+            found = list(threads.map(find_index, locations, keys, data, [retry] * len(datasets)))
     except StoreError as error:
         if asked != choices.AUTO:
             raise
         logger.info("the search for token lengths failed, so the run uses none: %s", error)
         return None
     return [
-        CountedDataset(dataset, key, place, index) if index is not None else None
-        for dataset, key, place, index in zip(datasets, keys, places, found, strict=True)
+        CountedDataset(dataset, key, location, index) if index is not None else None
+        for dataset, key, location, index in zip(datasets, keys, locations, found, strict=True)
     ]
 
 
-def _missing(recipe: Recipe, missing: list[int], places: list[str]) -> DatasetError:
+def _missing(recipe: Recipe, missing: list[int], locations: list[str]) -> DatasetError:
     dataset = recipe.corpus.datasets[missing[0]]
     who = "the dataset has"
-    if len(places) > 1:
+    if len(locations) > 1:
         verb = "has" if len(missing) == 1 else "have"
-        who = f"{len(missing):,} of {len(places):,} streams {verb}"
+        who = f"{len(missing):,} of {len(locations):,} streams {verb}"
     why, instead = "lengths are required", "with lengths='auto'"
     if recipe.has_stream_ends:
         why = "a mixture with epochs or max_epochs needs token lengths"
         instead = "without epochs and max_epochs, and with take(n)"
     return DatasetError(
         f"{why}, but {who} none for this tokenizer, text column, and transform in "
-        f"{redact(places[missing[0]])}. Run: cloudload count {redact(dataset.url)} --tokenizer "
+        f"{redact(locations[missing[0]])}. Run: cloudload count {redact(dataset.url)} --tokenizer "
         "NAME. It counts only shards without lengths, such as appended ones. A CloudLoader can "
         f"also read the data {instead}, but Rows needs the lengths"
     )

@@ -63,10 +63,10 @@ class RowFinder:
     def _find_in_mixture(self, rows: Ints) -> Ints:
         """Like `find`, for a mixture whose streams end."""
         tails = self._lengths.find_tails(self._position)
-        places = np.flatnonzero(rows < tails.ending.end)
-        components = self._recipe.components_of(rows[places])
-        is_in_tail = tails.is_in_tail(components, rows[places])
-        in_lanes, in_tails = places[~is_in_tail], places[is_in_tail]
+        indices = np.flatnonzero(rows < tails.ending.end)
+        components = self._recipe.components_of(rows[indices])
+        is_in_tail = tails.is_in_tail(components, rows[indices])
+        in_lanes, in_tails = indices[~is_in_tail], indices[is_in_tail]
         parts = [self.find_in_lanes(rows[in_lanes], in_lanes)]
         components = components[is_in_tail]
         numbers = tails.number_rows(components, rows[in_tails])
@@ -75,10 +75,10 @@ class RowFinder:
             parts.append(_list_pieces(tails.tail(component), numbers[own], in_tails[own]))
         return _in_order(parts)
 
-    def find_in_lanes(self, rows: Ints, places: Ints) -> Ints:
+    def find_in_lanes(self, rows: Ints, indices: Ints) -> Ints:
         """Like `find`, for rows that are known to be before the tail.
 
-        In the result, the column of rows has `places` (int64 [rows]) instead of indices into
+        In the result, the column of rows has `indices` (int64 [rows]) instead of indices into
         `rows`.
         """
         num_lanes = self._recipe.num_lanes
@@ -89,25 +89,25 @@ class RowFinder:
         for component, finder in enumerate(self._finders):
             own = np.flatnonzero(components == component)
             pieces = finder.find(rows[own] % num_lanes, numbers[own])
-            pieces[:, row_pieces.ROW] = places[own[pieces[:, row_pieces.ROW]]]
+            pieces[:, row_pieces.ROW] = indices[own[pieces[:, row_pieces.ROW]]]
             pieces[:, row_pieces.LANE] += component * num_lanes
             parts.append(pieces)
         return _in_order(parts)
 
-    def _find_in_tail(self, rows: Ints, places: Ints) -> Ints:
-        """The pieces of rows of the tail. In the result, `places` identify the rows."""
+    def _find_in_tail(self, rows: Ints, indices: Ints) -> Ints:
+        """The pieces of rows of the tail. In the result, `indices` identify the rows."""
         tail = self._lengths.pack_tail(self._lengths.find_ending(self._position))
-        return _list_pieces(tail, rows, places)
+        return _list_pieces(tail, rows, indices)
 
 
-def _list_pieces(tail: Tail, rows: Ints, places: Ints) -> Ints:
-    """The pieces of rows of a tail. In the result, `places` identify the rows."""
+def _list_pieces(tail: Tail, rows: Ints, indices: Ints) -> Ints:
+    """The pieces of rows of a tail. In the result, `indices` identify the rows."""
     of_rows = [tail.row_pieces(row) for row in rows.tolist()]
     pieces = np.concatenate(of_rows)
     remnants = tail.remnants[pieces[:, tables.TAIL_REMNANT]]
     return np.column_stack(
         [
-            np.repeat(places, [len(each) for each in of_rows]),
+            np.repeat(indices, [len(each) for each in of_rows]),
             remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]],
             pieces[:, tables.TAIL_REMNANT + 1 :],
         ]
@@ -125,10 +125,10 @@ _ROWS_AT_ONCE = 64
 
 
 class RowOfDocument(NamedTuple):
-    """A row that contains tokens [start, stop) of a document, as its piece with index `place`."""
+    """A row that contains tokens [start, stop) of a document, as its piece `number`."""
 
     row: int
-    place: int
+    number: int
     start: int
     stop: int
 
@@ -162,10 +162,10 @@ class BestFitRows:
                 [taken] = playing.take_rows(chosen, np.array([min(_ROWS_AT_ONCE, most - row)]))
                 for number, encoded in enumerate(taken):
                     spans = decode_spans(encoded).tolist()
-                    for place, (document, start, stop) in enumerate(spans):
+                    for index, (document, start, stop) in enumerate(spans):
                         if document == ordinal:
                             tokens -= stop - start
-                            yield RowOfDocument(row + number, place, start, stop)
+                            yield RowOfDocument(row + number, index, start, stop)
                 if not taken:
                     return
 
@@ -182,8 +182,8 @@ class BestFitRows:
                 row_pieces.check_has_rows(lanes, playing.play(lanes, runs.firsts[own]))
                 found = playing.take_rows(lanes, counts)
                 row_pieces.check_has_rows(lanes, np.array(list(map(len, found)), np.int64) < counts)
-                for place, rows in zip(own.tolist(), found, strict=True):
-                    taken[place] = rows
+                for index, rows in zip(own.tolist(), found, strict=True):
+                    taken[index] = rows
         of_rows = [row for rows in taken for row in rows]
         spans = decode_spans(b"".join(of_rows))
         numbers = np.array(list(map(len, of_rows)), np.int64) // (4 * _SPAN_COLUMNS)

@@ -123,8 +123,8 @@ class RowPieces:
         taken = np.minimum(left, seq_len) if self._packing.cuts else left
         # the last row ends the run, even within a document
         stops = np.minimum(begins + taken, counts[:, None] * seq_len)
-        runs, places = np.nonzero((stops > begins) & is_full[:, None])
-        begins, stops, offsets = (each[runs, places] for each in (begins, stops, offsets))
+        runs, indices = np.nonzero((stops > begins) & is_full[:, None])
+        begins, stops, offsets = (each[runs, indices] for each in (begins, stops, offsets))
         # a document has a piece in each row that its range touches
         first_rows = begins // seq_len
         numbers = (stops - 1) // seq_len - first_rows + 1
@@ -133,7 +133,7 @@ class RowPieces:
         # a place on the line, shifted by this much, is a token of the document
         shifts = (offsets - begins)[of]
         columns = [
-            *(rows, lanes[runs[of]], ordinals[runs, places][of]),
+            *(rows, lanes[runs[of]], ordinals[runs, indices][of]),
             shifts + np.maximum(begins[of], rows * seq_len),
             shifts + np.minimum(stops[of], (rows + 1) * seq_len),
             runs[of],
@@ -163,14 +163,14 @@ def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[RowSpans, In
     `first_rows[i]`: int64 [pieces, 5], by ascending row.
     """
     # one integer per row, ordered by lane and then by row, so a run is a range of integers
-    keys, places = np.unique(lanes << _NUMBER_BITS | numbers, return_inverse=True)
+    keys, indices = np.unique(lanes << _NUMBER_BITS | numbers, return_inverse=True)
     firsts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
     runs = RowSpans(
         keys[firsts] >> _NUMBER_BITS,
         keys[firsts] & (1 << _NUMBER_BITS) - 1,
         np.diff(firsts, append=len(keys)),
     )
-    return _repeat_rows(list_pieces(runs, firsts), places)
+    return _repeat_rows(list_pieces(runs, firsts), indices)
 
 
 def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
@@ -182,14 +182,14 @@ def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
         )
 
 
-def _repeat_rows(pieces: Ints, places: Ints) -> Ints:
-    """Relabel the pieces of row `places[i]` as pieces of row `i`: int64 [pieces, 5].
+def _repeat_rows(pieces: Ints, indices: Ints) -> Ints:
+    """Relabel the pieces of row `indices[i]` as pieces of row `i`: int64 [pieces, 5].
 
     `pieces` is ordered by row. Example: pieces of rows 0 0 1 and places 1 0 give rows 0 1 1.
     """
     # the pieces of row r are bounds[r] to bounds[r + 1]; a row without pieces has equal bounds
-    bounds = np.searchsorted(pieces[:, ROW], np.arange(int(places.max(initial=-1)) + 2))
-    firsts, numbers = bounds[places], np.diff(bounds)[places]
+    bounds = np.searchsorted(pieces[:, ROW], np.arange(int(indices.max(initial=-1)) + 2))
+    firsts, numbers = bounds[indices], np.diff(bounds)[indices]
     repeated: Ints = pieces[np.repeat(firsts, numbers) + count_within(numbers)]
-    repeated[:, ROW] = np.repeat(np.arange(len(places)), numbers)
+    repeated[:, ROW] = np.repeat(np.arange(len(indices)), numbers)
     return repeated

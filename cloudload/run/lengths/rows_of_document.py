@@ -30,8 +30,8 @@ class FoundSpan(NamedTuple):
     """Tokens [start, stop) of a document in a row of the run."""
 
     row: int
-    place: int
-    """The span's place in its row, by which the spans of a row are sorted."""
+    number: int
+    """The span's index in its row, by which the spans of a row are sorted."""
     epoch: int
     start: int
     stop: int
@@ -138,8 +138,8 @@ def _list_readings(
     for epoch in range(int(epochs.min()), last_epoch + 1):
         for within in positions_of(orders(epoch), sample).tolist():
             # lanes take turns at the positions of all epochs
-            ordinal, place = divmod(epoch * lanes.stride + within, lanes.num_lanes)
-            lane = int(lane_at[place])
+            ordinal, index = divmod(epoch * lanes.stride + within, lanes.num_lanes)
+            lane = int(lane_at[index])
             if ordinal >= heads[lane] or (lane, ordinal) in waiting:
                 yield _Reading(epoch, lane, ordinal)
 
@@ -171,9 +171,9 @@ def _find_in_lanes(
         for row, first, after in lengths.cut_spans(units, size - start):
             if row < len(rows[lane]):
                 # in its first row, the document begins after the units before it
-                place = max(0, units - row * lengths.units_of_row)
+                index = max(0, units - row * lengths.units_of_row)
                 found = int(rows[lane][row])
-                yield FoundSpan(found, place, reading.epoch, start + first, start + after)
+                yield FoundSpan(found, index, reading.epoch, start + first, start + after)
 
 
 def _find_in_played_lanes(
@@ -193,7 +193,7 @@ def _find_in_played_lanes(
         tokens = waiting.get((lane, ordinal), left)
         for found in finder.find_document(lane, ordinal, tokens, len(rows)):
             row = int(rows[found.row])
-            yield FoundSpan(row, found.place, reading.epoch, found.start, found.stop)
+            yield FoundSpan(row, found.number, reading.epoch, found.start, found.stop)
 
 
 def _measure_left(

@@ -155,16 +155,16 @@ class RunLengths:
         rows = mixture_counts.count_rows(recipe.mixture, recipe.num_lanes, position.table_rows, row)
         cursors, counts = position.cursors.copy(), position.counts.copy()
         residues = None if position.residues is None else position.residues.copy()
-        for place, (walker, component) in enumerate(
+        for index, (walker, component) in enumerate(
             zip(self.walkers, recipe.components, strict=True)
         ):
-            left = None if residues is None else residues[place]
-            advanced = walker.advance(cursors[place], rows[place], left)
+            left = None if residues is None else residues[index]
+            advanced = walker.advance(cursors[index], rows[index], left)
             if advanced.is_dry.any():
                 return None
-            cursors[place] = advanced.cursors
+            cursors[index] = advanced.cursors
             if residues is not None:
-                residues[place] = advanced.residues
+                residues[index] = advanced.residues
             streams = component.streams
             counts[streams.start : streams.stop] += advanced.counts
         lanes = LaneLog(LaneArrays(cursors, residues, counts))

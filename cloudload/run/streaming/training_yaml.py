@@ -176,7 +176,7 @@ def _find_dataset(
             ) from None
     found = resolve(found, root, path)
     if is_list(found):
-        names = " or ".join(repr(f"{path}.{place}") for place in range(len(found)))
+        names = " or ".join(repr(f"{path}.{index}") for index in range(len(found)))
         raise ValueError(f"{path} is a list of loaders. Pass loader={names}")
     if not isinstance(found, dict) or not isinstance(content := found.pop("dataset", None), dict):
         raise ValueError(
@@ -219,13 +219,13 @@ def _build(kind: type[T], given: Any, path: str) -> T:
         )
     hints, values = get_type_hints(kind), {}
     for key, value in given.items():
-        place = join_keys(path, key)
+        inner = join_keys(path, key)
         if key not in hints:
             near = difflib.get_close_matches(key, hints, 1)
             advice = f"Did you mean {near[0]}?" if near else "Remove it if it is not needed"
-            raise ValueError(f"cloudload does not recognize the key {place}. {advice}")
+            raise ValueError(f"cloudload does not recognize the key {inner}. {advice}")
         if value is not None:
-            values[key] = _convert(value, hints[key], place)
+            values[key] = _convert(value, hints[key], inner)
     return kind(**values)
 
 

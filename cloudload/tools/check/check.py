@@ -267,4 +267,4 @@ def _spread(
     """Choose at most `number` shards, spread evenly, or all shards if `number` is None."""
     if number is None or number >= len(shards):
         return shards
-    return [shards[place * len(shards) // number] for place in range(number)]
+    return [shards[index * len(shards) // number] for index in range(number)]

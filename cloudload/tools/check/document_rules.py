@@ -278,8 +278,8 @@ def find_mojibake(text: bytes) -> str | None:
     """Describe the first wrongly decoded sequence in UTF-8 `text`. Return None if there is none."""
     if text.isascii():
         return None
-    if (place := text.find(_REPLACEMENT)) >= 0:
-        return f"has a replacement character (U+FFFD) at byte {place:,}"
+    if (index := text.find(_REPLACEMENT)) >= 0:
+        return f"has a replacement character (U+FFFD) at byte {index:,}"
     for pattern in _WRONGLY_DECODED:
         if found := pattern.search(text):
             shown = text[found.start() : found.start() + _EXCERPT_BYTES].decode("utf-8", "ignore")

@@ -104,8 +104,8 @@ def _decode(data: bytes) -> Records:
     return np.frombuffer(data, "<u8").reshape(-1, _COLUMNS)
 
 
-def _describe(place: int, first: int) -> Repeat:
-    return Repeat(place >> 32, place & 0xFFFFFFFF, first >> 32, first & 0xFFFFFFFF)
+def _describe(index: int, first: int) -> Repeat:
+    return Repeat(index >> 32, index & 0xFFFFFFFF, first >> 32, first & 0xFFFFFFFF)
 
 
 def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -144,7 +144,7 @@ def add_repeats(
             continue
         count, repeats = duplicates.find(kind, MOST_LISTED)
         by_shard: dict[int, set[int]] = {}
-        for shard, sample in [place for each in repeats for place in (each[:2], each[2:])]:
+        for shard, sample in [index for each in repeats for index in (each[:2], each[2:])]:
             by_shard.setdefault(shard, set()).add(sample)
         named = {}
         for shard, samples in by_shard.items():

@@ -90,10 +90,10 @@ def check_shards(
     is_alone = executor is None and min(processes, len(groups)) <= 1
     if is_alone and groups:
         groups = [tuple(shards)]
-    place = (
+    index = (
         os.path.abspath(url) if urls.is_local(url) else url
     )  # other processes may use another cwd
-    work = CheckWork(place, text_key, retry, _THREADS_ALONE if is_alone else _THREADS, rules)
+    work = CheckWork(index, text_key, retry, _THREADS_ALONE if is_alone else _THREADS, rules)
     firsts = list(accumulate(map(len, groups), initial=0))
     with (
         nullcontext(executor) if executor else open_processes(min(processes, len(groups)))
@@ -107,10 +107,10 @@ def _take_hashes(
     results: Iterable[tuple[int, CheckedGroup]], firsts: Sequence[int], duplicates: DuplicateFinder
 ) -> Iterator[tuple[int, Findings]]:
     """Yield each group's findings, and add its hashes to `duplicates`, as results arrive."""
-    for place, result in results:
-        for shard, hashes in enumerate(result.hashes, firsts[place]):
+    for index, result in results:
+        for shard, hashes in enumerate(result.hashes, firsts[index]):
             duplicates.add(shard, hashes)
-        yield place, result.findings
+        yield index, result.findings
 
 
 def check_group(

@@ -187,12 +187,12 @@ class LengthsCheck:
         if (key.digest, lengths_index.index_name(index.data)) != (digest, name.split("/")[2]):
             raise ValueError("the file belongs to different data or a different tokenizer")
         return length_files.CountedDataset(
-            self.dataset, key, urls.join_url(self.dataset.url, own_objects.LENGTHS_PLACE), index
+            self.dataset, key, urls.join_url(self.dataset.url, own_objects.LENGTHS_FOLDER), index
         )
 
     def _list_groups(self, counted: length_files.CountedDataset) -> set[str]:
         """The names of the groups' objects. Raises `ValueError` if one does not have its size."""
-        folder = f"{own_objects.LENGTHS_PLACE}/{counted.key.digest}/"
+        folder = f"{own_objects.LENGTHS_FOLDER}/{counted.key.digest}/"
         for group in counted.index.groups:
             size = self.sizes.get(folder + group.name)
             if size != group.bytes:

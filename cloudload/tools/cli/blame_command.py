@@ -110,8 +110,8 @@ def _trace(
         lengths=options.lengths,
     )
     spans = [
-        [place, losses.streams.index(each.stream), each.epoch, each.sample, each.start, each.stop]
-        for place, each in enumerate(found.documents)
+        [index, losses.streams.index(each.stream), each.epoch, each.sample, each.start, each.stop]
+        for index, each in enumerate(found.documents)
     ]
     rows = np.array([each.row for each in found.documents])
     return trace_documents(run, np.array(spans), rows, local=options.local, num_workers=0)

@@ -246,9 +246,9 @@ def _describe_lengths(stats: LengthStats) -> list[str]:
         f"  {'tokens':>21}  {'documents':>14}  {'tokens':>18}",
     ]
     for each in stats.histogram:
-        place = f"{each.low:,} to {each.high - 1:,}"
+        span = f"{each.low:,} to {each.high - 1:,}"
         bar = "█" * -(-each.documents * _BAR // most)
-        lines.append(f"  {place:>21}  {each.documents:>14,}  {each.tokens:>18,}  {bar}")
+        lines.append(f"  {span:>21}  {each.documents:>14,}  {each.tokens:>18,}  {bar}")
     lines += ["", "documents that fit in one row"]
     lines += [
         f"  seq_len {each.seq_len:>7,}  {each.documents:>7.2%} of documents, "

@@ -156,14 +156,14 @@ def wrap(line: str, columns: int) -> Iterator[str]:
     Cuts after the last space that fits, if there is one.
     """
     start, used, last_space = 0, 0, -1
-    for place, character in enumerate(line):
+    for index, character in enumerate(line):
         width = _count_cells(character)
-        if used + width > columns and place > start:
-            stop = last_space + 1 if last_space >= start else place
+        if used + width > columns and index > start:
+            stop = last_space + 1 if last_space >= start else index
             yield line[start:stop]
-            start, used = stop, sum(map(_count_cells, line[stop:place]))
+            start, used = stop, sum(map(_count_cells, line[stop:index]))
         if character == " ":
-            last_space = place
+            last_space = index
         used += width
     yield line[start:]
 

@@ -198,14 +198,14 @@ class _PlannedFiles:
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[input_files.InputFile]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, place: int) -> input_files.InputFile:
-        number = bisect_right(self._ends, place)
+    def __getitem__(self, index: int) -> input_files.InputFile:
+        number = bisect_right(self._ends, index)
         item, root = self._inputs[number], self._roots[number]
-        place -= self._ends[number]  # a negative index, from the end of the input's names
-        url = _url(root, item.names[place])
-        found = FoundFile(url, file_name(url, root), item.sizes[place], item.tags[place])
+        index -= self._ends[number]  # a negative index, from the end of the input's names
+        url = _url(root, item.names[index])
+        found = FoundFile(url, file_name(url, root), item.sizes[index], item.tags[index])
         file = make_file(found, self._format)
         return replace(file, name=f"{number}/{file.name}") if self._has_equal_names else file
 
@@ -220,10 +220,10 @@ class _RenamedFiles:
         return len(self._files)
 
     def __iter__(self) -> Iterator[input_files.InputFile]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, place: int) -> input_files.InputFile:
-        file = self._files[place]
+    def __getitem__(self, index: int) -> input_files.InputFile:
+        file = self._files[index]
         return replace(file, name=self._prefix + file.name)
 
 

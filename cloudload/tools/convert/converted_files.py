@@ -50,14 +50,14 @@ def leave_out_converted(
     Raises `ConvertError` for a file that changed since it was converted, and for one that may be in
     the dataset, because its store has no tags.
     """
-    places, versions, names = ({*column} for column in _decode(stored).T.tolist())
+    locations, versions, names = ({*column} for column in _decode(stored).T.tolist())
     old = stored["files"] if CONVERTED not in stored else {}
 
     def is_new(folder: FolderFiles, row: list[int], at: int) -> bool:
         file = folder.files[at]
         if row[1] in versions or (file.tag and row[2] in names):
             return False
-        if row[0] in places:
+        if row[0] in locations:
             raise ConvertError(
                 f"{file.display_name} changed since it was converted to {redact(location)}, so its "
                 "earlier documents are in the dataset. Write new documents to a new file, and "
@@ -112,9 +112,9 @@ def _digests(inputs: Iterable[conversion_plan.PlannedInput]) -> Digests:
 def _digest_input(item: conversion_plan.PlannedInput) -> Iterator[tuple[int, ...]]:
     root = os.path.realpath(urls.local_path(item.root)) if urls.is_local(item.root) else item.root
     for name, size, tag in zip(item.names, item.sizes, item.tags, strict=True):
-        place = urls.join_url(root, name) if name else root
+        url = urls.join_url(root, name) if name else root
         version = f"{size} {tag}"
-        texts = place, f"{version} {place}", f"{version} {name or PurePosixPath(root).name}"
+        texts = url, f"{version} {url}", f"{version} {name or PurePosixPath(root).name}"
         yield tuple(
             xxhash.xxh3_64_intdigest(text.encode(errors="surrogateescape")) for text in texts
         )

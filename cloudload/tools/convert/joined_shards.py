@@ -72,7 +72,7 @@ class JoinedShards:
         is_lost = ~np.isin(np.array(self._keys, np.uint64), np.array(keys, np.uint64))
         lost = set(np.flatnonzero(is_lost).tolist())
         names = self._names() if lost else ()
-        return [name for place, name in enumerate(names) if place in lost], indexes
+        return [name for index, name in enumerate(names) if index in lost], indexes
 
     def _entries(self) -> Iterator[bytes]:
         """Yield the texts of consecutive entries, separated by commas."""

@@ -237,7 +237,7 @@ def _convert_and_join(
     if (
         base
         and run.count is None
-        and list_sizes_at(urls.join_url(run.location, own_objects.LENGTHS_PLACE))
+        and list_sizes_at(urls.join_url(run.location, own_objects.LENGTHS_FOLDER))
     ):
         logger.warning(
             "the token lengths of %s do not cover the documents that were appended. Count them: "

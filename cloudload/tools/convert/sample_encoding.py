@@ -95,7 +95,7 @@ def encode_block(context: ShardContext, block: input_records.InputBlock) -> Enco
     """
     columns, config, shares = context.form.columns, context.config, context.config.shares
     variable = [column.name for column in columns if column.bytes is None]
-    text_place, text_size = 4 * variable.index("text"), struct.Struct("<I")
+    text_offset, text_size = 4 * variable.index("text"), struct.Struct("<I")
     is_plain = len(columns) == 2 and not shares and not config.is_json_text
     samples: dict[str, list[bytes]] = {name: [] for name in config.split_names}
     split_bytes = dict.fromkeys(samples, 0)
@@ -112,7 +112,7 @@ def encode_block(context: ShardContext, block: input_records.InputBlock) -> Enco
         except BadRecordError as error:
             bad.add(record, error)
             continue
-        size = text_size.unpack_from(sample, text_place)[0]
+        size = text_size.unpack_from(sample, text_offset)[0]
         if not size:
             empty += 1
             continue

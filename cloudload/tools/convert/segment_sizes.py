@@ -31,7 +31,7 @@ class Files(Protocol):
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[input_files.InputFile]: ...
-    def __getitem__(self, place: int, /) -> input_files.InputFile: ...
+    def __getitem__(self, index: int, /) -> input_files.InputFile: ...
 
 
 class Segments:
@@ -64,10 +64,10 @@ class Segments:
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[Segment]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, place: int) -> Segment:
-        start, stop = self._starts[place : place + 2]
+    def __getitem__(self, index: int) -> Segment:
+        start, stop = self._starts[index : index + 2]
         parts: list[input_files.FilePart] = []
         number = bisect_right(self._files_starts, start) - 1
         while len(parts) < stop - start:
@@ -89,13 +89,13 @@ def _cut_file(file: input_files.InputFile, segment_bytes: int) -> Iterator[int]:
     size = file.bytes or 0
     can_be_cut = file.format in _CUT_FORMATS and file.compression is None
     number = -(-size // segment_bytes) if can_be_cut and size > segment_bytes else 1
-    for place in range(number):
-        yield count_bytes(_part_of(file, place, number))
+    for index in range(number):
+        yield count_bytes(_part_of(file, index, number))
 
 
-def _part_of(file: input_files.InputFile, place: int, number: int) -> input_files.FilePart:
-    """Return part `place` of a file that has `number` parts."""
+def _part_of(file: input_files.InputFile, index: int, number: int) -> input_files.FilePart:
+    """Return part `index` of a file that has `number` parts."""
     if number == 1:
         return input_files.FilePart(file)
     size = file.bytes or 0
-    return input_files.FilePart(file, (size * place // number, size * (place + 1) // number))
+    return input_files.FilePart(file, (size * index // number, size * (index + 1) // number))

@@ -100,18 +100,18 @@ def check_twice(inputs: Sequence[Sequence[input_files.InputFile]]) -> None:
     links = [file for file in files if _is_path(file) and os.path.islink(file.url)]
     if len(inputs) == 1 and len(set(real.values())) == len(real) and not links:
         return  # usual, and a million names need no memory
-    places: dict[str, input_files.InputFile] = {}
+    seen: dict[str, input_files.InputFile] = {}
     for file in files:
-        place = file.url if file.url == "-" else locations.canonical(file.url)
+        location = file.url if file.url == "-" else locations.canonical(file.url)
         if _is_path(file):
             folder, name = os.path.split(file.url)
-            place = os.path.join(real[folder], name)
-        if (other := places.setdefault(place, file)) is not file:
+            location = os.path.join(real[folder], name)
+        if (other := seen.setdefault(location, file)) is not file:
             raise _found_twice(other, file)
     for link in links:
         target = os.path.realpath(link.url)
-        if target in places:
-            raise _found_twice(places[target], link)
+        if target in seen:
+            raise _found_twice(seen[target], link)
 
 
 def _is_path(file: input_files.InputFile) -> bool:

@@ -27,14 +27,14 @@ from cloudload.tools.count.new_shards import measure_shard
 class ShardJob:
     """A shard to store.
 
-    `number` is its index among the shards of its split, and `place` among those of all splits.
+    `number` is its index among the shards of its split, and `index` among those of all splits.
     `parts` are the encoded samples, to be joined in order. `sizes` is int64 [samples], in bytes.
     `next` is the position at which the next shard of the split begins, or None after the last one.
     `counts` covers the blocks before the one in which the next shard begins; for the last shard,
     all blocks.
     """
 
-    place: int
+    index: int
     split: str
     number: int
     parts: tuple[memoryview, ...]
@@ -54,7 +54,7 @@ class ShardCutter:
     """
 
     def __init__(self, form: writer.ShardFormat, done: FinishedWork, counts: Counts) -> None:
-        self.counts, self._place = counts, done.resumed
+        self.counts, self._index = counts, done.resumed
         self._splits = [
             _SplitCutter(form, split, len(done.entries[split]), position)
             for split, position in done.positions.items()
@@ -71,8 +71,8 @@ class ShardCutter:
             yield from map(self._number, cutter.finish(self.counts))
 
     def _number(self, job: ShardJob) -> ShardJob:
-        self._place += 1
-        return replace(job, place=self._place - 1)
+        self._index += 1
+        return replace(job, index=self._index - 1)
 
 
 class _SplitCutter:
@@ -156,7 +156,7 @@ def store_shard(context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob
     location = context.journal.output.shards(job.split)
     lengths = _count(context, location, shard)
     context.journal.record(
-        job.place,
+        job.index,
         job.split,
         shard.entry,
         following=job.next,

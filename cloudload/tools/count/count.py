@@ -124,7 +124,10 @@ def count_tokens(
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     [data] = recipe.corpus.datasets
     work = prepare_count(
-        recipe, backend, length_files.place_of(data, None if out is None else os.fspath(out)), retry
+        recipe,
+        backend,
+        length_files.lengths_location(data, None if out is None else os.fspath(out)),
+        retry,
     )
     if by is not None:
         _check_by(data, by, worker)
@@ -210,10 +213,10 @@ def _open(
     return recipe, choose_backend(text, backend, cache_folder.default_cache()).name
 
 
-def prepare_count(recipe: Recipe, backend: str, place: str, retry: Retry) -> CountWork:
+def prepare_count(recipe: Recipe, backend: str, location: str, retry: Retry) -> CountWork:
     """Return the settings for counting a recipe's only dataset, which all groups share."""
     small = replace(recipe, corpus=Corpus(()), components=())
-    return CountWork(small, backend, lengths_index.make_key(recipe, 0), place, retry)
+    return CountWork(small, backend, lengths_index.make_key(recipe, 0), location, retry)
 
 
 def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
@@ -229,7 +232,7 @@ def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]
 
 def _remove_lengths(work: CountWork, worker: str | None) -> None:
     """Remove the lengths that belong to a key: first the indexes, without which none are used."""
-    folder = urls.join_url(work.place, work.key.digest)
+    folder = urls.join_url(work.location, work.key.digest)
     if worker is not None:
         raise ValueError(
             "again (--again) removes the lengths of all groups, but worker counts only a share of "
@@ -237,7 +240,7 @@ def _remove_lengths(work: CountWork, worker: str | None) -> None:
         )
     indexes, groups = list[str](), list[str]()
     for name in sorted(list_found(work)):
-        if own_objects.LENGTHS.fullmatch(f"{own_objects.LENGTHS_PLACE}/{work.key.digest}/{name}"):
+        if own_objects.LENGTHS.fullmatch(f"{own_objects.LENGTHS_FOLDER}/{work.key.digest}/{name}"):
             (indexes if name.endswith(".json") else groups).append(urls.join_url(folder, name))
     for url in indexes + groups:
         objects.delete_object(url, work.retry)

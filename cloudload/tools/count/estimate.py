@@ -138,8 +138,8 @@ def sample_lengths(recipe: Recipe, backend: str, share: float, retry: Retry) -> 
 
 def _spread(number: int, wanted: int) -> Ints:
     """Choose `wanted` indices below `number`, evenly spaced: int64 [wanted]."""
-    places: Ints = (2 * np.arange(wanted, dtype=np.int64) + 1) * number // (2 * wanted)
-    return places
+    indices: Ints = (2 * np.arange(wanted, dtype=np.int64) + 1) * number // (2 * wanted)
+    return indices
 
 
 def _sums(lengths: Ints, sizes: Ints) -> tuple[int, int, int]:

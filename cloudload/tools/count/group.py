@@ -52,13 +52,13 @@ class CountWork:
     backend: str
     """The tokenizer backend."""
     key: lengths_index.LengthsKey
-    place: str
+    location: str
     """The location of the lengths."""
     retry: Retry
 
     def url_of(self, shards: lengths_index.ShardRange) -> str:
         """Return the location of a group's file."""
-        return urls.join_url(self.place, f"{self.key.digest}/{shards.name}")
+        return urls.join_url(self.location, f"{self.key.digest}/{shards.name}")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
 def list_found(work: CountWork) -> set[str]:
     """Return the names of the existing files. Raises `StoreError` if they cannot be listed."""
     try:
-        found = objects.list_objects(urls.join_url(work.place, work.key.digest), work.retry)
+        found = objects.list_objects(urls.join_url(work.location, work.key.digest), work.retry)
     except StoreError as error:
         if not error.is_missing:
             raise
@@ -265,8 +265,8 @@ class LengthMeter:
 
     def _measure_tokens(self, samples: Ints) -> tuple[Ints, int]:
         sizes = np.zeros(len(samples), np.int64)
-        for places, _, found in self.reader.read_tokens(samples):
-            sizes[places] = found
+        for locations, _, found in self.reader.read_tokens(samples):
+            sizes[locations] = found
         return sizes, 4 * int(sizes.sum())
 
 
@@ -313,7 +313,7 @@ def finish_count(work: CountWork, dataset: Dataset, jobs: Sequence[GroupJob]) ->
         spread.add(lengths)
     data = Corpus((dataset,)).fingerprint(range(1))
     index = lengths_index.LengthsIndex(asdict(work.key), data, tuple(groups))
-    url = urls.join_url(work.place, f"{work.key.digest}/{lengths_index.index_name(data)}")
+    url = urls.join_url(work.location, f"{work.key.digest}/{lengths_index.index_name(data)}")
     objects.write_object(url, index.encode(), work.retry)
     return Counted(url, index, spread)
 

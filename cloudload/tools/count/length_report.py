@@ -124,8 +124,8 @@ class LengthCounter:
         total, all_tokens = (int(ends[-1]), int(tokens[-1])) if len(ends) else (0, 0)
 
         def below(length: int) -> tuple[int, int]:
-            place = int(np.searchsorted(lengths, length)) - 1
-            return (int(ends[place]), int(tokens[place])) if place >= 0 else (0, 0)
+            index = int(np.searchsorted(lengths, length)) - 1
+            return (int(ends[index]), int(tokens[index])) if index >= 0 else (0, 0)
 
         ranks = [math.ceil(total * each / 100) for each in PERCENTILES]
         return LengthStats(

@@ -74,8 +74,8 @@ def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWor
     config = RowsConfig((Stream(location),), seq_len=1, bos=None, eos=None, **documents)
     recipe = open_recipe_without_data(config, tokenizer)
     backend = choose_backend(recipe.tokenizer.json, "auto", cache_folder.default_cache()).name
-    place = urls.join_url(location, own_objects.LENGTHS_PLACE)
-    return CountWork(recipe, backend, lengths_index.make_key(recipe, 0), place, Retry())
+    lengths = urls.join_url(location, own_objects.LENGTHS_FOLDER)
+    return CountWork(recipe, backend, lengths_index.make_key(recipe, 0), lengths, Retry())
 
 
 def measure_shard(

@@ -36,13 +36,13 @@ def plot_lengths(stats: LengthStats, title: str, path: Path) -> None:
     documents, tokens = (
         [getattr(each, name) for each in stats.histogram] for name in ("documents", "tokens")
     )
-    places = range(len(stats.histogram))
+    indices = range(len(stats.histogram))
     for shift, values, color, name in (
         (0.27, documents, _BLUE, "share of documents"),
         (0.73, tokens, _ORANGE, "share of tokens"),
     ):
         shares = [100 * value / max(1, sum(values)) for value in values]
-        axes.bar([place + shift for place in places], shares, 0.44, color=color, label=name)
+        axes.bar([index + shift for index in indices], shares, 0.44, color=color, label=name)
     edges = [each.low for each in stats.histogram] + [each.high for each in stats.histogram[-1:]]
     size = 10 if len(edges) <= _MOST_WIDE_LABELS else 8
     axes.set_xticks(range(len(edges)), [_shorten(edge) for edge in edges], fontsize=size)

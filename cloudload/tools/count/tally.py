@@ -49,18 +49,18 @@ class Tally:
         number = shard.column_index(self.column)
         starts, stops = shard.find_values(np.arange(len(lengths)), number)
         data, found = shard.data, dict[bytes, int]()
-        places = [
+        indices = [
             found.setdefault(bytes(data[start:stop]), len(found))
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
         is_document = lengths > 0
-        numbers = np.array(places, np.int64)[is_document]
+        numbers = np.array(indices, np.int64)[is_document]
         documents = np.bincount(numbers, minlength=len(found))
         tokens = np.zeros(len(found), np.int64)
         np.add.at(tokens, numbers, lengths[is_document])
         encoding = shard.info.columns[number].encoding
-        for value, place in found.items():
-            self._add(_show(encoding, value, shard), int(documents[place]), int(tokens[place]))
+        for value, index in found.items():
+            self._add(_show(encoding, value, shard), int(documents[index]), int(tokens[index]))
 
     def merge(self, other: Tally) -> None:
         """Add the counts of another tally. Raises `DatasetError` for more than 10,000 values."""

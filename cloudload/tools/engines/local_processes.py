@@ -114,10 +114,10 @@ class LocalProcesses:
                     if on_bytes is not None and self._running[pipe] is not None:
                         on_bytes(result.bytes)
                     continue
-                place = self._running.pop(pipe)
+                index = self._running.pop(pipe)
                 idle.append(pipe)
-                if place is not None:
-                    yield place, result
+                if index is not None:
+                    yield index, result
 
     def close(self) -> None:
         """Stop the processes. Closing their pipes makes them exit when they are idle.

@@ -52,8 +52,8 @@ def run_units(
     """
     if engine is None:
         call = function if on_bytes is None else partial(function, on_bytes=on_bytes)
-        for place, argument in enumerate(arguments):
-            yield place, call(argument)
+        for index, argument in enumerate(arguments):
+            yield index, call(argument)
         return
     attempt = partial(_attempt, function, reports=on_bytes is not None)
     run = (
@@ -61,20 +61,20 @@ def run_units(
         if isinstance(engine, LocalProcesses)
         else _run_on(engine, attempt, arguments)
     )
-    for place, outcome in run:
+    for index, outcome in run:
         if outcome.error is not None:
             raise outcome.error
         if on_bytes is not None and outcome.bytes:
             on_bytes(outcome.bytes)
-        yield place, outcome.value
+        yield index, outcome.value
 
 
 def in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
     """Yield the results of `run_units` in the order of the arguments."""
     early: dict[int, Result] = {}
     following = 0
-    for place, result in results:
-        early[place] = result
+    for index, result in results:
+        early[index] = result
         while following in early:
             yield early.pop(following)
             following += 1
@@ -84,19 +84,19 @@ def _run_on(
     executor: Executor, attempt: Callable[[Any], Any], arguments: Iterable[Any]
 ) -> Iterator[tuple[int, Any]]:
     """Yield (place, outcome) of each unit. Submits at most `MOST_WAITING` units at a time."""
-    places: dict[Future[Any], int] = {}
+    indices: dict[Future[Any], int] = {}
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     left = iter(enumerate(arguments))
     try:
         while True:
-            while len(places) < MOST_WAITING and (unit := next(left, None)):
+            while len(indices) < MOST_WAITING and (unit := next(left, None)):
                 future = executor.submit(attempt, unit[1])
-                places[future] = unit[0]
+                indices[future] = unit[0]
                 future.add_done_callback(done.put)
-            if not places:
+            if not indices:
                 return
             future = done.get()
-            yield places.pop(future), future.result()
+            yield indices.pop(future), future.result()
     except CloudloadError:
         raise
     except Exception as error:
@@ -105,7 +105,7 @@ def _run_on(
             f"{what}: {type(error).__name__}: {redact(str(error))}. Run again to resume"
         ) from None
     finally:
-        for future in places:
+        for future in indices:
             future.cancel()
 
 

@@ -171,14 +171,14 @@ def _limit_rows(lengths: RunLengths, global_batch: int) -> int:
     """
     recipe, most = lengths.recipe, float("inf")
     shares = np.bincount(recipe.components_of(np.arange(1 << 12)), minlength=len(recipe.components))
-    for place, each in enumerate(recipe.components):
+    for index, each in enumerate(recipe.components):
         number = each.num_positions
         epochs = max(_FEWEST_EPOCHS, _MOST_WORK // (number + _WORK_OF_EPOCH))
         ordinals = np.arange(-(-min(_MOST_MEASURED, number) // recipe.num_lanes))[:, None]
         lanes = np.arange(recipe.num_lanes)[None, :] + 0 * ordinals
-        sizes = lengths.walkers[place].measure(lanes, ordinals + 0 * lanes).tokens
+        sizes = lengths.walkers[index].measure(lanes, ordinals + 0 * lanes).tokens
         tokens = float(np.maximum(0, sizes).mean()) * number
-        share = max(1, int(shares[place])) / shares.sum()
+        share = max(1, int(shares[index])) / shares.sum()
         most = min(most, epochs * max(1.0, tokens / recipe.packing.seq_len) / share)
     return max(2, round(most) // global_batch) * global_batch
 

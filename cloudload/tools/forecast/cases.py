@@ -155,8 +155,8 @@ def _measure_fill(recipe: Recipe, lengths: RunLengths, rows_of_lane: int) -> Fig
     ones, because a run starts with few open rows.
     """
     shares, budget = [], _PACKED_DOCUMENTS
-    for place, lane in itertools.product(range(len(recipe.components)), range(recipe.num_lanes)):
-        sizes, read = _pack_lane(lengths, recipe.packing, (place, lane), rows_of_lane)
+    for index, lane in itertools.product(range(len(recipe.components)), range(recipe.num_lanes)):
+        sizes, read = _pack_lane(lengths, recipe.packing, (index, lane), rows_of_lane)
         budget -= read
         if sizes:
             shares.append(sum(sizes) / (len(sizes) * recipe.config.seq_len))
@@ -172,11 +172,11 @@ def _pack_lane(
 
     Returns the number of tokens in each of its first `rows` rows, and the number of documents read.
     """
-    packer, place = packing.packer(), lane[0]
+    packer, index = packing.packer(), lane[0]
     read = 0
     while read < _DOCUMENTS_OF_LANE and len(packer.rows) < rows:
         ordinals = np.arange(read, read + _DOCUMENTS_AT_ONCE)
-        found = lengths.walkers[place].measure(np.full_like(ordinals, lane[1]), ordinals)
+        found = lengths.walkers[index].measure(np.full_like(ordinals, lane[1]), ordinals)
         for ordinal, size in zip(ordinals.tolist(), found.tokens.tolist(), strict=True):
             packer.add(ordinal, size)
         read += _DOCUMENTS_AT_ONCE
@@ -253,11 +253,11 @@ class _DrawnLengths(length_files.DatasetLengths):
             return sample.lengths[samples]
         words = bijection.scramble(samples.astype(np.uint64) * bijection.GOLDEN ^ self._key)
         pool = np.uint64(len(sample.relative))
-        places = (((words >> bijection.HALF_BITS) * pool) >> bijection.HALF_BITS).astype(np.int64)
+        indices = (((words >> bijection.HALF_BITS) * pool) >> bijection.HALF_BITS).astype(np.int64)
         shards = np.searchsorted(sample.shard_starts, samples, side="right") - 1
-        sizes = sample.relative[places] * sample.mean_bytes[shards] * self._scale
+        sizes = sample.relative[indices] * sample.mean_bytes[shards] * self._scale
         drawn: Ints = np.where(
-            sample.lengths[places] > 0, _round(sizes, words), sample.lengths[places]
+            sample.lengths[indices] > 0, _round(sizes, words), sample.lengths[indices]
         )
         return drawn
 

@@ -41,8 +41,8 @@ class ReadingWorld:
         starts = np.unique(rows // global_batch) * global_batch
         nodes = np.repeat(self.dealing.hosts, self.batch_size)
         by_batch = np.empty((len(starts), global_batch), np.int64)
-        for place, start in enumerate(starts.tolist()):
-            by_batch[place, self.dealing.deal(start, self.batch_size).ravel() - start] = nodes
+        for index, start in enumerate(starts.tolist()):
+            by_batch[index, self.dealing.deal(start, self.batch_size).ravel() - start] = nodes
         dealt: Ints = by_batch[
             np.searchsorted(starts, rows // global_batch * global_batch), rows % global_batch
         ]
@@ -126,20 +126,20 @@ class NodeReads:
             return (self.lengths.find_ending(self.start).start,)
         return (NEVER,) * len(self.recipe.components)
 
-    def find_tail(self, place: int) -> tuple[Tail, Ints] | None:
+    def find_tail(self, index: int) -> tuple[Tail, Ints] | None:
         """Return a component's tail and its rows in the run, int64 [rows]; None if no row is read.
 
         The lanes of its remnants are flat lanes. In a mixture, omits rows from `last_row` on.
         """
-        start = self.tail_starts[place]
+        start = self.tail_starts[index]
         if start > self.last_row or (start == self.last_row and not self.is_whole):
             return None
         if not self.recipe.has_stream_ends:
             tail = self.lengths.pack_tail(self.lengths.find_ending(self.start))
             return tail, np.arange(tail.first_row, tail.end)
-        tail = self.lengths.find_tails(self.start).tail(place)
+        tail = self.lengths.find_tails(self.start).tail(index)
         rows = np.arange(start, self.last_row)
-        return tail, rows[self.recipe.components_of(rows) == place][: tail.num_rows]
+        return tail, rows[self.recipe.components_of(rows) == index][: tail.num_rows]
 
     @cached_property
     def stops(self) -> Ints:
@@ -149,16 +149,16 @@ class NodeReads:
         """
         recipe = self.recipe
         rows = mixture_counts.count_rows(recipe.mixture, recipe.num_lanes, 0, self.last_row)
-        return np.stack([self._find_stops(place, own) for place, own in enumerate(rows)])
+        return np.stack([self._find_stops(index, own) for index, own in enumerate(rows)])
 
-    def _find_stops(self, place: int, rows: Ints) -> Ints:
+    def _find_stops(self, index: int, rows: Ints) -> Ints:
         """Return the `stops` of a component after `rows` rows of each lane (int64 [lanes])."""
-        ends = list_ends(self.recipe.components[place])
-        if self.is_whole or self.tail_starts[place] < self.last_row:
+        ends = list_ends(self.recipe.components[index])
+        if self.is_whole or self.tail_starts[index] < self.last_row:
             return ends
-        start, walker = self.start, self.lengths.walkers[place]
-        residues = None if start.residues is None else start.residues[place]
-        found = walker.advance(start.cursors[place], rows, residues)
+        start, walker = self.start, self.lengths.walkers[index]
+        residues = None if start.residues is None else start.residues[index]
+        found = walker.advance(start.cursors[index], rows, residues)
         if found.is_dry.any():
             return ends
         stops: Ints = found.cursors[:, tables.CURSOR_ORDINAL] + (

@@ -86,9 +86,9 @@ def _draw(plan: RunPlan) -> str:
         parts.append(_write(shown, x(step), _HEIGHT - 8, anchor))
     for number, (step, name) in enumerate(text_report.list_early_ends(plan)):
         at, is_left = x(step + 1), step < (last + 1) / 4
-        first, place = _TOP + 24, at + 5 if is_left else at - 5  # below the level labels
+        first, index = _TOP + 24, at + 5 if is_left else at - 5  # below the level labels
         parts.append(f'<line class="end" x1="{at}" x2="{at}" y1="{first}" y2="{y(0)}"/>')
-        parts.append(_write(name, place, first + 10 + 15 * number, "start" if is_left else "end"))
+        parts.append(_write(name, index, first + 10 + 15 * number, "start" if is_left else "end"))
     for kind, name, level in lines:
         parts.append(_draw_line(kind, y(level)))
         parts.append(
@@ -192,12 +192,12 @@ def draw_plan(plan: RunPlan, path: Path) -> None:
             ha="right",
             va="bottom",
         )
-    for place, (step, what) in enumerate(text_report.list_early_ends(plan)):
+    for index, (step, what) in enumerate(text_report.list_early_ends(plan)):
         axes.axvline(step + 1, color=_GRAY, linestyle=":", linewidth=1)
         is_left = step < edges[-1] / 4
         axes.annotate(
             what,
-            (step + 1, 0.8 - 0.06 * place),
+            (step + 1, 0.8 - 0.06 * index),
             (4 if is_left else -4, 0),
             color=_GRAY,
             fontsize=9,

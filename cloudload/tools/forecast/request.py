@@ -236,7 +236,7 @@ class ForecastRequest:
         """For each component, the number of documents per lane whose shards are fetched ahead."""
         own = max(1, self.plan.num_lanes // (self.world.size * self.num_workers))
         number = len(self.plan.recipe.components)
-        return tuple(count_documents_ahead(self.plan, place, own) for place in range(number))
+        return tuple(count_documents_ahead(self.plan, index, own) for index in range(number))
 
     def open_world(self) -> ReadingWorld:
         """Return the nodes that read the run, and how rows are dealt to their ranks."""

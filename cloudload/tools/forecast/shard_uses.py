@@ -80,11 +80,11 @@ def find_uses(reading: NodeReads) -> FoundUses:
     number = len(recipe.corpus.shard_sizes)
     needed: list[ShardUses] = []
     fetched: list[ShardUses] = []
-    for place in range(len(recipe.components)):
-        is_seekable = isinstance(reading.lengths.walkers[place].orders(0), SeekableOrder)
+    for index in range(len(recipe.components)):
+        is_seekable = isinstance(reading.lengths.walkers[index].orders(0), SeekableOrder)
         list_uses = list_documents if is_listed or not is_seekable else _list_blocks
         is_listed &= list_uses is list_documents
-        for part in list_uses(reading, place):
+        for part in list_uses(reading, index):
             uses = ShardUses(*part[:-1], is_listed)
             is_needed = (uses.first_rows < reading.num_rows) & (not part.is_ahead)
             own = uses.take(is_needed)
@@ -102,12 +102,12 @@ def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
         for name in ("nodes", "epochs", "shards", "first_rows", "last_rows")
     )
     num_epochs = int(epochs.max(initial=0)) + 1
-    unique, places = np.unique(
+    unique, indices = np.unique(
         (nodes * num_epochs + epochs) * num_shards + shards, return_inverse=True
     )
     first, last = np.full(len(unique), NEVER), np.full(len(unique), -1)
-    np.minimum.at(first, places, firsts)
-    np.maximum.at(last, places, lasts)
+    np.minimum.at(first, indices, firsts)
+    np.maximum.at(last, indices, lasts)
     rest, shards = np.divmod(unique, num_shards)
     nodes, epochs = np.divmod(rest, num_epochs)
     return ShardUses(nodes, epochs, shards, first, last, all(part.is_listed for part in parts))
@@ -116,16 +116,16 @@ def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
 # ---------------------------------------------------------------- shuffle blocks
 
 
-def _list_blocks(reading: NodeReads, place: int) -> Iterator[Part]:
+def _list_blocks(reading: NodeReads, index: int) -> Iterator[Part]:
     """Yield a component's uses, epoch by epoch, from the shuffle blocks of its order."""
-    lengths, component = reading.lengths, reading.recipe.components[place]
+    lengths, component = reading.lengths, reading.recipe.components[index]
     lanes, num_nodes = component.lanes, component.lanes.num_nodes
-    rows, cursors = _sample_cursors(reading, place)
+    rows, cursors = _sample_cursors(reading, index)
     first_shard = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
     last_epoch = int(lanes.epoch_positions(np.arange(lanes.num_lanes), cursors[-1])[0].max())
     num_epochs = min(last_epoch + 1, NEVER if lanes.epochs is None else lanes.epochs)
     for epoch in range(num_epochs):
-        order = lengths.walkers[place].orders(epoch)
+        order = lengths.walkers[index].orders(epoch)
         assert isinstance(order, SeekableOrder)
         uses = order.uses()
         for lane in range(lanes.num_lanes):
@@ -140,7 +140,7 @@ def _list_blocks(reading: NodeReads, place: int) -> Iterator[Part]:
             own, begins, ends = (each[ends > begins] for each in (own, begins, ends))
             # the lane's row at an ordinal, between the rows at which its cursor was computed
             firsts, lasts = (np.interp(each, cursors[:, lane], rows) for each in (begins, ends))
-            is_read = begins < cursors[-1, lane] + reading.documents_ahead[place]
+            is_read = begins < cursors[-1, lane] + reading.documents_ahead[index]
             part = Part(
                 np.full(len(own), reading.world.node_of_lane[lane]),
                 np.full(len(own), epoch),
@@ -149,7 +149,7 @@ def _list_blocks(reading: NodeReads, place: int) -> Iterator[Part]:
                 lasts.astype(np.int64),
             )
             yield take_uses(part, is_read)
-            if (tail_start := reading.tail_starts[place]) < reading.num_rows:
+            if (tail_start := reading.tail_starts[index]) < reading.num_rows:
                 tail = take_uses(part, is_read & (lasts > tail_start))
                 firsts_of_tail = np.maximum(tail.first_rows, tail_start)
                 # rows of a tail have documents of any lane, so every node reads the tail's shards
@@ -158,14 +158,14 @@ def _list_blocks(reading: NodeReads, place: int) -> Iterator[Part]:
                     yield tail._replace(nodes=nodes, first_rows=firsts_of_tail)
 
 
-def _sample_cursors(reading: NodeReads, place: int) -> tuple[Ints, Ints]:
+def _sample_cursors(reading: NodeReads, index: int) -> tuple[Ints, Ints]:
     """Sample rows of the run, and count the documents that each lane starts before them.
 
     Returns the rows, int64 [rows], and the numbers of documents, int64 [rows, lanes].
     """
-    tail_start, end = min(reading.tail_starts[place], reading.last_row), reading.last_row
+    tail_start, end = min(reading.tail_starts[index], reading.last_row), reading.last_row
     if reading.recipe.has_stream_ends:
-        end = min(end, reading.lengths.find_tails(reading.start).ending.stream_ends[place])
+        end = min(end, reading.lengths.find_tails(reading.start).ending.stream_ends[index])
     wanted = np.concatenate(
         [
             np.linspace(0, reading.num_rows, _MOST_CURSORS),
@@ -176,10 +176,10 @@ def _sample_cursors(reading: NodeReads, place: int) -> tuple[Ints, Ints]:
     known: dict[int, Ints] = {}
     for row in np.unique(wanted[wanted <= tail_start]).tolist():
         if (cursors := reading.find(row)) is not None:
-            known[row] = cursors[place, :, tables.CURSOR_ORDINAL] + (
-                cursors[place, :, tables.CURSOR_OFFSET] > 0
+            known[row] = cursors[index, :, tables.CURSOR_ORDINAL] + (
+                cursors[index, :, tables.CURSOR_OFFSET] > 0
             )
-    known.setdefault(end, reading.stops[place])
+    known.setdefault(end, reading.stops[index])
     return np.array(list(known)), np.stack(list(known.values()))
 
 
@@ -204,22 +204,22 @@ def take_uses(part: Part, chosen: Flags) -> Part:
     return part._replace(**{name: getattr(part, name)[chosen] for name in Part._fields[:-1]})
 
 
-def list_documents(reading: NodeReads, place: int) -> Iterator[Part]:
+def list_documents(reading: NodeReads, index: int) -> Iterator[Part]:
     """Yield a component's uses of shards, in chunks of documents.
 
     Raises `CacheError` if an order or a table cannot be built.
     """
-    find = _ShardFinder(reading, place)
-    is_played = isinstance(reading.lengths.walkers[place], BestFitWalker)
+    find = _ShardFinder(reading, index)
+    is_played = isinstance(reading.lengths.walkers[index], BestFitWalker)
     list_lanes = _list_played if is_played else _list_cut
-    yield from list_lanes(reading, place, find)
-    yield from _list_tail(reading, place, find)
+    yield from list_lanes(reading, index, find)
+    yield from _list_tail(reading, index, find)
 
 
-def _find_stops(reading: NodeReads, place: int) -> Ints:
+def _find_stops(reading: NodeReads, index: int) -> Ints:
     """Return the ordinal after the last document that each lane may fetch: int64 [lanes]."""
-    stops = reading.stops[place] + reading.documents_ahead[place]
-    return np.minimum(stops, list_ends(reading.recipe.components[place]))
+    stops = reading.stops[index] + reading.documents_ahead[index]
+    return np.minimum(stops, list_ends(reading.recipe.components[index]))
 
 
 def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
@@ -235,15 +235,15 @@ def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
         yield np.broadcast_to(np.arange(num_lanes), shape), np.broadcast_to(ordinals, shape)
 
 
-def _list_cut(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[Part]:
+def _list_cut(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[Part]:
     """Yield the uses of `concat` or `one_per_row` lanes. A row has `units_of_row` units."""
     lengths, packing = reading.lengths, reading.recipe.packing
-    tail_start, stops = reading.tail_starts[place], _find_stops(reading, place)
+    tail_start, stops = reading.tail_starts[index], _find_stops(reading, index)
     before = np.zeros(len(stops), np.int64)
-    rows = _LaneRows(reading, place, min(reading.last_row, tail_start))
+    rows = _LaneRows(reading, index, min(reading.last_row, tail_start))
     for lanes, ordinals in _share_ordinals(stops):
         # where each document begins and ends in its lane, in units since the start
-        found = lengths.walkers[place].measure(lanes, ordinals)
+        found = lengths.walkers[index].measure(lanes, ordinals)
         ends = before + np.cumsum(units_of(packing, found.tokens), axis=0)
         starts = ends - units_of(packing, found.tokens)
         before = ends[-1]
@@ -261,15 +261,15 @@ def _list_cut(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[Pa
             yield from find.list_uses(*cut, is_ahead=is_ahead)
 
 
-def _list_played(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[Part]:
+def _list_played(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[Part]:
     """Yield the uses of `best_fit` lanes, which are played to find their rows."""
-    walker, start = reading.lengths.walkers[place], reading.start
+    walker, start = reading.lengths.walkers[index], reading.start
     assert isinstance(walker, BestFitWalker)
     assert start.residues is not None
-    finder = BestFitRows(walker, start.cursors[place], start.residues[place])
-    stops = _find_stops(reading, place)
+    finder = BestFitRows(walker, start.cursors[index], start.residues[index])
+    stops = _find_stops(reading, index)
     firsts = np.full((int(stops.max(initial=0)), len(stops)), NEVER)
-    rows = _LaneRows(reading, place, min(reading.num_rows, reading.tail_starts[place]))
+    rows = _LaneRows(reading, index, min(reading.num_rows, reading.tail_starts[index]))
     step = max(1, _ROWS_AT_ONCE // len(stops))
     for number in range(0, int(rows.counts.max()), step):
         lanes, numbers = rows.list_between(number, number + step)
@@ -279,23 +279,23 @@ def _list_played(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator
         yield from find.list_uses(
             pieces[:, row_pieces.LANE], pieces[:, row_pieces.ORDINAL], in_rows
         )
-    yield from _list_others(reading, place, find, firsts)
+    yield from _list_others(reading, index, find, firsts)
 
 
 def _list_others(
-    reading: NodeReads, place: int, find: _ShardFinder, firsts: Ints
+    reading: NodeReads, index: int, find: _ShardFinder, firsts: Ints
 ) -> Iterator[Part]:
     """Yield the uses of documents that are in no row of the played lanes.
 
     `firsts` is the first row of each document, or `NEVER`: int64 [ordinals, lanes].
     """
     # once the tail has begun, the documents that are in no row are in the tail
-    is_over = reading.tail_starts[place] <= reading.num_rows
+    is_over = reading.tail_starts[index] <= reading.num_rows
     # a lane reads a document without tokens just before the next document, for the same row
     later = np.minimum.accumulate(firsts[::-1])[::-1]
-    stops = _find_stops(reading, place)
+    stops = _find_stops(reading, index)
     for lanes, ordinals in _share_ordinals(stops):
-        found = reading.lengths.walkers[place].measure(lanes, ordinals)
+        found = reading.lengths.walkers[index].measure(lanes, ordinals)
         in_rows = later[ordinals[:, 0]]
         is_there = (
             (ordinals < stops)
@@ -312,9 +312,9 @@ def _list_others(
             yield from find.list_uses(lanes[is_left], ordinals[is_left], ahead, is_ahead=True)
 
 
-def _list_tail(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[Part]:
+def _list_tail(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[Part]:
     """Yield the uses of a component's tail. A row of a tail may have documents of any lane."""
-    if (found := reading.find_tail(place)) is None:
+    if (found := reading.find_tail(index)) is None:
         return
     tail, in_run = found
     num_lanes = reading.recipe.num_lanes
@@ -332,7 +332,7 @@ def _list_tail(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[P
     yield find.find(lanes, ordinals, rows, owners)
     # with token lengths, nodes may fetch the other remnants ahead, but do not need them
     lanes, ordinals = tail.remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
-    starts = np.full(len(lanes), reading.tail_starts[place])
+    starts = np.full(len(lanes), reading.tail_starts[index])
     yield from find.list_uses(
         lanes % num_lanes, ordinals, starts, is_ahead=not reading.measures_rest
     )
@@ -341,9 +341,9 @@ def _list_tail(reading: NodeReads, place: int, find: _ShardFinder) -> Iterator[P
 class _ShardFinder:
     """Finds the shards of a component's documents, and the nodes that fetch them."""
 
-    def __init__(self, reading: NodeReads, place: int) -> None:
-        self._component = component = reading.recipe.components[place]
-        self._orders = reading.lengths.walkers[place].orders
+    def __init__(self, reading: NodeReads, index: int) -> None:
+        self._component = component = reading.recipe.components[index]
+        self._orders = reading.lengths.walkers[index].orders
         self._starts = np.cumsum(component.shard_sizes) - component.shard_sizes
         self._world, self._sharers = reading.world, reading.sharers
         self._num_rows = reading.num_rows
@@ -386,7 +386,7 @@ class _ShardFinder:
 class _LaneRows:
     """The rows that a component's lanes make before row `stop` of the run."""
 
-    def __init__(self, reading: NodeReads, place: int, stop: int) -> None:
+    def __init__(self, reading: NodeReads, index: int, stop: int) -> None:
         recipe = reading.recipe
         self._num_lanes, self._stop = recipe.num_lanes, stop
         self._rows: Ints | None = None
@@ -395,7 +395,7 @@ class _LaneRows:
             """Number of these rows in each lane: int64 [lanes]."""
             return
         rows = np.arange(stop)
-        rows = rows[recipe.components_of(rows) == place]
+        rows = rows[recipe.components_of(rows) == index]
         lanes = rows % self._num_lanes
         self._rows = rows[np.argsort(lanes, kind="stable")]
         self.counts = np.bincount(lanes, minlength=self._num_lanes)

@@ -215,7 +215,7 @@ def _spread(
     full = [shard for shard in shards if shard.samples]
     if number >= len(full):
         return full
-    return [full[place * len(full) // number] for place in range(number)]
+    return [full[index * len(full) // number] for index in range(number)]
 
 
 def _distribute(

@@ -218,8 +218,8 @@ def _read(
 
 def _read_values(shard: Shard, sample: int) -> dict[str, Any]:
     return {
-        column.name: _read_value(shard, sample, place, column.encoding)
-        for place, column in enumerate(shard.info.columns)
+        column.name: _read_value(shard, sample, index, column.encoding)
+        for index, column in enumerate(shard.info.columns)
     }
 
 

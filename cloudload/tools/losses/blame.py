@@ -139,8 +139,8 @@ def blame(
     scores[documents.tokens < min_tokens] = -math.inf
     highest = np.argsort(-scores, kind="stable")[:top]
     found = [
-        _describe(documents, place, losses.streams, expected[place], scores[place])
-        for place in highest[scores[highest] >= threshold].tolist()
+        _describe(documents, index, losses.streams, expected[index], scores[index])
+        for index in highest[scores[highest] >= threshold].tolist()
     ]
     tokens = chosen.tokens
     return Blame(
@@ -255,9 +255,9 @@ def _measure(values: Floats) -> tuple[float, float]:
 
 
 def _describe(
-    documents: _Documents, place: int, streams: tuple[str, ...], expected: float, score: float
+    documents: _Documents, index: int, streams: tuple[str, ...], expected: float, score: float
 ) -> DocumentLoss:
-    first = documents.first[place].tolist()
+    first = documents.first[index].tolist()
     return DocumentLoss(
         step=first[log_file.STEP],
         row=first[log_file.ROW],
@@ -265,13 +265,13 @@ def _describe(
         epoch=first[log_file.EPOCH],
         sample=first[log_file.SAMPLE],
         start=first[log_file.START],
-        stop=int(documents.stops[place]),
-        tokens=int(documents.tokens[place]),
-        loss=float(documents.means[place]),
+        stop=int(documents.stops[index]),
+        tokens=int(documents.tokens[index]),
+        loss=float(documents.means[index]),
         expected=float(expected),
         score=float(score),
-        last_step=int(documents.last_steps[place]),
-        worst_step=int(documents.worst_steps[place]),
+        last_step=int(documents.last_steps[index]),
+        worst_step=int(documents.worst_steps[index]),
     )
 
 
@@ -338,17 +338,17 @@ class Losses:
         return found
 
 
-def read_losses(*places: str | os.PathLike[str]) -> Losses:
+def read_losses(*logs: str | os.PathLike[str]) -> Losses:
     """Read the loss logs of one run, given as files or as folders of files.
 
     If a row was trained several times, only the latest records are kept. Raises `DatasetError` if
     there is no log, a file is not a loss log, or the files belong to different runs, and `OSError`
     if a file cannot be read.
     """
-    paths = [path for place in places for path in _list_files(urls.expand_home(place))]
+    paths = [path for log in logs for path in _list_files(urls.expand_home(log))]
     if not paths:
         raise DatasetError(
-            f"there is no loss log in {', '.join(map(str, places))}. Pass the folder that LossLog "
+            f"there is no loss log in {', '.join(map(str, logs))}. Pass the folder that LossLog "
             "writes to, after its first flush"
         )
     streams: tuple[str, ...] = ()
@@ -362,8 +362,8 @@ def read_losses(*places: str | os.PathLike[str]) -> Losses:
     return Losses(streams, _keep_latest(chunks), state)
 
 
-def _list_files(place: Path) -> list[Path]:
-    return list(place.rglob(f"*{log_file.SUFFIX}")) if place.is_dir() else [place]
+def _list_files(log: Path) -> list[Path]:
+    return list(log.rglob(f"*{log_file.SUFFIX}")) if log.is_dir() else [log]
 
 
 def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> tuple[str, ...]:

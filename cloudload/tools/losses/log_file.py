@@ -64,10 +64,10 @@ def find_last(rows: Ints, times: Ints) -> Flags:
 
     `rows` and `times` are int64 [records]. Records that are added together have the same time.
     """
-    _, places = np.unique(rows, return_inverse=True)
+    _, indices = np.unique(rows, return_inverse=True)
     last = np.zeros(len(rows), np.int64)
-    np.maximum.at(last, places, times)
-    found: Flags = times == last[places]
+    np.maximum.at(last, indices, times)
+    found: Flags = times == last[indices]
     return found
 
 
@@ -118,17 +118,17 @@ def _read_chunks(content: bytes, path: Path) -> Iterator[bytes]:
 
     Raises `ValueError` if they would be too large.
     """
-    place, left = len(_MAGIC), max(_FEWEST_BYTES, _MOST_RATIO * len(content))
-    while place + _HEAD.size <= len(content):
-        size, crc = _HEAD.unpack_from(content, place)
-        packed = content[place + _HEAD.size : place + _HEAD.size + size]
-        end = place + _HEAD.size + size
+    index, left = len(_MAGIC), max(_FEWEST_BYTES, _MOST_RATIO * len(content))
+    while index + _HEAD.size <= len(content):
+        size, crc = _HEAD.unpack_from(content, index)
+        packed = content[index + _HEAD.size : index + _HEAD.size + size]
+        end = index + _HEAD.size + size
         if len(packed) < size or zlib.crc32(packed) != crc:
             if end < len(content):
                 logger.warning(
                     "%s is damaged at byte %s. Its losses after that are ignored",
                     path,
-                    f"{place:,}",
+                    f"{index:,}",
                 )
             return
         payload = zlib.decompressobj().decompress(packed, left + 1)
@@ -136,7 +136,7 @@ def _read_chunks(content: bytes, path: Path) -> Iterator[bytes]:
         if left < 0:
             raise ValueError(f"it would be more than {_MOST_RATIO} times as large uncompressed")
         yield payload
-        place = end
+        index = end
 
 
 def _parse_header(payload: bytes) -> dict[str, Any]:

@@ -91,12 +91,12 @@ def _load_distributed(folder: Path) -> Iterator[Any]:
     path = folder / _METADATA_NAME
     try:
         with path.open("rb") as file:
-            places = _RecordUnpickler(file).load().storage_data
-        for index, place in places.items():
+            entries = _RecordUnpickler(file).load().storage_data
+        for index, entry in entries.items():
             if index.fqn.rpartition(".")[2] == _STATE_KEY:
-                with _path_inside(folder, place.relative_path).open("rb") as file:
-                    file.seek(place.offset)
-                    yield _load_torch(io.BytesIO(file.read(place.length)))
+                with _path_inside(folder, entry.relative_path).open("rb") as file:
+                    file.seek(entry.offset)
+                    yield _load_torch(io.BytesIO(file.read(entry.length)))
     except OSError:
         raise
     except Exception as error:

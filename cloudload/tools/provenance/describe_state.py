@@ -168,7 +168,7 @@ def _list_streams(saved: Saved, number: int) -> tuple[tuple[str, ...], tuple[str
     try:
         sources = read_sources(saved.sources)
     except StreamChangedError:
-        return tuple(f"stream {place}" for place in range(number)), (), None
+        return tuple(f"stream {index}" for index in range(number)), (), None
     urls = tuple(sources.urls.split(", "))
     if len(saved.mixture.names) == number:
         return tuple(saved.mixture.names), urls, sources.tokenizer
@@ -191,7 +191,7 @@ def _list_components(saved: Saved) -> list[tuple[range, int]]:
         )
     if is_one:
         return [(range(number), sum(chosen))]
-    return [(range(place, place + 1), chosen[place]) for place in range(number)]
+    return [(range(index, index + 1), chosen[index]) for index in range(number)]
 
 
 def _describe_streams(saved: Saved, names: tuple[str, ...]) -> list[StreamPosition]:

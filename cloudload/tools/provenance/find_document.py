@@ -112,18 +112,18 @@ def _find_by_lengths(
     if position.table_rows < position.rows:
         return None
     lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
-    place = _component_of(plan, stream)
-    first = plan.recipe.components[place].first_sample
+    index = _component_of(plan, stream)
+    first = plan.recipe.components[index].first_sample
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - first
-    spans = find_spans(lengths, position, place, within, last_row + 1)
+    spans = find_spans(lengths, position, index, within, last_row + 1)
     return (_occurrence_of(run, stream, sample, span) for span in spans)
 
 
 def _occurrence_of(run: Run, stream: int, sample: int, span: FoundSpan) -> Occurrence:
     step = run.step_of_row(span.row)
-    place = span.row - run.rows_of_step(step).start
+    index = span.row - run.rows_of_step(step).start
     name = run.labels[stream]
-    return Occurrence(step, place, name, span.epoch, sample, span.start, span.stop)
+    return Occurrence(step, index, name, span.epoch, sample, span.start, span.stop)
 
 
 def _find_in_lanes(
@@ -137,10 +137,10 @@ def _find_in_lanes(
 
     `document` is (stream, sample). Each lane that may contain the document is read once.
     """
-    place = _component_of(plan, document[0])
-    component = plan.recipe.components[place]
+    index = _component_of(plan, document[0])
+    component = plan.recipe.components[index]
     num_lanes, num_positions = component.lanes.num_lanes, component.lanes.num_positions
-    epoch, starts = _current_epochs(plan, place)
+    epoch, starts = _current_epochs(plan, index)
     last_epoch = max(starts)
     margin = 1 + _MARGIN_DOCUMENTS * num_lanes // num_positions
     ends: dict[int, int] = {}
@@ -181,8 +181,8 @@ def _occurrences(
         number = int(rows[row])
         if number <= last_row:
             step = run.step_of_row(number)
-            place = number - run.rows_of_step(step).start
-            yield Occurrence(step, place, run.labels[stream], epoch, sample, start, stop)
+            index = number - run.rows_of_step(step).start
+            yield Occurrence(step, index, run.labels[stream], epoch, sample, start, stop)
 
 
 def _check_sample(plan: WorkerPlan, stream: int, sample: int) -> None:
@@ -202,8 +202,8 @@ def _check_sample(plan: WorkerPlan, stream: int, sample: int) -> None:
 
 def _component_of(plan: WorkerPlan, stream: int) -> int:
     return next(
-        place
-        for place, component in enumerate(plan.recipe.components)
+        index
+        for index, component in enumerate(plan.recipe.components)
         if stream in component.streams
     )
 

@@ -71,7 +71,7 @@ class GoldenSpan:
     """The hash of tokens [start, stop) of the document."""
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def index(self) -> tuple[int, int, int]:
         """The stream, epoch, and sample, which identify the document."""
         return self.stream, self.epoch, self.sample
 
@@ -219,11 +219,11 @@ def _read_rows(loader: CloudLoader) -> Iterator[Row]:
 
 def _record(loader: CloudLoader, batch: Batch) -> Iterator[GoldenSpan]:
     """Yield the spans of a batch with a single row."""
-    tokens, place = batch["input_ids"][0].numpy(), 0
+    tokens, index = batch["input_ids"][0].numpy(), 0
     traced = loader.open_tracer().trace_whole(batch.spans, batch.rows)
     streams = batch.spans[:, tables.SPAN_STREAM].tolist()
     for stream, (span, document) in zip(streams, traced, strict=True):
-        stop = place + span.stop - span.start
+        stop = index + span.stop - span.start
         yield GoldenSpan(
             stream=stream,
             epoch=span.epoch,
@@ -232,9 +232,9 @@ def _record(loader: CloudLoader, batch: Batch) -> Iterator[GoldenSpan]:
             stop=span.stop,
             id=None if span.id is None else str(span.id),
             text=_hash(document.text.encode("utf-8", "surrogatepass")),
-            tokens=_hash(tokens[place:stop].astype("<i8").tobytes()),
+            tokens=_hash(tokens[index:stop].astype("<i8").tobytes()),
         )
-        place = stop
+        index = stop
 
 
 def _hash(data: bytes) -> str:
@@ -248,13 +248,13 @@ def _tokens_of(row: Row) -> list[tuple[int, str]]:
 def _explain(before: Row, now: Row, changed: Sequence[Difference]) -> tuple[str, str]:
     """Return the cause of the first difference between two rows, and describe the difference."""
     pairs = list(itertools.zip_longest(before, now))
-    place, (old, new) = next(
-        (place, pair)
-        for place, pair in enumerate(pairs)
+    index, (old, new) = next(
+        (index, pair)
+        for index, pair in enumerate(pairs)
         if not all(pair) or _tokens_of(pair[:1]) != _tokens_of(pair[1:])
     )
-    where = f"document {place + 1} of the row"
-    if old is None or new is None or old.place != new.place or old.start != new.start:
+    where = f"document {index + 1} of the row"
+    if old is None or new is None or old.index != new.index or old.start != new.start:
         was, is_now = (str(each) if each else "missing" for each in (old, new))
         return _blame(changed, ORDER), f"{where} was {was}, but is now {is_now}"
     if old.text != new.text:

@@ -67,21 +67,21 @@ def _list_values(rows: Sequence[ViewedRow]) -> dict[str, Any]:
     for row in rows:
         numbers = row.input_ids.tolist()
         texts.update(zip(numbers, row.texts, strict=True))
-        special.update(numbers[place] for place in row.special)
-    places: dict[tuple[str, int], int] = {}
+        special.update(numbers[index] for index in row.special)
+    indices: dict[tuple[str, int], int] = {}
     firsts: list[ViewedSpan] = []
     for span in (span for row in rows for span in row.spans):
-        if _key(span) not in places:
-            places[_key(span)] = len(firsts)
+        if _key(span) not in indices:
+            indices[_key(span)] = len(firsts)
             firsts.append(span)
     most = _MOST_CHARACTERS // max(1, len(firsts))
     most = min(_MOST_OF_DOCUMENT, max(_LEAST_OF_DOCUMENT, most))
     return {
         "ids": ids.tolist(),
         "texts": [texts[id] for id in ids.tolist()],
-        "special": [place for place, id in enumerate(ids.tolist()) if id in special],
+        "special": [index for index, id in enumerate(ids.tolist()) if id in special],
         "documents": [_describe_document(span, most) for span in firsts],
-        "rows": [_describe_row(row, ids, places) for row in rows],
+        "rows": [_describe_row(row, ids, indices) for row in rows],
     }
 
 
@@ -107,7 +107,7 @@ def _describe_document(first: ViewedSpan, most: int) -> dict[str, Any]:
     }
 
 
-def _describe_row(row: ViewedRow, ids: Ints, places: dict[tuple[str, int], int]) -> dict[str, Any]:
+def _describe_row(row: ViewedRow, ids: Ints, indices: dict[tuple[str, int], int]) -> dict[str, Any]:
     tokens = np.searchsorted(ids, row.input_ids).astype("<u4")
     return {
         "step": row.step,
@@ -120,7 +120,7 @@ def _describe_row(row: ViewedRow, ids: Ints, places: dict[tuple[str, int], int])
         "spans": [
             {
                 "place": each.row_start,
-                "document": places[_key(each)],
+                "document": indices[_key(each)],
                 "epoch": each.span.epoch,
                 "start": each.span.start,
                 "stop": each.span.stop,

@@ -140,51 +140,51 @@ def view_rows(
     only = check_rows(run, rows)
     options = {**delivery, "mask_edges": mask_edges, "fields": ["position_ids"]}
     token_texts: TokenTexts | None = None
-    for step, loader, batch, place in read_steps(run, steps, only, options):
+    for step, loader, batch, index in read_steps(run, steps, only, options):
         token_texts = token_texts or TokenTexts(loader.recipe.tokenizer.json)
-        if place is not None:
-            places: Sequence[int] = [place]
+        if index is not None:
+            indices: Sequence[int] = [index]
         else:
-            places = range(len(batch.rows)) if rows is None else sorted(set(rows))
+            indices = range(len(batch.rows)) if rows is None else sorted(set(rows))
         first_row = run.rows_of_step(step).start
-        yield from _view_batch(loader, batch, places, (step, first_row), token_texts)
+        yield from _view_batch(loader, batch, indices, (step, first_row), token_texts)
 
 
 def _view_batch(
     loader: CloudLoader,
     batch: Batch,
-    places: Sequence[int],
+    indices: Sequence[int],
     step: tuple[int, int],
     token_texts: TokenTexts,
 ) -> Iterator[ViewedRow]:
-    """View the rows at `places` of a batch. `step` is (step, first row of the step in the run)."""
-    spans = batch.spans[np.isin(batch.spans[:, tables.SPAN_ROW], places)]
+    """View the rows at `indices` of a batch. `step` is (step, first row of the step in the run)."""
+    spans = batch.spans[np.isin(batch.spans[:, tables.SPAN_ROW], indices)]
     traced = loader.open_tracer().trace_whole(spans, batch.rows)
     step_index, first_row = step
-    for place in places:
-        own = np.flatnonzero(spans[:, tables.SPAN_ROW] == place).tolist()
-        input_ids = batch["input_ids"][place].numpy().astype(np.int32)
+    for index in indices:
+        own = np.flatnonzero(spans[:, tables.SPAN_ROW] == index).tolist()
+        input_ids = batch["input_ids"][index].numpy().astype(np.int32)
         ids = input_ids.tolist()
         viewed = _place_spans([traced[each] for each in own])
         yield ViewedRow(
             step=step_index,
-            row=int(batch.rows[place]) - first_row,
-            run_row=int(batch.rows[place]),
+            row=int(batch.rows[index]) - first_row,
+            run_row=int(batch.rows[index]),
             input_ids=input_ids,
-            labels=batch["labels"][place].numpy(),
-            position_ids=batch["position_ids"][place].numpy(),
+            labels=batch["labels"][index].numpy(),
+            position_ids=batch["position_ids"][index].numpy(),
             texts=tuple(token_texts.of(ids)),
-            special=tuple(place for place, id in enumerate(ids) if token_texts.is_special(id)),
+            special=tuple(index for index, id in enumerate(ids) if token_texts.is_special(id)),
             spans=tuple(viewed),
         )
 
 
 def _place_spans(traced: Iterable[tuple[TracedSpan, WholeDocument]]) -> Iterator[ViewedSpan]:
     """Yield the spans of a row with their places, from the row's start, without gaps."""
-    place = 0
+    index = 0
     for span, document in traced:
-        yield ViewedSpan(place, span, document)
-        place += span.stop - span.start
+        yield ViewedSpan(index, span, document)
+        index += span.stop - span.start
 
 
 _SPACE_MARK = "\u2581"
@@ -261,7 +261,7 @@ def _list_bytes() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTES = _list_bytes()
@@ -279,10 +279,10 @@ def trace_steps(
     """
     rows = [row] if isinstance(row, int) else row
     only = check_rows(run, rows)
-    for step, loader, batch, place in read_steps(run, steps, only, delivery):
+    for step, loader, batch, index in read_steps(run, steps, only, delivery):
         spans = batch.spans
-        if place is not None:
-            spans = spans[spans[:, tables.SPAN_ROW] == place]
+        if index is not None:
+            spans = spans[spans[:, tables.SPAN_ROW] == index]
         elif rows is not None:
             spans = spans[np.isin(spans[:, tables.SPAN_ROW], list(rows))]
         yield step, loader.open_tracer().trace(spans, batch.rows)

@@ -42,7 +42,7 @@ def test_a_machine_owns_its_part_of_the_line_and_its_ranks_share_it(
 
 
 def test_lanes_of_a_node_are_spread_from_it_to_the_next() -> None:
-    places = share_lanes(LANES, np.array([0])).places
+    places = share_lanes(LANES, np.array([0])).points
     assert np.argsort(places).tolist() == [0, 3, 1, 4, 2, 5]
     assert (places * 3).astype(int).tolist() == [0, 1, 2, 0, 1, 2]
 

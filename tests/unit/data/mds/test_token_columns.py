@@ -31,7 +31,7 @@ def read(shard: Shard, dtype: str | None = None) -> list[list[int]]:
     found: dict[int, list[int]] = {}
     samples = np.arange(shard.info.samples)
     for raw in open_token_column(shard, "tokens", dtype).read(shard, samples):
-        for place, value in zip(raw.places.tolist(), raw.values, strict=True):
+        for place, value in zip(raw.indices.tolist(), raw.values, strict=True):
             found[place] = np.frombuffer(value, raw.dtype).tolist()
     return [found[sample] for sample in samples.tolist()]
 

@@ -19,7 +19,7 @@ from cloudload.loading.delivery.world import (
     default_num_workers,
     explain_few_cores,
     find_world,
-    place_in_mesh,
+    rank_in_mesh,
 )
 from testkit.loaders import make_loader
 
@@ -103,7 +103,7 @@ def test_the_place_in_a_mesh_is_that_of_its_data_parallel_dimensions() -> None:
             both = mesh["dp_replicate", "dp_shard"]
             places.append(
                 [
-                    place_in_mesh(each)
+                    rank_in_mesh(each)
                     for each in (inner, mesh["dp_replicate"], both, both._flatten("dp"), mesh)
                 ]
             )
@@ -124,7 +124,7 @@ def test_a_process_outside_of_the_mesh_hears_so() -> None:
             ValueError,
             match=r"this process is not in the device_mesh .*Include all processes in the mesh",
         ):
-            place_in_mesh(DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)))
+            rank_in_mesh(DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)))
     finally:
         dist.destroy_process_group()
 

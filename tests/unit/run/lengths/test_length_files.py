@@ -20,8 +20,8 @@ from cloudload.run.lengths.length_files import (
     CountedDataset,
     DatasetLengths,
     find_index,
+    lengths_location,
     open_dataset_lengths,
-    place_of,
     verify_lengths,
 )
 from cloudload.run.lengths.lengths_index import (
@@ -127,16 +127,16 @@ def test_groups_that_do_not_match_the_shards_are_refused(tmp_path: Path) -> None
 
 def test_an_index_is_found_by_key_and_data(tmp_path: Path) -> None:
     at = counted(tmp_path / "at", [3, 4])
-    assert find_index(at.place, KEY, "data", RETRY) == at.index
-    assert find_index(at.place, KEY, "other", RETRY) is None
-    assert find_index(at.place, replace(KEY, tokenizer="other"), "data", RETRY) is None
+    assert find_index(at.location, KEY, "data", RETRY) == at.index
+    assert find_index(at.location, KEY, "other", RETRY) is None
+    assert find_index(at.location, replace(KEY, tokenizer="other"), "data", RETRY) is None
     path = tmp_path / "at" / KEY.digest / index_name("data")
     path.write_bytes(replace(at.index, data="date").encode())
     with pytest.raises(DatasetError, match="belongs to different data or a different tokenizer"):
-        find_index(at.place, KEY, "data", RETRY)
+        find_index(at.location, KEY, "data", RETRY)
     path.write_bytes(b"{")
     with pytest.raises(DatasetError, match=r"index-data\.json: .*run cloudload count again"):
-        find_index(at.place, KEY, "data", RETRY)
+        find_index(at.location, KEY, "data", RETRY)
 
 
 def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_lengths_are_beside_the_dataset_unless_another_place_is_given() -> None:
     dataset: Dataset = tiny_dataset("a", [3])
-    assert place_of(dataset, None) == "s3://tiny/a/lengths"
-    assert place_of(dataset, "/other") == "/other"
+    assert lengths_location(dataset, None) == "s3://tiny/a/lengths"
+    assert lengths_location(dataset, "/other") == "/other"
 
 
 def test_samples_of_a_corpus_belong_to_its_datasets_in_order() -> None:

@@ -49,7 +49,7 @@ def test_the_lengths_of_all_streams_are_those_of_the_corpus(tmp_path: Path) -> N
     assert found is not None
     lengths = open_lengths(found, recipe.corpus, tmp_path / "cache", RETRY)
     assert lengths.of(np.array([0, 3, 4, 8])).tolist() == [3, 3, 7, 7]
-    assert lengths.places == (str(tmp_path),)
+    assert lengths.locations == (str(tmp_path),)
     assert len(lengths.digest) == 16
 
 
