@@ -1,18 +1,29 @@
-"""Commands work when they are started from a shell."""
+"""Commands work when they are started from a shell or pasted into one, also on a terminal."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from cloudload import Stream
+from cloudload.errors import DatasetError
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.convert import convert_to_mds
 from testkit import ROOT
 from testkit.conversions import QUIET, dataset_bytes, texts, write_corpus
+from testkit.corpora import write_mds
+from testkit.loaders import make_loader
 
 
 def test_stdin_is_json_lines_and_resumes_when_given_again(tmp_path: Path) -> None:
@@ -129,3 +140,129 @@ def test_options_of_ray_need_ray(tmp_path: Path, cli: Any) -> None:
         "require --engine ray"
         in cli("convert", corpus, tmp_path / "out", "--address", "auto", status=1).err
     )
+
+
+# ---------------------------------------------------------------- a terminal
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202ereversed\u2066\x00\x7f\rover"
+
+
+def read_on_a_terminal(*arguments: Any) -> str:
+    """Run `cloudload head` on a terminal with 60 columns, and return its output."""
+    parent, child = os.openpty()
+    command = [sys.executable, "-m", "cloudload", "head", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": "60"}
+    with subprocess.Popen(command, stdout=child, env=environment) as process:
+        os.close(child)
+        parts = []
+        while True:
+            try:
+                part = os.read(parent, 1 << 16)
+            except OSError:  # Linux raises this once the writer has closed the terminal
+                break
+            if not part:
+                break
+            parts.append(part)
+    os.close(parent)
+    assert process.returncode == 0
+    return b"".join(parts).decode()
+
+
+def test_a_hostile_document_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    extra: dict[str, tuple[str, list[Any]]] = {
+        "id": ("str", [HOSTILE]),
+        "meta": ("json", [{HOSTILE: HOSTILE}]),
+        HOSTILE: ("int8", [1]),
+    }
+    write_mds(tmp_path, [HOSTILE + "\nsecond line"], extra=extra)
+    for options in ([], ["--full"], ["--json"]):
+        printed = read_on_a_terminal(tmp_path, *options)
+        printed = printed.replace("\r\n", "\n").replace("\x1b[1m", "").replace("\x1b[0m", "")
+        assert all(each == "\n" or each.isprintable() for each in printed), options
+        assert "reversed" in printed
+
+
+def test_a_terminal_shows_text_wrapped_and_shortened(tmp_path: Path) -> None:
+    write_mds(tmp_path, ["one two three " * 100 + "end"], extra={"id": ("str", ["a/1"])})
+    lines = read_on_a_terminal(tmp_path).replace("\r\n", "\n").splitlines()
+    assert lines[0] == "\x1b[1msample 0  shard.00000.mds  id a/1  1,403 characters\x1b[0m"
+    assert lines[1].startswith("    one two three ")
+    assert lines[-2:] == ["  … 603 more characters", ""]
+    assert max(map(len, lines[1:])) <= 60
+    assert read_on_a_terminal(tmp_path, "--full").replace("\r\n", "\n").endswith("end\n\n")
+
+
+# ---------------------------------------------------------------- pasted commands
+
+
+TEXTS = ["one", "two", "three"]
+LINES = "".join(f'{{"text": "{text}"}}\n' for text in TEXTS)
+
+
+def write_gz(folder: Path) -> None:
+    (folder / "my corpus").mkdir()
+    (folder / "my corpus" / "a.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
+
+
+def write_beside_others(folder: Path) -> None:
+    (folder / "corpus" / "deep").mkdir(parents=True)
+    (folder / "corpus" / "deep" / "a.jsonl").write_text(LINES)
+    (folder / "corpus" / "logo.png").write_bytes(b"\x89PNG")
+    (folder / "corpus" / "README.md").write_text("about")
+
+
+def write_parquet(folder: Path) -> None:
+    (folder / "corpus").mkdir()
+    table = pyarrow.table({"text": TEXTS})
+    pyarrow.parquet.write_table(table, folder / "corpus" / "a.parquet")
+
+
+def write_splits(folder: Path) -> None:
+    for split in ("train", "val"):
+        (folder / "corpus" / split).mkdir(parents=True)
+        (folder / "corpus" / split / "a.jsonl").write_text(LINES)
+
+
+def save_dataset(folder: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(folder / "corpus")
+
+
+def save_splits(folder: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    datasets.DatasetDict(train=rows, val=rows).save_to_disk(folder / "corpus")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("write", "data", "read"),
+    [
+        (write_gz, "my corpus", "my corpus-mds"),
+        (write_gz, "my corpus/a.jsonl.gz", "my corpus/a-mds"),
+        (write_gz, "my corpus/*.gz", "my corpus-mds"),
+        (write_beside_others, "corpus", "corpus-mds"),
+        (write_parquet, "./corpus/", "corpus-mds"),
+        (write_splits, "corpus", Stream("corpus-mds", split="val")),
+        (write_splits, Stream("corpus", split="train"), Stream("corpus-mds", split="train")),
+        (save_dataset, "corpus", "corpus-mds"),
+        (save_splits, "corpus", Stream("corpus-mds", split="train")),
+    ],
+)
+def test_the_command_makes_a_dataset_that_the_loader_reads(
+    write: Callable[[Path], Any],
+    data: str | Stream,
+    read: str | Stream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DatasetError) as caught:
+        make_loader(data)
+    command = str(caught.value).partition("Run: ")[2]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    subprocess.run(["bash", "-c", command], env=environment, check=True, capture_output=True)
+    assert make_loader(read).num_samples == len(TEXTS)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
+import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from cloudload.errors import StoreError, TokenizerError
+import cloudload
+from cloudload.errors import StoreError, StreamChangedError, TokenizerError
+from cloudload.integrations.frameworks import explain_missing
 from cloudload.loading.delivery.world import explain_few_cores
+from cloudload.provenance import load_state
 from cloudload.rows.tokenization.tokenizer import _explain, load_tokenizer
+from cloudload.tools.cli.blame_command import _name_steps
+from cloudload.tools.cli.output import notice_after
+from cloudload.tools.losses.blame import Losses, blame
+from cloudload.tools.losses.log_file import SAMPLE, STEP, TOKENS, Records
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader
 
@@ -109,3 +122,134 @@ def test_a_tokenizer_with_a_password_is_not_quoted() -> None:
     with pytest.raises(TokenizerError) as failure:
         load_tokenizer("https://user:hidden-word@host/tokenizer.json?sig=hidden-mark")
     assert "hidden" not in str(failure.value)
+
+
+# ---------------------------------------------------------------- first contact
+
+
+def test_len_of_an_endless_run_names_the_command_for_its_data(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "mds", random_documents(1, 20))
+    with pytest.raises(
+        TypeError, match=rf"no end. Add epochs=1, and run: cloudload count {folder}"
+    ):
+        len(make_loader(folder))
+    with pytest.raises(TypeError, match=rf"token lengths. To count, run: cloudload count {folder}"):
+        len(make_loader(folder, epochs=1))
+    with pytest.raises(TypeError, match=r"an epoch has an unknown number of batches"):
+        len(make_loader(folder, stop_every="epoch"))
+
+
+def test_a_folder_of_checkpoints_is_answered_with_those_in_it(tmp_path: Path) -> None:
+    state = make_loader(write_mds(tmp_path / "mds", random_documents(1, 20))).state_dict()
+    saved = tmp_path / "checkpoints"
+    (saved / "checkpoint-8").mkdir(parents=True)
+    (saved / "checkpoint-8" / "trainer_state.json").write_text(json.dumps(state))
+    torch.save({"state": {"loader": state}}, saved / "ep0-ba8-rank0.pt")
+    (saved / "notes.txt").write_text("none")
+    with pytest.raises(StreamChangedError, match="Pass one of those in it: ") as raised:
+        load_state(saved)
+    assert {"ep0-ba8-rank0.pt", "checkpoint-8"} == set(
+        str(raised.value).partition("in it: ")[2].split(", ")
+    )
+    assert load_state(saved / "ep0-ba8-rank0.pt") == load_state(saved / "checkpoint-8")
+
+
+def test_a_folder_without_checkpoints_has_no_state(tmp_path: Path) -> None:
+    with pytest.raises(StreamChangedError, match="has no cloudload state"):
+        load_state(tmp_path)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("command", "shown", "is_told"),
+    [
+        ("cloudload plan", True, True),
+        ("cloudload plan", False, False),
+        ("cloudload count", True, False),
+    ],
+)
+def test_a_slow_command_without_a_bar_says_that_it_works(
+    monkeypatch: pytest.MonkeyPatch, command: str, shown: bool, is_told: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr := Terminal())
+    with notice_after(0.0, command, shown=shown):
+        deadline = time.monotonic() + (60 if is_told else 0.1)
+        while not stderr.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert ("cloudload: plan is still working" in stderr.getvalue()) == is_told
+
+
+def test_a_fast_command_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr := Terminal())
+    with notice_after(600.0, "cloudload plan", shown=True):
+        pass
+    assert stderr.getvalue() == ""
+
+
+def test_a_document_of_several_steps_is_blamed_with_all_of_them_and_the_worst() -> None:
+    random = np.random.default_rng(1)
+    table = np.zeros((402, 8), np.int64)
+    table[:, SAMPLE], table[:, STEP], table[:, TOKENS] = np.arange(402), np.arange(402) // 10, 50
+    table[-2:, SAMPLE], table[-2:, STEP] = 7, (25, 40)  # continues in steps 25 and 40
+    means = 3 + 0.1 * random.normal(size=len(table))
+    means[-1] = 30
+    losses = Losses(("web",), Records(table, means * 50), None)
+    [found] = blame(losses).documents
+    assert (found.sample, found.step, found.last_step, found.worst_step) == (7, 0, 40, 40)
+    assert _name_steps(found) == "steps 0 to 40, worst at 40"
+
+
+# ---------------------------------------------------------------- missing packages
+
+
+class Hides:
+    """Finds modules as if `packages` were not installed."""
+
+    def __init__(self, packages: list[str]) -> None:
+        self.packages = packages
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name in self.packages:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.mark.parametrize(
+    ("integration", "packages"),
+    [
+        ("composer", ["composer"]),
+        ("lightning", ["lightning", "pytorch_lightning"]),
+        ("torchdata", ["torchdata"]),
+        ("torchtitan", ["torchtitan"]),
+        ("transformers", ["accelerate"]),
+    ],
+)
+def test_a_missing_framework_is_answered_with_its_package(
+    integration: str, packages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"cloudload.integrations.{integration}"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    for name in [each for each in sys.modules if each.partition(".")[0] in packages]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Hides(packages), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError) as raised:
+        import_module(module)
+    assert str(raised.value) == (
+        f"{module} needs {packages[0]}, which is not installed. "
+        f"Run: pip install {'mosaicml' if integration == 'composer' else packages[0]}"
+    )
+
+
+def test_a_framework_that_fails_to_import_keeps_its_own_error() -> None:
+    broken = ModuleNotFoundError("No module named 'numpy'", name="numpy")
+    assert explain_missing(broken, "composer", "composer") is broken
+    too_old = ImportError("cannot import name 'DataSpec'", name="composer")
+    assert explain_missing(too_old, "composer", "composer") is too_old
+
+
+def test_no_message_tells_the_user_to_install_an_extra_of_cloudload() -> None:
+    for path in Path(cloudload.__file__).parent.rglob("*.py"):
+        assert not re.search(r"cloudload\[\w+\]", path.read_text("utf-8")), path

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from cloudload import Retry, convert_to_mds
+from cloudload.config import parse_bytes
 from cloudload.errors import DatasetError
 from testkit.loaders import make_loader
 
@@ -97,3 +99,21 @@ def test_a_dataset_of_hugging_face_is_answered_with_how_to_convert_it(kind: str)
     }[kind]
     with pytest.raises(ValueError, match=rf"datasets\.{kind}\. .*cloudload\.convert_to_mds\(data"):
         make_loader(data)
+
+
+# ---------------------------------------------------------------- checks
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(5, 5), ("5", 5), ("2kb", 2048), ("1.5GB", 3 << 29), ("64MiB", 64 << 20), ("1t", 1 << 40)],
+)
+def test_sizes_are_read_as_people_write_them(text: int | str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+    assert math.isfinite(parse_bytes(text))
+
+
+@pytest.mark.parametrize("text", ["", "gb", "-5", "5 apples", "1.2.3mb", 0, -1, True, "0.1"])
+def test_what_is_no_size_is_refused(text: int | str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_bytes(text)

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloudload.system import array_files
 from cloudload.system.array_files import make_own_folder, map_arrays, write_arrays
+from cloudload.system.arrays import divisors
 
 ARRAYS = [np.arange(6, dtype="<i8").reshape(2, 3), np.frombuffer(b"abc", np.uint8)]
 FACTS = {"names": ["ü", "b"], "empty": {}}
@@ -172,3 +175,11 @@ def test_a_folder_of_another_user_is_refused(
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(PermissionError, match="another user"):
         make_own_folder(folder)
+
+
+# ---------------------------------------------------------------- divisors
+
+
+@given(st.integers(1, 5_000))
+def test_divisors_divide(number: int) -> None:
+    assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.data.mds.codecs import decompress
+from cloudload.data.mds.codecs import check_codec, compress, decompress, decompress_into
+from cloudload.data.mds.hashes import fastest_hash, hash_bytes
 from cloudload.data.mds.shard_entries import Column
 from cloudload.data.mds.writer import ShardFormat
+from cloudload.errors import DatasetError
 from testkit.corpora import cut_into_shards, encode_shard, random_documents, write_mds
 
 TEXT = (Column.of("text", "str"),)
@@ -115,3 +119,111 @@ def test_shards_cover_the_samples_in_order(samples: list[bytes], shard_bytes: in
     shards = cut_into_shards(form, samples)
     assert [sample for shard in shards for sample in shard] == samples
     assert all(len(encode_shard(form, shard)) <= shard_bytes or len(shard) == 1 for shard in shards)
+
+
+# ---------------------------------------------------------------- compressions
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz", "bz2"])
+def test_a_bomb_is_unpacked_no_further_than_the_index_says(compression: str) -> None:
+    bomb = compress(compression, bytes(1 << 22))
+    assert len(decompress(compression, bomb, 1_000)) == 1_001
+    target = bytearray(1_010)
+    assert decompress_into(compression, bomb, memoryview(target)[:1_001]) == 1_001
+
+
+@pytest.mark.parametrize("compression", ["br", "br:5", "snappy"])
+def test_brotli_and_snappy_are_streamings_and_bounded(compression: str) -> None:
+    from streaming.base.compression import compress as pack
+
+    data = bytes(range(256)) * 400
+    assert decompress(compression, pack(compression, data), len(data)) == data
+    assert decompress(compression, pack(compression, b""), 0) == b""
+    size = 1 << 22
+    bomb = pack(compression, bytes(size))
+    if compression == "snappy":
+        with pytest.raises(
+            ValueError, match=f"the data unpacks to {size:,} bytes, but the index says 1,000"
+        ):
+            decompress(compression, bomb, 1_000)
+    else:
+        assert len(decompress(compression, bomb, 1_000)) == 1_001
+
+
+@pytest.mark.parametrize(
+    ("compression", "package"), [("br", "brotli>=1.2"), ("snappy", "python-snappy")]
+)
+def test_a_codec_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, compression: str, package: str
+) -> None:
+    check_codec(compression)
+    monkeypatch.setitem(sys.modules, "brotli", None)
+    monkeypatch.setitem(sys.modules, "snappy", None)
+    with pytest.raises(DatasetError, match=f"too old. Run: pip install .*{package}"):
+        check_codec(compression)
+    check_codec("zstd:3")
+    with pytest.raises(ValueError, match="br:11 \\(requires the brotli package\\)"):
+        compress("br", b"")
+
+
+@given(st.binary(), st.sampled_from(["zstd", "zstd:1", "gz", "gz:1", "bz2", "br:5"]))
+def test_what_is_compressed_is_restored(data: bytes, compression: str) -> None:
+    stored = compress(compression, data)
+    assert decompress(compression, stored, len(data)) == data
+    target = bytearray(b"\xff" * (len(data) + 1))
+    assert decompress_into(compression, stored, memoryview(target)) == len(data)
+    assert target == data + b"\xff"
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz", "bz2"])
+def test_a_compressed_shard_cut_short_never_passes_for_whole(compression: str) -> None:
+    data = bytes(range(256)) * 100
+    stored = compress(compression, data)
+    try:
+        found = decompress(compression, stored[: len(stored) // 2], len(data))
+    except (DatasetError, EOFError, OSError, ValueError):
+        return
+    assert len(found) < len(data)
+
+
+@pytest.mark.parametrize("compression", ["lzma", "zstandard", ""])
+def test_an_unknown_compression_is_refused(compression: str) -> None:
+    with pytest.raises(ValueError, match="compression is"):
+        compress(compression, b"")
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def test_hashes_are_those_that_streaming_computes() -> None:
+    from streaming.base.hashing import get_hash, get_hashes
+
+    for algorithm in sorted(get_hashes() - {"shake_128", "shake_256"}):
+        assert hash_bytes(algorithm, b"data") == get_hash(algorithm, b"data"), algorithm
+
+
+def test_the_fastest_known_hash_is_checked() -> None:
+    assert fastest_hash({"sha1": "", "xxh64": "", "md5": ""}) == "xxh64"
+    assert fastest_hash({"sha1": "", "md5": ""}) == "md5"
+    assert fastest_hash({"unknown": "", "shake_128": "", "md4\0": ""}) is None
+    assert fastest_hash({}) is None
+
+
+NO_HASHES: list[Any] = [
+    *("shake_128", "shake_256", "xxh64_hexdigest", "xxh64_intdigest", "xxhash", "md6", "md5\0"),
+    *("", None, 64, ["sha1"], b"sha1"),
+]
+
+
+@pytest.mark.parametrize("name", NO_HASHES)
+def test_what_is_no_hash_of_a_fixed_size_is_refused_by_name(name: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"no hash named .* with a fixed size\. Use a hash such as xxh64"
+    ):
+        hash_bytes(name, b"data")
+
+
+def test_every_hash_that_python_has_is_taken_unless_its_size_is_open() -> None:
+    for name in hashlib.algorithms_guaranteed:
+        if not name.startswith("shake"):
+            assert hash_bytes(name, b"data") == hashlib.new(name, b"data").hexdigest()

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cloudload.data.storage import objects
 from cloudload.data.storage.base import Retry
-from cloudload.data.storage.fsspec import FsspecStore
-from cloudload.data.storage.objects import delete_object
+from cloudload.data.storage.fsspec import FsspecStore, _version_of
+from cloudload.data.storage.objects import (
+    collect_objects,
+    delete_object,
+    list_objects,
+    read_object,
+    upload_file,
+    write_object,
+)
+from cloudload.data.storage.redaction import contains_secrets, redact
+from cloudload.data.storage.urls import join_url, name_below
+from cloudload.data.storage.versions import Version, version_of_details, version_of_file
+from cloudload.data.storage.versions import version_of_headers as of_headers
 from cloudload.errors import FailureKind, StoreError
+from testkit.patience import SOON_S, within
+from testkit.privileges import call_unprivileged
 
 
 class _BusyThenSilent(FsspecStore):
@@ -37,3 +53,241 @@ def test_the_deadline_does_not_hide_the_answer_of_the_store(
     with pytest.raises(StoreError, match=r"2 attempts.*OSError: slow down") as failure:
         delete_object("busy://bucket/key", Retry(timeout_s=5, deadline_s=1, pause_s=0.01))
     assert failure.value.kind is FailureKind.BUSY
+
+
+# ---------------------------------------------------------------- schemes
+
+
+def test_a_scheme_that_nothing_serves_is_named() -> None:
+    with within(SOON_S), pytest.raises(StoreError, match="nosuch://"):
+        read_object("nosuch://bucket/key")
+
+
+# ---------------------------------------------------------------- local files
+
+
+def names(folder: Path) -> list[str]:
+    """The names of the files below a folder."""
+    return [name_below(item.url, str(folder)) for item in list_objects(str(folder))]
+
+
+def write(*paths: Path) -> None:
+    """Write a small file at each path."""
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+
+
+def test_a_local_write_leaves_no_other_file(local_url: str) -> None:
+    write_object(join_url(local_url, "a"), b"a")
+    with pytest.raises(StoreError):
+        upload_file(Path(local_url, "missing"), join_url(local_url, "a"))
+    assert os.listdir(local_url) == ["a"]
+    assert read_object(join_url(local_url, "a")) == b"a"
+
+
+def test_a_pipe_and_a_device_are_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with (
+            within(SOON_S),
+            pytest.raises(StoreError, match=rf"cannot read {path} \(1 attempt.*not a regular file"),
+        ):
+            read_object(str(path))
+    with pytest.raises(StoreError, match=rf"OSError: {pipe} is a pipe, a socket, or a device"):
+        list_objects(str(tmp_path))
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write(tmp_path / "a/x", tmp_path / "b/y")
+    (tmp_path / "b").chmod(0)
+    try:
+        with pytest.raises(StoreError, match=rf"cannot list {tmp_path}/b \(Permission denied\)"):
+            call_unprivileged(lambda: list_objects(str(tmp_path)))
+    finally:
+        (tmp_path / "b").chmod(0o755)
+
+
+def test_links_to_folders_and_files_are_followed(tmp_path: Path) -> None:
+    write(tmp_path / "real/x", tmp_path / "real/deep/y", tmp_path / "in/a")
+    (tmp_path / "in/folder").symlink_to("../real")
+    (tmp_path / "in/again").symlink_to(tmp_path / "real/deep")
+    (tmp_path / "in/file").symlink_to("../real/x")
+    assert names(tmp_path / "in") == ["a", "again/y", "file", "folder/deep/y", "folder/x"]
+    (tmp_path / "root").symlink_to("in")
+    assert len(names(tmp_path / "root")) == 5
+
+
+def test_a_folder_inside_itself_is_listed_once(tmp_path: Path) -> None:
+    write(tmp_path / "in/a", tmp_path / "in/deep/b")
+    (tmp_path / "in/deep/up").symlink_to("..")
+    (tmp_path / "in/self").symlink_to(".")
+    assert names(tmp_path / "in") == ["a", "deep/b"]
+    (tmp_path / "in/above").symlink_to(tmp_path)
+    assert names(tmp_path / "in") == ["a", "deep/b"]
+
+
+@pytest.mark.parametrize("target", ["gone", "link"], ids=["nothing", "itself"])
+def test_a_link_that_leads_nowhere_is_an_error_that_names_it(tmp_path: Path, target: str) -> None:
+    write(tmp_path / "a")
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(StoreError, match=rf"{tmp_path}/link is a link to {target}, which does not"):
+        list_objects(str(tmp_path))
+
+
+def test_what_is_not_wanted_is_neither_opened_nor_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "a", tmp_path / "no/b", tmp_path / "locked/c")
+    (tmp_path / "locked").chmod(0)
+    (tmp_path / "no-link").symlink_to("gone")
+    os.mkfifo(tmp_path / "no-pipe")
+    try:
+        found = call_unprivileged(
+            lambda: collect_objects(
+                str(tmp_path),
+                lambda items: sorted(item.url.removeprefix(f"{tmp_path}/") for item in items),
+                wanted=lambda url: url == f"{tmp_path}/a",
+            )
+        )
+    finally:
+        (tmp_path / "locked").chmod(0o755)
+    assert found == ["a", "locked/", "no-link", "no-pipe", "no/"]
+
+
+@pytest.mark.parametrize("name", ["~", "~root", "dbfs:", "s3:"])
+def test_a_relative_folder_with_any_name_is_listed_as_that_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path(f"./{name}/x"))
+    for folder in (".", f"./{name}"):
+        (found,) = list_objects(folder)
+        assert read_object(found.url) == b"x"
+
+
+# ---------------------------------------------------------------- versions
+
+
+TIMES = {"Last-Modified": "Tue, 24 Nov 2026 10:00:00 GMT", "Date": "Tue, 24 Nov 2026 10:00:02 GMT"}
+JUST_WRITTEN = {**TIMES, "Date": "Tue, 24 Nov 2026 10:00:01 GMT"}
+ETAG = {"ETag": '"5f3c"'}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {**ETAG, **TIMES},
+        {**ETAG, **TIMES, "x-amz-version-id": "null"},
+        {**ETAG, **JUST_WRITTEN, "x-amz-version-id": "8f2"},
+        {**JUST_WRITTEN, "x-goog-generation": "17"},
+    ],
+)
+def test_a_strong_tag_and_an_id_are_exact(headers: dict[str, str]) -> None:
+    found = of_headers({**headers, "Content-Length": "12"})
+    assert found.exact == found.tag != ""
+    assert found.size == 12
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        TIMES,
+        ETAG,
+        {**TIMES, "ETag": 'W/"5f3c"'},
+        {**TIMES, "ETag": ""},
+        {**ETAG, **JUST_WRITTEN},
+        {**ETAG, "Date": TIMES["Date"]},
+        {**ETAG, "Last-Modified": TIMES["Last-Modified"]},
+    ],
+)
+def test_a_weak_tag_and_an_object_just_written_are_not_exact(headers: dict[str, str]) -> None:
+    found = of_headers(headers)
+    assert found.exact == ""
+    assert found.size is None
+
+
+def test_details_that_fsspec_may_have_kept_are_not_exact() -> None:
+    assert version_of_details({"ETag": "5f3c", "generation": "17", "mtime": 1.0}).exact == ""
+
+
+def test_the_tag_of_a_web_server_is_not_exact() -> None:
+    opened = SimpleNamespace(r=SimpleNamespace(headers={**ETAG, **TIMES, "Content-Length": "12"}))
+    found = _version_of(opened)
+    assert (found.tag, found.size, found.exact) == ('"5f3c"', 12, "")
+
+
+def version_of(path: Path) -> Version:
+    with path.open("rb") as file:
+        return version_of_file(file.fileno())
+
+
+def test_a_local_file_is_exact_once_it_has_settled(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    assert version_of(path).exact == ""
+    while not (first := version_of(path)).exact:
+        time.sleep(0.1)
+    assert first.size == 3
+    assert version_of(path).exact == first.exact
+    # the write in place and the replacement keep the size and the modification time
+    written_ns = path.stat().st_mtime_ns
+    (tmp_path / "other").write_bytes(b"two")
+    path.write_bytes(b"six")
+    os.utime(path, ns=(written_ns, written_ns))
+    os.utime(tmp_path / "other", ns=(written_ns, written_ns))
+    while not (second := version_of(path)).exact:
+        time.sleep(0.1)
+    (tmp_path / "other").replace(path)
+    while not (third := version_of(path)).exact:
+        time.sleep(0.1)
+    assert first.key == second.key == third.key
+    assert len({first.exact, second.exact, third.exact}) == 3
+
+
+# ---------------------------------------------------------------- secrets
+
+
+SECRET_KEY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYSECRET"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://bucket/token=1/sig=2/key?a=b", "s3://bucket/token=1/sig=2/key?a=b"),
+        (
+            "abfs://container@account.dfs.core.windows.net/key",
+            "abfs://container@account.dfs.core.windows.net/key",
+        ),
+        ("oci://bucket@namespace/key", "oci://bucket@namespace/key"),
+        ("sftp://user:p@ss@host/key", "sftp://host/key"),
+        ("https://token@host/key?sig=abc", "https://host/key"),
+        (
+            "cannot reach http://host/o?alt=media&X-Goog-Signature=abc: refused",
+            "cannot reach http://host/o refused",
+        ),
+        ("with url: /b?a=1&X-Amz-Signature=abc&b=2", "with url: /b?a=1&X-Amz-Signature=…&b=2"),
+        (
+            "AccountName=x;AccountKey=abc==;EndpointSuffix=y",
+            "AccountName=x;AccountKey=…;EndpointSuffix=y",
+        ),
+        ("Authorization: Bearer abc.def-ghi", "Authorization: …"),
+        ("invalid_grant: Invalid JWT signature", "invalid_grant: Invalid JWT signature"),
+    ],
+)
+def test_a_text_is_shown_without_its_secrets(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+def test_a_secret_of_the_environment_is_shown_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GCS_SECRET", SECRET_KEY)
+    assert redact(f"signed with {SECRET_KEY}") == "signed with $GCS_SECRET"
+    assert redact("of wJalrXUtnFEMI%2FK7MDENG%2BbPxRfiCYSECRET") == "of $GCS_SECRET"
+
+
+def test_a_secret_is_found_in_what_led_to_an_error() -> None:
+    outer = StoreError("outer")
+    outer.__cause__ = ValueError("plain")
+    assert not contains_secrets(outer)
+    outer.__cause__.__context__ = ValueError("sftp://user:password@host")
+    assert contains_secrets(outer)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloudload import cli, convert_to_mds
+from cloudload.inspect import Sample, read_samples
+from cloudload.provenance import describe_state
 from cloudload.system.reports import to_json
+from cloudload.tools.cli.convert_command import _describe_time
+from cloudload.tools.cli.count_command import _describe_lengths
+from cloudload.tools.cli.head_command import describe_sample
+from cloudload.tools.cli.output import escape, escape_lines, wrap
+from cloudload.tools.cli.state_command import list_lines
+from cloudload.tools.convert.dry_run import Outline
+from cloudload.tools.count.length_report import LengthBin, LengthStats
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 
@@ -202,3 +214,153 @@ def test_json_of_runs_is_json(state: list[str], more: list[str], cli: Any) -> No
     command = "trace" if "--steps" in more else "where"
     arguments = more if command == "trace" else [*more, "--sample", "3", "--until", "20"]
     assert parse_lines(cli(command, *state, *arguments).out)
+
+
+# ---------------------------------------------------------------- head
+
+
+TEXTS = random_documents(5, 12)
+
+
+def test_a_pipe_gets_one_json_object_per_line(tmp_path: Path, cli: Any) -> None:
+    write_mds(tmp_path, TEXTS)
+    lines = cli("head", tmp_path, "-n", "3").out.splitlines()
+    documents = [*read_samples(tmp_path, limit=3)]
+    assert [json.loads(line) for line in lines] == [each.as_dict() for each in documents]
+
+
+def test_a_json_column_with_an_unpaired_surrogate_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], cli: Any
+) -> None:
+    write_mds(tmp_path, ["a"], extra={"meta": ("json", ["\ud800"])})
+    cli("head", tmp_path)
+    assert json.loads(capfd.readouterr().out)["values"]["meta"] == "\ud800"
+
+
+@pytest.mark.parametrize(
+    "options", [["--grep", "nothing like this"], ["--id", "none"], ["--grep", "nothing", "--json"]]
+)
+def test_no_match_is_said_on_stderr_and_by_the_exit_status(
+    tmp_path: Path, cli: Any, options: list[str]
+) -> None:
+    write_mds(tmp_path, TEXTS, extra={"id": ("str", [str(n) for n in range(len(TEXTS))])})
+    assert cli("head", tmp_path, *options, status=1) == ("", "cloudload: no document matches\n")
+
+
+def test_a_long_document_is_shown_around_its_match() -> None:
+    text = "before " * 200 + "needle" + " after" * 300
+    document = Sample(3, "shard.00000.mds", {"text": text}, (1_400, 1_406))
+    lines = [*describe_sample(document, "text", 80, is_full=False)]
+    assert lines[1] == "  … 1,200 characters before"
+    assert any("needle" in line for line in lines)
+    assert lines[-1] == f"  … {len(text) - 2_000:,} more characters"
+
+
+def test_a_long_id_is_shortened_too() -> None:
+    sample = Sample(0, "shard.00000.mds", {"id": "x" * 1_000, "text": "a"})
+    [line, _] = describe_sample(sample, "text", 80, is_full=False)
+    assert line.endswith(f"  id {'x' * 200} … 800 more characters  1 character")
+
+
+def test_other_columns_are_one_line_each() -> None:
+    values = {"tokens": [*range(99)], "source": "a\nb", "score": 0.5, "text": "hello"}
+    document = Sample(0, "shard.00000.mds", values)
+    assert [*describe_sample(document, "text", 80, is_full=False)] == [
+        "sample 0  shard.00000.mds  5 characters",
+        "  tokens: 99 integers: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 …",
+        r"  source: a\nb",
+        "  score: 0.5",
+        "    hello",
+    ]
+
+
+# ---------------------------------------------------------------- words and numbers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "largest", "segments", "text"),
+    [
+        (0.2, 0.1, 2, "less than a second"),
+        (40.0, 40.0, 1, "about 40 s on one core, because a segment is converted by one core"),
+        (3.2, 0.3, 12, "about 3 s on one core"),
+        (
+            *(4_000.0, 61.0, 100),
+            "about 4,000 s on one core; at least 61 s on many cores, because of the largest "
+            "segment",
+        ),
+    ],
+)
+def test_the_plan_of_a_conversion_has_no_time_of_zero_seconds(
+    seconds: float, largest: float, segments: int, text: str
+) -> None:
+    assert _describe_time(Outline((), 1, 1, segments, 1, seconds, largest)) == text
+
+
+def test_the_percentiles_of_long_documents_fit_in_80_columns() -> None:
+    names = ("1", "5", "25", "50", "75", "90", "95", "99", "99.9")
+    percentiles = dict.fromkeys(names, 1_234_567)
+    lines = _describe_lengths(
+        LengthStats(123_456.7, 1_234_567, percentiles, (LengthBin(1, 2, 1, 1),), ())
+    )
+    assert max(map(len, lines)) <= 80
+    shown = dict(re.findall(r"p([\d.]+) ([\d,]+)", "\n".join(lines)))
+    assert shown == dict.fromkeys(names, "1,234,567")
+
+
+def test_a_state_is_shown_with_the_meaning_of_its_fields(folder: str) -> None:
+    with make_loader(folder, num_workers=0) as loader:
+        lines = list(list_lines(describe_state(loader.state_dict())))
+    [chosen] = [line for line in lines if line.startswith("  choose ")]
+    [frames] = [line for line in lines if line.startswith("  bos_eos ")]
+    assert chosen.endswith("  (samples in an epoch, by stream or corpus)")
+    assert frames.endswith("  (IDs before and after a document, by stream)")
+    assert max(map(len, lines[: lines.index("read from")])) <= 80
+
+
+# ---------------------------------------------------------------- text on a terminal
+
+
+ANY_TEXT = st.text(st.characters())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, Grüße, 狐 🦊\u3000", "plain, Grüße, 狐 🦊\u3000"),
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("\x9b2J\x85\x00\x7f\r\n\t", r"\x9b2J\x85\x00\x7f\r\n\t"),
+        ("a\u202eb\u2066c\u200fd", r"a\u202eb\u2066c\u200fd"),
+        ("\ud800", r"\ud800"),
+        ("\u2028\ufeff\u00ad", r"\u2028\ufeff\xad"),
+        ("\U000e0041", r"\U000e0041"),
+    ],
+)
+def test_what_a_terminal_would_not_show_is_escaped(text: str, shown: str) -> None:
+    assert escape(text) == shown
+
+
+@given(ANY_TEXT)
+def test_no_control_or_format_character_is_left(text: str) -> None:
+    for line in escape_lines(text):
+        assert all(unicodedata.category(each)[0] != "C" for each in line)
+        line.encode("utf-8")
+
+
+@given(st.text(st.characters(codec="utf-8")), st.integers(2, 20))
+def test_wrapped_lines_are_the_text_and_fit(text: str, columns: int) -> None:
+    line = escape(text)
+    parts = [*wrap(line, columns)]
+    assert "".join(parts) == line
+    for part in parts:
+        cells = [
+            0
+            if unicodedata.combining(each)
+            else 1 + (unicodedata.east_asian_width(each) in ("W", "F"))
+            for each in part
+        ]
+        assert sum(cells) <= columns
+
+
+def test_lines_are_cut_after_a_space() -> None:
+    assert [*wrap("the quick brown fox", 10)] == ["the quick ", "brown fox"]
+    assert [*wrap("狐狐狐", 4)] == ["狐狐", "狐"]
