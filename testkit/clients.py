@@ -14,11 +14,11 @@ from cloudload.data.storage import objects
 def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables, and let cloudload create new clients from them in this block."""
     with environment(variables):
-        objects._open.clear()
+        objects.opened.clear()
         try:
             yield
         finally:
-            objects._open.clear()
+            objects.opened.clear()
 
 
 @contextlib.contextmanager

@@ -194,7 +194,7 @@ def open_subject(folder: Path, kind: str, has_lengths: bool) -> Iterator[Subject
     streams: Any = [Stream(data[0], proportion=2), Stream(data[1], proportion=1)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(best_fit_simulation, "DOCUMENTS_OF_MARK", 8)
-        patch.setattr(lane_tables, "_KEPT_FROM_POSITIONS", 1)
+        patch.setattr(lane_tables, "KEPT_FROM_POSITIONS", 1)
         lengths = "require" if has_lengths else "off"
         subject = Subject(streams if mixture else data, folder / "cache", packing, lengths)
         try:

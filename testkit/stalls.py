@@ -13,8 +13,8 @@ from testkit.patience import soon
 
 def report_early(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:
     """Make cloudload log each wait of this process that lasts longer than `seconds`."""
-    monkeypatch.setattr("cloudload.system.activity._FIRST_REPORT_S", seconds)
-    monkeypatch.setattr("cloudload.system.activity._LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("cloudload.system.activity.FIRST_REPORT_S", seconds)
+    monkeypatch.setattr("cloudload.system.activity.LOOK_EVERY_S", 0.05)
 
 
 @contextmanager

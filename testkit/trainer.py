@@ -60,7 +60,7 @@ def log_waits_early(path: Path) -> None:
     """Log to a file each wait of this process that lasts longer than 0.5 s."""
     from cloudload.system import activity
 
-    activity._FIRST_REPORT_S, activity._LOOK_EVERY_S = 0.5, 0.1
+    activity.FIRST_REPORT_S, activity.LOOK_EVERY_S = 0.5, 0.1
     logging.getLogger("cloudload").addHandler(logging.FileHandler(path))
 
 

@@ -86,7 +86,7 @@ def measure_all(args: argparse.Namespace, _: Path) -> Iterator[tuple[str, list[R
 
 def predict(processes: int, size: int, factors: dict[str, float], rows: int) -> Row:
     """Predict the cost of a gather from the model, and measure that of decoding it."""
-    of_gather = np.array(terms(processes, all_gather._MOST_MEMBERS, size)) @ list(factors.values())
+    of_gather = np.array(terms(processes, all_gather.MOST_MEMBERS, size)) @ list(factors.values())
     return {
         "processes": processes,
         "bytes each": 8 * size,
@@ -130,7 +130,7 @@ def measure(processes: int, most: int, size: int, rounds: int) -> dict[str, Any]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with mock.patch.object(all_gather, "_MOST_MEMBERS", most):
+    with mock.patch.object(all_gather, "MOST_MEMBERS", most):
         pipes = []
         for rank in range(processes):
             receiver, sender = _FORK.Pipe(duplex=False)

@@ -71,7 +71,7 @@ def open_and_read(folder: str, rank: int, size: int) -> Iterator[dict[str, float
     from cloudload import CloudLoader
     from cloudload.data.mds import open_index
 
-    open_index._MOST_WAIT_S = math.inf  # only one rank parses the index, however busy it is
+    open_index.MOST_WAIT_S = math.inf  # only one rank parses the index, however busy it is
     use_store(Path(folder))
     before_s, before = time.process_time(), memory_of("VmHWM")
     options = loader_options(Path(folder)) | {"seq_len": 256, "batch_size": 4}

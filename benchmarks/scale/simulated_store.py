@@ -96,7 +96,7 @@ class SimulatedStore(Backend):
 def use_store(folder: Path) -> None:
     """Make this process and its forks read s3:// URLs from a folder of `write_index_of_many`."""
     store = SimulatedStore(folder)
-    objects._BACKENDS["s3"] = lambda: store
+    objects.BACKENDS["s3"] = lambda: store
 
 
 def loader_options(folder: Path) -> dict[str, Any]:

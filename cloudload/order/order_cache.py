@@ -46,7 +46,7 @@ logger = logging.getLogger("cloudload.order")
 # below this, mapping a file takes longer than reading it
 _MAP_FROM_BYTES = 1 << 16
 # below this, building an order is faster than starting a process
-_BACKGROUND_FROM_POSITIONS = 1 << 20
+BACKGROUND_FROM_POSITIONS = 1 << 20
 _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
 
@@ -108,7 +108,7 @@ class EpochOrders:
 
     def is_ready(self, epoch: int) -> bool:
         """Whether the order of `epoch` is in memory, is on disk, or is cheap to build."""
-        is_cheap = self._config.is_seekable or self._num_positions < _BACKGROUND_FROM_POSITIONS
+        is_cheap = self._config.is_seekable or self._num_positions < BACKGROUND_FROM_POSITIONS
         return is_cheap or epoch in self._orders or is_whole(self._path(epoch))
 
     def build_in_background(self, epoch: int) -> bool:

@@ -25,7 +25,7 @@ Text = str | Callable[[], str]
 Report = Callable[[float, str], object]
 """A function that reports a wait. It receives the wait's duration in seconds, and the activity."""
 
-_NOTICE_S, _FIRST_REPORT_S, _LOOK_EVERY_S = 2.0, 5.0, 1.0
+NOTICE_S, FIRST_REPORT_S, LOOK_EVERY_S = 2.0, 5.0, 1.0
 
 
 class _Activities:
@@ -77,18 +77,18 @@ class Wait:
         return self._activities.began
 
     def __enter__(self) -> None:
-        if _state.own() not in (None, self._activities):  # its own are those of an interrupted exit
+        if state.own() not in (None, self._activities):  # its own are those of an interrupted exit
             return
         now = time.monotonic()
-        self._next_s, self._activities.counts_from, self._is_idle = _FIRST_REPORT_S, now, False
+        self._next_s, self._activities.counts_from, self._is_idle = FIRST_REPORT_S, now, False
         self._is_noticed = False
         del self._activities.texts[1:]  # of blocks whose entry was interrupted
         try:
             self._activities.began = now
             # a weak reference, so that an interrupted block ends with the objects of its frames
-            _state.local.activities = weakref.ref(self._activities)
+            state.local.activities = weakref.ref(self._activities)
             if not self.is_watched:
-                _state.watcher.add(self)
+                state.watcher.add(self)
         except BaseException:  # an interrupt, after which Python does not call `__exit__`
             self.__exit__()
             raise
@@ -102,7 +102,7 @@ class Wait:
         if began is None:
             was_idle, self._is_idle = self._is_idle, True
             return not was_idle
-        if self._notice is not None and not self._is_noticed and now - began >= _NOTICE_S:
+        if self._notice is not None and not self._is_noticed and now - began >= NOTICE_S:
             self._is_noticed = True
             self._notice(now - began, self._activities.describe())
         if self._report is not None and now - self._activities.counts_from >= self._next_s:
@@ -111,7 +111,7 @@ class Wait:
         return True
 
 
-class _Watcher:
+class Watcher:
     """Checks all waits every second in a thread, which ends when no waits remain."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class _Watcher:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(LOOK_EVERY_S)
             if not self._look():
                 return
 
@@ -160,7 +160,7 @@ class _State:
 
     def reset(self) -> None:
         """Forget all activities and waits."""
-        self.local, self.watcher = threading.local(), _Watcher()
+        self.local, self.watcher = threading.local(), Watcher()
         self.published: _Published | None = None
 
     def own(self) -> _Activities | None:
@@ -174,9 +174,9 @@ def _find_none() -> None:
     """Find no activities, in a thread that has none."""
 
 
-_state = _State()
+state = _State()
 # a forked process has no watching thread, and its copies of the locks may be held
-os.register_at_fork(after_in_child=_state.reset)
+os.register_at_fork(after_in_child=state.reset)
 
 
 class doing:
@@ -187,7 +187,7 @@ class doing:
     """
 
     def __init__(self, text: Text, *, grace_s: float = 0.0) -> None:
-        self._text, self._grace_s, self._activities = text, grace_s, _state.own()
+        self._text, self._grace_s, self._activities = text, grace_s, state.own()
 
     def __enter__(self) -> None:
         if (activities := self._activities) is not None:
@@ -215,15 +215,15 @@ def published(publish: Callable[[str], object], text: str) -> Iterator[None]:
 
     Only one thread of a process may be in such a block.
     """
-    _state.published = activities = _Published(text, publish)
-    _state.local.activities = lambda: activities
+    state.published = activities = _Published(text, publish)
+    state.local.activities = lambda: activities
     try:
         yield
     finally:
-        _state.local.activities, _state.published = _find_none, None
+        state.local.activities, state.published = _find_none, None
 
 
 def refresh() -> None:
     """Publish the activity of the `published` block again, after its description has changed."""
-    if (activities := _state.published) is not None:
+    if (activities := state.published) is not None:
         activities.publish()

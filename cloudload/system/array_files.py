@@ -25,7 +25,7 @@ import xxhash
 
 from cloudload.system import temp_files
 
-_MAGIC = b"cloudload arrays 1\n".ljust(24, b"\0")
+MAGIC = b"cloudload arrays 1\n".ljust(24, b"\0")
 _DIGEST_BYTES, _SIZE_BYTES, _ALIGNED = 16, 8, 8
 _CHUNK_BYTES = 1 << 20
 _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -77,7 +77,7 @@ def write_arrays(path: Path, key: str, facts: Mapping[str, Any], arrays: Sequenc
     with temp_files.partial_file(path) as temporary:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o644), "wb") as file:
-            file.writelines([_MAGIC, digest.digest(), *parts])
+            file.writelines([MAGIC, digest.digest(), *parts])
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(OSError):  # `path` exists, or the file system has no hard links
@@ -98,7 +98,7 @@ def map_arrays(path: Path, key: str) -> ArrayFile | None:
                 return None
             # `_is_whole` does not use the map, because its pages would count as our memory
             content = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
-        start = len(_MAGIC) + _DIGEST_BYTES
+        start = len(MAGIC) + _DIGEST_BYTES
         end = start + _SIZE_BYTES + int.from_bytes(content[start : start + _SIZE_BYTES], "little")
         header = json.loads(content[start + _SIZE_BYTES : end])
         if header["key"] == key:
@@ -114,7 +114,7 @@ def _is_own(found: os.stat_result) -> bool:
 
 def _is_whole(file: Any) -> bool:
     """Whether a file has the format of this module, and its content matches its digest."""
-    if file.read(len(_MAGIC)) != _MAGIC:
+    if file.read(len(MAGIC)) != MAGIC:
         return False
     wanted, digest = file.read(_DIGEST_BYTES), xxhash.xxh3_128()
     while chunk := file.read(_CHUNK_BYTES):

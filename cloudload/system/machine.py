@@ -61,7 +61,7 @@ def raise_open_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-_MOUNTS = Path("/proc/self/mountinfo")
+MOUNTS = Path("/proc/self/mountinfo")
 
 _NETWORK = re.compile(
     "nfs4?|cifs|smb3|smbfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|wekafs"
@@ -78,7 +78,7 @@ def network_type(folder: Path) -> str | None:
     with contextlib.suppress(OSError, StopIteration, IndexError):
         existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         device = os.stat(existing).st_dev
-        for line in _MOUNTS.read_text(errors="replace").splitlines():
+        for line in MOUNTS.read_text(errors="replace").splitlines():
             mount, _, source = line.partition(" - ")
             if mount.split()[2] == f"{os.major(device)}:{os.minor(device)}":
                 kind = source.split()[0]

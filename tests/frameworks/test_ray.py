@@ -152,7 +152,7 @@ def test_a_cluster_finds_the_damage_that_one_process_finds(
     for shard in sorted(tmp_path.glob("out/*/shard.00001.*"))[:30]:
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(groups, "_GROUP_BYTES", 50_000)
+    monkeypatch.setattr(groups, "GROUP_BYTES", 50_000)
     expected = check_dataset("out", processes=1, progress=False)
     assert expected.counts["hash-mismatch"] == 30
     with RayExecutor() as executor:
@@ -177,7 +177,7 @@ def counted(
 ) -> tuple[Path, dict[str, str]]:
     """A dataset that is counted in groups of at least 20 samples, and the hash of every length file
     that one process writes."""
-    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 20)
+    monkeypatch.setattr(lengths_index, "GROUP_SAMPLES", 20)
     convert_to_mds(corpus, tmp_path / "mds", **SETTINGS)
     out = tmp_path / "by-one-process"
     count_tokens(tmp_path / "mds", tokenizer=byte_tokenizer(), out=out, processes=1, progress=False)

@@ -40,7 +40,7 @@ AHEAD = OrderConfig(True, "py1br", 20, 4, 1)
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build orders of any size in the background, even tiny ones."""
-    monkeypatch.setattr("cloudload.order.order_cache._BACKGROUND_FROM_POSITIONS", 0)
+    monkeypatch.setattr("cloudload.order.order_cache.BACKGROUND_FROM_POSITIONS", 0)
 
 
 def children() -> set[int]:
@@ -94,7 +94,7 @@ def test_a_daemonic_worker_may_build_ahead(tmp_path: Path) -> None:
 
 
 def build_ahead(folder: Path) -> None:
-    order_cache._BACKGROUND_FROM_POSITIONS = 0
+    order_cache.BACKGROUND_FROM_POSITIONS = 0
     assert EpochOrders(folder, np.array(SHARDS), AHEAD).build_in_background(1)
     assert soon(lambda: orders_in(folder) == ["epoch-1.npy"])
 
@@ -206,14 +206,14 @@ except CacheError as error:
 @pytest.fixture(autouse=True)
 def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store tables of any size in files, and build them in the background."""
-    monkeypatch.setattr(lane_tables, "_BACKGROUND_FROM_POSITIONS", 0)
-    monkeypatch.setattr(lane_tables, "_KEPT_FROM_POSITIONS", 0)
+    monkeypatch.setattr(lane_tables, "BACKGROUND_FROM_POSITIONS", 0)
+    monkeypatch.setattr(lane_tables, "KEPT_FROM_POSITIONS", 0)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
     """A dataset large enough that a table covers only one epoch."""
-    documents = random_documents(3, 2 * lane_tables._ENOUGH_ORDINALS + 100, max_words=6)
+    documents = random_documents(3, 2 * lane_tables.ENOUGH_ORDINALS + 100, max_words=6)
     return write_counted(tmp_path / "mds", documents, shard_bytes=8_000)
 
 
@@ -259,8 +259,8 @@ def test_ranks_that_enter_an_epoch_find_its_table_built(
     run_leg(lambda **rank: make("require", **rank), first)
     assert soon(lambda: "table-1.int64" in tables_in(cache))
     # without this, the few documents between two states would be scanned without a table
-    monkeypatch.setattr(lane_walker, "_SCANNED_WITH_TABLE", 0)
-    monkeypatch.setattr(lane_walker, "_SCANNED_WITHOUT", 0)
+    monkeypatch.setattr(lane_walker, "SCANNED_WITH_TABLE", 0)
+    monkeypatch.setattr(lane_walker, "SCANNED_WITHOUT", 0)
     built, opened = list[int](), list[int]()
     for name, numbers in (("_build", built), ("_open", opened)):
         note_calls(monkeypatch, lane_tables.LaneTables, name, lambda _, n, to=numbers: to.append(n))

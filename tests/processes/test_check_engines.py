@@ -53,7 +53,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_groups(monkeypatch: pytest.MonkeyPatch, damaged: Path) -> None:
     """Check the dataset in 20 groups of 3 shards, so that several processes get work."""
     three = 3 * (damaged / "shard.00000.mds").stat().st_size
-    monkeypatch.setattr(groups, "_GROUP_BYTES", three)
+    monkeypatch.setattr(groups, "GROUP_BYTES", three)
 
 
 def change(path: Path, old: bytes, new: bytes) -> None:

@@ -87,7 +87,7 @@ def gather_some(store: Any, rank: int, size: int) -> list[list[Ints]]:
 def test_every_process_gets_the_arrays_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, most: int
 ) -> None:
-    monkeypatch.setattr("cloudload.loading.delivery.all_gather._MOST_MEMBERS", most)
+    monkeypatch.setattr("cloudload.loading.delivery.all_gather.MOST_MEMBERS", most)
     results = run_job(tmp_path, size, gather_some)
     assert sorted(results) == list(range(size))
     for gathered in results.values():
@@ -101,7 +101,7 @@ def test_every_process_gets_the_arrays_of_all(
 def test_a_process_that_dies_ends_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, killed: int
 ) -> None:
-    monkeypatch.setattr("cloudload.loading.delivery.all_gather._MOST_MEMBERS", most)
+    monkeypatch.setattr("cloudload.loading.delivery.all_gather.MOST_MEMBERS", most)
 
     def job(store: Any, rank: int, size: int) -> int:
         gather = Gather(store, rank, size, 10 * _PATIENCE_S)
@@ -121,7 +121,7 @@ def test_a_process_that_dies_ends_the_others(
 def test_after_a_failure_and_after_its_end_a_gather_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr("cloudload.loading.delivery.all_gather._MOST_MEMBERS", most)
+    monkeypatch.setattr("cloudload.loading.delivery.all_gather.MOST_MEMBERS", most)
 
     def job(store: Any, rank: int, size: int) -> list[str]:
         gather = Gather(store, rank, size, 10 * _PATIENCE_S)
@@ -146,8 +146,8 @@ def test_after_a_failure_and_after_its_end_a_gather_is_an_error(
 def test_a_process_that_dies_while_it_connects_ends_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr("cloudload.loading.delivery.all_gather._MOST_MEMBERS", most)
-    monkeypatch.setattr("cloudload.loading.delivery.all_gather._CONNECT_S", 2.0)
+    monkeypatch.setattr("cloudload.loading.delivery.all_gather.MOST_MEMBERS", most)
+    monkeypatch.setattr("cloudload.loading.delivery.all_gather.CONNECT_S", 2.0)
 
     def job(store: Any, rank: int, size: int) -> int:
         wait_for_all(store, rank, size, 10 * _PATIENCE_S)

@@ -25,11 +25,11 @@ from cloudload import CloudLoader
 from cloudload.loading.session import opening
 from cloudload.system import activity
 
-activity._LOOK_EVERY_S, activity._NOTICE_S = 0.02, 1e9
+activity.LOOK_EVERY_S, activity.NOTICE_S = 0.02, 1e9
 find_lengths = opening.find_lengths
 
 def find_slowly(*arguments):
-    activity._NOTICE_S = 0.1
+    activity.NOTICE_S = 0.1
     time.sleep(1)
     return find_lengths(*arguments)
 
@@ -79,8 +79,8 @@ def slowly(sample: Any) -> str:
 
 def start(folder: str, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, **options: Any) -> str:
     """Read two batches with a slow transform, and return what was printed about the start."""
-    monkeypatch.setattr(activity, "_NOTICE_S", 0.1)
-    monkeypatch.setattr(activity, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(activity, "NOTICE_S", 0.1)
+    monkeypatch.setattr(activity, "LOOK_EVERY_S", 0.02)
     with monkeypatch.context() as patch, make_loader(folder, num_workers=0, **options) as loader:
         patch.setattr(sys, "stderr", stderr)
         patch.setattr(logging.root, "handlers", [])  # with which pytest configures logging

@@ -23,16 +23,16 @@ _PATIENCE_S = 60
 
 @pytest.fixture(autouse=True)
 def short_window(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("cloudload.loading.delivery.run_log._WINDOW_S", 1.0)
-    monkeypatch.setattr("cloudload.loading.delivery.run_log._LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("cloudload.loading.delivery.run_log.WINDOW_S", 1.0)
+    monkeypatch.setattr("cloudload.loading.delivery.run_log.LOOK_EVERY_S", 0.05)
     caplog.set_level(logging.INFO, "cloudload.wait")
 
 
 @pytest.fixture
 def only_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ignore short waits: on a busy machine, the first documents may take 1 s to tokenize."""
-    monkeypatch.setattr("cloudload.loading.delivery.run_log._WINDOW_S", 3.0)
-    monkeypatch.setattr("cloudload.loading.delivery.run_log._MOST_SHARE", 0.8)
+    monkeypatch.setattr("cloudload.loading.delivery.run_log.WINDOW_S", 3.0)
+    monkeypatch.setattr("cloudload.loading.delivery.run_log.MOST_SHARE", 0.8)
 
 
 def read_until_logged(loader: CloudLoader, caplog: pytest.LogCaptureFixture) -> str:

@@ -129,7 +129,7 @@ def test_after_an_error_there_is_the_error_again_not_an_end(corpus: Corpus) -> N
 def test_a_worker_that_hangs_in_its_fork_is_started_again(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_processes, "_START_S", 5.0)
+    monkeypatch.setattr(worker_processes, "START_S", 5.0)
     hang = tmp_path / "hang"
 
     def hang_once() -> None:
@@ -214,7 +214,7 @@ def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
 def test_a_worker_that_had_to_be_killed_leaves_no_file_in_the_cache(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_processes, "_END_S", 0.2)
+    monkeypatch.setattr(worker_processes, "END_S", 0.2)
     before = children_of(os.getpid())
     with corpus.make_loader(batch_size=2, num_workers=1, start_method="fork") as loader:
         batches = iter(loader)

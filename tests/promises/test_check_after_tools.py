@@ -127,7 +127,7 @@ def test_an_unfinished_append_is_never_called_a_leftover(tmp_path: Path) -> None
 
 def test_an_interrupted_count_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 50)
+    monkeypatch.setattr(lengths_index, "GROUP_SAMPLES", 50)
     convert_to_mds(corpus(tmp_path / "in", "a.jsonl", "b.jsonl"), out, **SEGMENTS)
     count(out)
     next((out / "lengths").rglob("index-*.json")).unlink()

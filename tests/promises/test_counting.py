@@ -64,7 +64,7 @@ def repeat(sample: dict[str, Any]) -> str:
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count in groups of at least 100 samples."""
-    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+    monkeypatch.setattr(lengths_index, "GROUP_SAMPLES", 100)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_counting_that_is_killed_resumes_and_writes_the_same_bytes(
     program = f"""
 import sys
 from cloudload.run.lengths import lengths_index
-lengths_index._GROUP_SAMPLES = 40
+lengths_index.GROUP_SAMPLES = 40
 from cloudload.tools.count.count import count_tokens, estimate_tokens
 count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.json")!r},
              out=sys.argv[1], processes=1, progress=False)
@@ -383,7 +383,7 @@ def test_counting_again_is_the_way_out_of_lengths_that_differ_from_the_documents
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_mds(tmp_path / "mds", DOCUMENTS[:200], shard_bytes=4_000)
-    monkeypatch.setattr(lengths_index, "_GROUP_BYTES", 8_000)
+    monkeypatch.setattr(lengths_index, "GROUP_BYTES", 8_000)
     options: dict[str, Any] = {"transform": cut, "transform_id": "v1"}
 
     def count_groups(**more: Any) -> int:
@@ -412,7 +412,7 @@ def test_a_count_again_that_is_stopped_leaves_no_old_lengths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_mds(tmp_path / "mds", DOCUMENTS[:200], shard_bytes=4_000)
-    monkeypatch.setattr(lengths_index, "_GROUP_BYTES", 8_000)
+    monkeypatch.setattr(lengths_index, "GROUP_BYTES", 8_000)
     options: dict[str, Any] = {"transform": cut, "transform_id": "v2"}
     count(data, **options)
     monkeypatch.setattr(sys.modules[__name__], "CUT", 5)

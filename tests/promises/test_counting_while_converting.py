@@ -29,7 +29,7 @@ def keep_odd(sample: dict[str, Any]) -> str | None:
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use groups of at least 100 samples, which do not line up with segments."""
-    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+    monkeypatch.setattr(lengths_index, "GROUP_SAMPLES", 100)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_a_worker_that_another_overtakes_leaves_its_lengths_alone(
         yield from read(*args)
 
     monkeypatch.setattr(run, "_read_lengths", read_late)
-    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+    monkeypatch.setattr(lengths_index, "GROUP_SAMPLES", 100)
     report = convert_to_mds(corpus, out, worker="1/2", **COUNTING)
     assert report.already_complete
     assert report.tokens == report.text_bytes

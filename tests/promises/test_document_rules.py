@@ -167,9 +167,9 @@ def test_the_report_of_documents_is_the_same_on_every_engine(
     repeated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = check(repeated)
-    monkeypatch.setattr(groups, "_GROUP_BYTES", 500)  # one group per shard
-    monkeypatch.setattr(duplicates, "_PART_BYTES", 24 * 4)  # 4 records per part
-    monkeypatch.setattr(duplicates, "_MEMORY_BYTES", 1)  # every part is stored in a file
+    monkeypatch.setattr(groups, "GROUP_BYTES", 500)  # one group per shard
+    monkeypatch.setattr(duplicates, "PART_BYTES", 24 * 4)  # 4 records per part
+    monkeypatch.setattr(duplicates, "MEMORY_BYTES", 1)  # every part is stored in a file
     with ThreadPoolExecutor(3) as executor:
         for options in ({}, {"executor": executor}):
             report = check(repeated, **options)
@@ -179,7 +179,7 @@ def test_the_report_of_documents_is_the_same_on_every_engine(
 @given(st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=6), st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_repeats_are_those_of_a_dictionary(shards: list[list[int]], parts: int) -> None:
-    samples_of_a_part = duplicates._PART_BYTES // 24
+    samples_of_a_part = duplicates.PART_BYTES // 24
     finder = duplicates.DuplicateFinder(["text-repeated"], samples_of_a_part * parts)
     assert len(finder._parts["text-repeated"]) == parts
     places = [

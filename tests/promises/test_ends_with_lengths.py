@@ -114,7 +114,7 @@ def run_parts(folder: Path, options: dict[str, Any], parts: list[Part]) -> list[
     corpus=st.sampled_from(list(CORPORA)),
     options=OPTIONS,
     parts=st.lists(PARTS, min_size=1, max_size=3),
-    scanned=st.sampled_from([0, 40, lane_walker._SCANNED_WITHOUT]),
+    scanned=st.sampled_from([0, 40, lane_walker.SCANNED_WITHOUT]),
 )
 @settings(max_examples=EXAMPLES)
 def test_a_finite_run_ends_alike_with_lengths_and_without(
@@ -126,8 +126,8 @@ def test_a_finite_run_ends_alike_with_lengths_and_without(
     parts[-1] = replace(parts[-1], leg=replace(parts[-1].leg, batches=None))
     plain = [replace(part, has_lengths=False) for part in parts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane_walker, "_SCANNED_WITHOUT", scanned)
-        patch.setattr(lane_walker, "_SCANNED_WITH_TABLE", scanned)
+        patch.setattr(lane_walker, "SCANNED_WITHOUT", scanned)
+        patch.setattr(lane_walker, "SCANNED_WITH_TABLE", scanned)
         found = run_parts(folders[corpus], options, parts)
     expected = run_parts(folders[corpus], options, plain)
     if isinstance(expected, str) or isinstance(found, str):

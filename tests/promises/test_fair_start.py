@@ -105,7 +105,7 @@ def test_other_packings_have_no_fair_start(make_loader: MakeLoader) -> None:
 def test_runs_with_and_without_a_fair_start_share_a_cache_and_jump_to_their_own_rows(
     make_loader: MakeLoader, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_tables, "_KEPT_FROM_POSITIONS", 0)
+    monkeypatch.setattr(lane_tables, "KEPT_FROM_POSITIONS", 0)
     lengths = str(tmp_path / "lengths")
     count(data, out=lengths)
     make_known = partial(make_loader, num_lanes=2, lengths=lengths, batch_size=500)

@@ -317,8 +317,8 @@ def plan_small(data: Any, **settings: Any) -> RunPlan:
 
 def play_few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extrapolate from 10 epochs on."""
-    monkeypatch.setattr(budget, "_FEWEST_EPOCHS", 10)
-    monkeypatch.setattr(budget, "_MOST_WORK", 0)
+    monkeypatch.setattr(budget, "FEWEST_EPOCHS", 10)
+    monkeypatch.setattr(budget, "MOST_WORK", 0)
 
 
 def is_extrapolated(found: RunPlan) -> bool:

@@ -84,7 +84,7 @@ def test_a_tail_too_large_to_share_has_the_same_rows(
     limits = {"_MOST_EXCHANGED_TOKENS": 60, "_MOST_LOCAL_TOKENS": 30}
     for name, limit in {**limits, "_TOKENS_OF_BLOCK": 16, "_WORDS_OF_ROUND": 9}.items():
         monkeypatch.setattr(tail_sharing, name, limit)
-    monkeypatch.setattr(tail_reader, "_MOST_KEPT_BYTES", 3_000)
+    monkeypatch.setattr(tail_reader, "MOST_KEPT_BYTES", 3_000)
     first = next(taken for taken, state in enumerate(states) if state["tail"])
     for number, taken in enumerate(range(first - 2, len(states) - 1)):
         leg = NODES[number % 3]
@@ -119,7 +119,7 @@ def test_a_long_document_is_not_padded_for_all_ranks(
     note_calls(
         monkeypatch, Exchange, "start_equal", lambda _, message: most_words.append(len(message) - 1)
     )
-    monkeypatch.setattr(tail_sharing, "_MOST_EXCHANGED_TOKENS", 600)
+    monkeypatch.setattr(tail_sharing, "MOST_EXCHANGED_TOKENS", 600)
     for leg in NODES:
         most_words.clear()
         rows, _ = corpus.run(leg)

@@ -77,7 +77,7 @@ def test_where_finds_the_rows_that_reading_finds(
     sample = chosen // 2 % SIZES[stream]
     with pytest.MonkeyPatch.context() as patch:
         expected = list(find_document(run, stream, sample, LAST_STEP, lengths="off", num_workers=0))
-        patch.setattr(rows_of_document, "_ROWS_AT_ONCE", rows_at_once)
+        patch.setattr(rows_of_document, "ROWS_AT_ONCE", rows_at_once)
         read: list[int] = []
         note_calls(patch, DocumentReader, "read_texts", lambda _, samples: read.extend(samples))
         found = list(find_document(run, stream, sample, LAST_STEP, lengths="require"))

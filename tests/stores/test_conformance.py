@@ -109,10 +109,10 @@ def streaming_place(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Place:
 
     def put(name: str, data: bytes) -> None:
         with monkeypatch.context() as patch:
-            patch.setitem(objects._open, (os.getpid(), "s3"), s3)
+            patch.setitem(objects.opened, (os.getpid(), "s3"), s3)
             write_object(join_url(s3_url, name), data)
 
-    monkeypatch.setitem(objects._open, (os.getpid(), "s3"), StreamingStore())
+    monkeypatch.setitem(objects.opened, (os.getpid(), "s3"), StreamingStore())
     return Place(s3_url, put)
 
 

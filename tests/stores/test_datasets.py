@@ -48,7 +48,7 @@ def test_a_damaged_split_is_checked_in_any_store(store_url: str, cli: Any) -> No
 def test_processes_find_what_one_process_finds(
     s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(groups, "GROUP_BYTES", 1)
     write(s3_url)
     write_object(f"{s3_url}/{NAME}.zstd", b"not zstd")
     delete_object(f"{s3_url}/shard.00002.mds.zstd")

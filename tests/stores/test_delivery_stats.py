@@ -116,7 +116,7 @@ def test_what_was_evicted_is_missed_again(
 ) -> None:
     sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
     # unmap evicted shards immediately
-    monkeypatch.setattr("cloudload.data.cache.shard_cache._TOUCH_EVERY_S", 0.0)
+    monkeypatch.setattr("cloudload.data.cache.shard_cache.TOUCH_EVERY_S", 0.0)
     limit = 3 * max(shard.raw.bytes for shard in corpus.datasets[0].shards)
     cache = ShardCache(corpus, tmp_path, Retry(), limit_bytes=limit, verify="once")
     s3_proxy.set_faults([])
@@ -131,7 +131,7 @@ def test_a_shard_that_was_let_go_of_and_not_evicted_is_a_hit(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
-    monkeypatch.setattr("cloudload.data.cache.shard_cache._MOST_OPEN_SHARDS", 1)
+    monkeypatch.setattr("cloudload.data.cache.shard_cache.MOST_OPEN_SHARDS", 1)
     cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
     for shard in (0, 1, 0, 0):
         cache.shard(shard)

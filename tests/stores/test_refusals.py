@@ -395,8 +395,8 @@ def test_a_dead_proxy_is_not_taken_for_the_store(
 ) -> None:
     url, endpoint, variables = store
     address = proxy.format(free_ports(1)[0])
-    monkeypatch.setattr("cloudload.data.storage.retries._FAILING_S", 0.2)
-    monkeypatch.setattr("cloudload.data.storage.retries._warned", {})
+    monkeypatch.setattr("cloudload.data.storage.retries.FAILING_S", 0.2)
+    monkeypatch.setattr("cloudload.data.storage.retries.warned", {})
     monkeypatch.delenv("http_proxy", raising=False)
     with new_clients(proxied(variables, address)), pytest.raises(StoreError) as failure:
         read_object(url, BRIEF)

@@ -172,7 +172,7 @@ LONG = Retry(timeout_s=30.0, deadline_s=60.0, pause_s=0.01)
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("cloudload.data.storage.retries._warned", {})
+    monkeypatch.setattr("cloudload.data.storage.retries.warned", {})
     caplog.set_level(logging.INFO, "cloudload")
 
 
@@ -239,7 +239,7 @@ def test_silence_is_a_warning_and_again_after_twice_the_time(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloudload.data.storage.retries._SILENT_S", 0.5)
+    monkeypatch.setattr("cloudload.data.storage.retries.SILENT_S", 0.5)
     faulty.put(os.urandom(300_000))
     faulty.fail("GET .*key", action, times=1, seconds=7, at=100_000)
     with pytest.raises(StoreError):
@@ -254,7 +254,7 @@ def test_silence_is_a_warning_and_again_after_twice_the_time(
 def test_silence_after_a_timeout_still_names_the_setting_of_the_endpoint(
     faulty: FaultyStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.data.storage.retries._SILENT_S", 0.5)
+    monkeypatch.setattr("cloudload.data.storage.retries.SILENT_S", 0.5)
     faulty.put(b"data")
     faulty.fail("GET .*key", "delay", seconds=30)
     with pytest.raises(StoreError):
@@ -270,7 +270,7 @@ def test_silence_after_a_timeout_still_names_the_setting_of_the_endpoint(
 def test_a_listing_that_is_not_answered_is_a_warning(
     faulty: FaultyStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.data.storage.retries._SILENT_S", 0.5)
+    monkeypatch.setattr("cloudload.data.storage.retries.SILENT_S", 0.5)
     faulty.put(b"data")
     faulty.fail("GET .*prefix=", "delay", times=1, seconds=2)
     assert len(list_objects(faulty.url, LONG)) == 1
@@ -289,7 +289,7 @@ def test_a_slow_body_that_keeps_coming_is_no_warning(
 def test_a_store_that_stays_busy_is_a_warning_with_its_last_error(
     faulty: FaultyStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.data.storage.retries._SILENT_S", 0.5)
+    monkeypatch.setattr("cloudload.data.storage.retries.SILENT_S", 0.5)
     faulty.fail("(PUT|POST) ", "status", status=503)
     with pytest.raises(StoreError, match="cannot write"):
         write_object(faulty.key, b"data", Retry(deadline_s=3, pause_s=0.05))

@@ -225,7 +225,7 @@ def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: 
 def test_what_another_process_evicted_is_let_go_of(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.data.cache.shard_cache._TOUCH_EVERY_S", 0.0)
+    monkeypatch.setattr("cloudload.data.cache.shard_cache.TOUCH_EVERY_S", 0.0)
     corpus = write(s3_url)
     cache = ShardCache(corpus, tmp_path, RETRY, limit_bytes=1 << 20, threads=1, verify="once")
     for number in range(4):

@@ -41,9 +41,9 @@ _RETRY = Retry(timeout_s=10.0, deadline_s=20.0, pause_s=0.1)
 
 @pytest.fixture(autouse=True)
 def _shares_small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(opening, "SHARED_FROM_BYTES", 0)
     # treat the ETag of a new object as exact too, because S3's ETags are digests
-    monkeypatch.setattr("cloudload.data.storage.versions._SETTLED_S", -60.0)
+    monkeypatch.setattr("cloudload.data.storage.versions.SETTLED_S", -60.0)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_racing_ranks_parse_an_index_once(
 def test_a_small_index_is_requested_once_and_not_kept(
     data: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "_SHARED_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(opening, "SHARED_FROM_BYTES", 1 << 20)
     s3_proxy.set_faults([])
     assert open_at(data, tmp_path).shards.samples.sum() == 80
     assert len(s3_proxy.requests()) == 1
@@ -170,7 +170,7 @@ def test_an_index_published_again_is_seen_by_the_next_opening(
 def test_an_index_of_a_store_without_exact_versions_is_parsed_by_each_process(
     data: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.data.storage.versions._SETTLED_S", float("inf"))
+    monkeypatch.setattr("cloudload.data.storage.versions.SETTLED_S", float("inf"))
     s3_proxy.set_faults([])
     for _ in range(2):
         assert open_at(data, tmp_path).shards.samples.sum() == 80
@@ -258,7 +258,7 @@ def test_a_stopped_rank_holds_up_the_others_for_a_limited_time(
     holder = _start(data, tmp_path, monkeypatch, stop)
     try:
         os.waitpid(holder, os.WUNTRACED)
-        monkeypatch.setattr(opening, "_MOST_WAIT_S", 0.5)
+        monkeypatch.setattr(opening, "MOST_WAIT_S", 0.5)
         assert open_at(data, tmp_path).shards.samples.sum() == 80
         # only the process that holds the lock may write a table
         assert not list((tmp_path / INDEXES_FOLDER).glob("*.shards"))
@@ -485,5 +485,5 @@ def test_rows_and_states_are_those_of_an_index_that_is_not_shared(
 
     shared = read()
     assert len(tables(tmp_path)) == 1
-    monkeypatch.setattr(opening, "_SHARED_FROM_BYTES", 1 << 40)
+    monkeypatch.setattr(opening, "SHARED_FROM_BYTES", 1 << 40)
     assert read() == shared

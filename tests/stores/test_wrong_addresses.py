@@ -27,8 +27,8 @@ S3_VARIABLES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @pytest.fixture(autouse=True)
 def warn_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudload.data.storage.retries._FAILING_S", 0.4)
-    monkeypatch.setattr("cloudload.data.storage.retries._warned", {})
+    monkeypatch.setattr("cloudload.data.storage.retries.FAILING_S", 0.4)
+    monkeypatch.setattr("cloudload.data.storage.retries.warned", {})
 
 
 @pytest.fixture

@@ -264,7 +264,7 @@ class Fetcher:
 _LAYOUT = struct.Struct("<8sqdd")
 _FORMAT = b"space 2\n"
 _MOST_AGE_S, _MOST_AGE_IN_LISTINGS = 600.0, 100
-_MOST_CANDIDATES = 10_000
+MOST_CANDIDATES = 10_000
 
 
 @dataclass
@@ -430,7 +430,7 @@ def _list_all(root: Path) -> int:
                 if not temp_files.is_temporary(path.name) and not path.name.startswith(".nfs"):
                     yield _Candidate(found.st_atime_ns, found.st_size, path)
 
-    _candidates[root] = deque(heapq.nsmallest(_MOST_CANDIDATES, find_shards()))
+    _candidates[root] = deque(heapq.nsmallest(MOST_CANDIDATES, find_shards()))
     return used
 
 

@@ -33,10 +33,10 @@ from cloudload.system import DaemonThreadPool, Ints, activity, await_unless_fail
 logger = logging.getLogger("cloudload.cache")
 
 # each mapped shard uses a file descriptor, and shards use at most half of the process's limit
-_MOST_OPEN_SHARDS = 2_048
+MOST_OPEN_SHARDS = 2_048
 
 # seconds between updates of a used shard's access time, and between checks for evicted shards
-_TOUCH_EVERY_S = 10.0
+TOUCH_EVERY_S = 10.0
 
 _ATTEMPTS = 3
 
@@ -70,9 +70,9 @@ class ShardCache:
         self._fetches: dict[int, Future[Path | None]] = {}
         self._threads = DaemonThreadPool(threads, "cloudload-fetch")
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_open = _MOST_OPEN_SHARDS
+        self._most_open = MOST_OPEN_SHARDS
         if open_files != resource.RLIM_INFINITY:
-            self._most_open = min(_MOST_OPEN_SHARDS, open_files // 2)
+            self._most_open = min(MOST_OPEN_SHARDS, open_files // 2)
 
     def shard(self, number: int) -> Shard:
         """Return the shard with index `number`, mapped into memory; fetch it if necessary.
@@ -84,7 +84,7 @@ class ShardCache:
         if number in self._open:
             shard, used_at = self._open[number]
             self._open.move_to_end(number)
-            if time.monotonic() - used_at > _TOUCH_EVERY_S:
+            if time.monotonic() - used_at > TOUCH_EVERY_S:
                 self._keep(number, shard)
             return shard
         dataset, info = self._corpus.find_shard(number)
@@ -166,7 +166,7 @@ class ShardCache:
         self._open.move_to_end(number)
         while len(self._open) > self._most_open:
             self._open.popitem(last=False)
-        if self._limit_bytes is not None and time.monotonic() - self._last_check > _TOUCH_EVERY_S:
+        if self._limit_bytes is not None and time.monotonic() - self._last_check > TOUCH_EVERY_S:
             self._unmap_evicted()
 
     def _unmap_evicted(self) -> None:

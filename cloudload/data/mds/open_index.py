@@ -55,11 +55,11 @@ _SUFFIX = ".shards"
 _OWN_NAMES = re.compile(r"[0-9a-f]{16}")
 
 # a smaller index is not worth a file, because parsing it takes less than 0.2 s
-_SHARED_FROM_BYTES = 4 << 20
+SHARED_FROM_BYTES = 4 << 20
 
 # a process that has waited longer, for example for a stopped process, reads the index itself. For
 # 500 MB, which take about 30 s to parse, the limit is about 300 s
-_MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
+MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
 
 # beyond 4 tables of a dataset, 32 tables in total, or 32 files of fingerprints, the least
 # recently used files are removed
@@ -130,7 +130,7 @@ def read_index(
 
 def _is_large(version: Version) -> bool:
     """Whether an index is large enough to share, and its version identifies its content."""
-    return bool(version.exact) and (version.size or 0) >= _SHARED_FROM_BYTES
+    return bool(version.exact) and (version.size or 0) >= SHARED_FROM_BYTES
 
 
 class _SharedPath(NamedTuple):
@@ -168,7 +168,7 @@ def _open_shared(
     if (found := map_table(*shared)) is not None:
         verified_files.mark_used(shared.path)
         return found, version
-    wait_s = _MOST_WAIT_S + (version.size or 0) / _LEAST_BYTES_PER_S
+    wait_s = MOST_WAIT_S + (version.size or 0) / _LEAST_BYTES_PER_S
     what = f"read and parse the index of {redact(location.url)}"
     with contextlib.ExitStack() as stack:
         can_write = False

@@ -27,7 +27,7 @@ INDEX_NAME = "index.json"
 # an index has about 500 bytes and 30 values per shard, so these bounds allow over 10^6 shards
 MOST_INDEX_BYTES = 1 << 30
 
-_MOST_INDEX_VALUES = 1 << 26
+MOST_INDEX_VALUES = 1 << 26
 
 COMPRESSIONS = ("zstd", "gz", "bz2", "br", "snappy")
 
@@ -157,9 +157,9 @@ def check_extent(data: bytes) -> None:
             f"it has more than {MOST_INDEX_BYTES:,} bytes, so use larger shards or several datasets"
         )
     count = sum(map(data.count, (b",", b"[", b"{")))
-    if count > _MOST_INDEX_VALUES:
+    if count > MOST_INDEX_VALUES:
         raise ValueError(
-            f"it has about {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed, so use "
+            f"it has about {count:,} values, more than the {MOST_INDEX_VALUES:,} allowed, so use "
             "larger shards or several datasets"
         )
 

@@ -12,7 +12,7 @@ from cloudload.data.storage.advice import describe_proxy
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import FailureKind, StoreError
 
-_TIMEOUT_S = 5.0  # rarely reached, because without a connection, DNS usually fails in milliseconds
+TIMEOUT_S = 5.0  # rarely reached, because without a connection, DNS usually fails in milliseconds
 
 
 def find_obstacle() -> str | None:
@@ -25,7 +25,7 @@ def find_obstacle() -> str | None:
     if constants.HF_HUB_OFFLINE:
         return None
     try:
-        get_session().head(constants.ENDPOINT, timeout=_TIMEOUT_S)
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
     except Exception as error:  # from requests or httpx, depending on the client's version
         obstacle = f"{redact(constants.ENDPOINT)} cannot be reached ({_reason(error)})"
         return ". ".join(filter(None, [obstacle, describe_proxy(constants.ENDPOINT)]))

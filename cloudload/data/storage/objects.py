@@ -298,14 +298,14 @@ def _make_gcs() -> Backend:
     return GCSByHMAC() if "GCS_KEY" in os.environ and "GCS_SECRET" in os.environ else GCSStore()
 
 
-_BACKENDS: dict[str, Callable[[], Backend]] = {
+BACKENDS: dict[str, Callable[[], Backend]] = {
     "file": LocalStore,
     "s3": S3Store,
     "gs": _make_gcs,
     **dict.fromkeys(STREAMING_ONLY, StreamingStore),
 }
 
-_open: dict[tuple[int, str], Backend] = {}
+opened: dict[tuple[int, str], Backend] = {}
 
 
 def backend_of(url: str) -> Backend:
@@ -316,4 +316,4 @@ def backend_of(url: str) -> Backend:
     scheme = urls.scheme_of(url)
     key = (os.getpid(), scheme)
     # if several threads create a backend at the same time, keep the first
-    return _open.get(key) or _open.setdefault(key, _BACKENDS.get(scheme, FsspecStore)())
+    return opened.get(key) or opened.setdefault(key, BACKENDS.get(scheme, FsspecStore)())

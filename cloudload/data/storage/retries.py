@@ -53,11 +53,11 @@ class TargetError(Exception):
 
 
 _LONGEST_PAUSE_S = 10.0
-_SHORT_S, _FAILING_S, _SILENT_S = 2.0, 3.0, 5.0
+SHORT_S, FAILING_S, SILENT_S = 2.0, 3.0, 5.0
 
 _WRONG_ADDRESS = (FailureKind.REFUSED, FailureKind.UNKNOWN_HOST)
 
-_warned: dict[str, tuple[int, float]] = {}
+warned: dict[str, tuple[int, float]] = {}
 """For each endpoint, the ID of the request that last logged a warning, and when it did so, in
 `time.monotonic` seconds."""
 
@@ -169,18 +169,18 @@ class _Request:
         if self._watch is not None:
             self._watch.describe(self._summarize())
         waited_s = now - (self._received_at or self._began)
-        first_s = _SILENT_S if self._watch is None else math.inf
+        first_s = SILENT_S if self._watch is None else math.inf
         if self._kind in _WRONG_ADDRESS and self._received_at is None:
-            first_s = _FAILING_S
+            first_s = FAILING_S
         due_s = max(first_s, self._next_warning_s)
         if waited_s < due_s:
             return
         self._next_warning_s = 2 * due_s
         key = self._store or type(self._backend).__name__
-        by, at = _warned.get(key, (id(self), -math.inf))
+        by, at = warned.get(key, (id(self), -math.inf))
         # log one warning for all requests that wait for the same endpoint at the same time
         if by == id(self) or now - at > waited_s / 2:
-            _warned[key] = id(self), now
+            warned[key] = id(self), now
             logger.warning("%s", self._describe_wait(waited_s))
 
     def _summarize(self) -> str:
@@ -188,7 +188,7 @@ class _Request:
         if failed:
             parts.append(f"attempt {failed + 1}; attempt {failed} failed: {self._error}")
         silent_s = time.monotonic() - self._heard_at
-        if silent_s >= _SHORT_S:
+        if silent_s >= SHORT_S:
             parts.append(f"no data for {silent_s:.0f} s")
         parts.append(f"gives up in {max(0.0, self.left_s):.0f} s (Retry.deadline_s)")
         return "; ".join(parts)

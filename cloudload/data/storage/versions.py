@@ -28,7 +28,7 @@ _DETAILED_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modifie
 
 # an object must be this old when it is read, because servers and file systems may round times down
 # to even seconds, and servers may derive ETags from the rounded times
-_SETTLED_S = 2.0
+SETTLED_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def version_of_details(details: Mapping[str, Any]) -> Version:
 
 def _is_settled(written_s: float | None, read_s: float | None) -> bool:
     """Whether any later write would certainly change the object's modification time."""
-    return written_s is not None and read_s is not None and read_s - written_s >= _SETTLED_S
+    return written_s is not None and read_s is not None and read_s - written_s >= SETTLED_S
 
 
 def _parse_date(text: str | None) -> float | None:

@@ -28,8 +28,8 @@ import numpy as np
 from cloudload.errors import RanksDisagreeError
 from cloudload.system import DaemonThreadPool, Ints, activity
 
-_MOST_MEMBERS = 16
-_CONNECT_S = 60.0
+MOST_MEMBERS = 16
+CONNECT_S = 60.0
 """How long a process waits for the address of another. For a connection to that address, gloo waits
 five times as long (`Pair::waitUntil` in gloo/transport/tcp/pair.cc)."""
 _CLOSE_S = 1.0
@@ -102,7 +102,7 @@ class Gather:
         self._levels = [
             _Level(store, level, rank, size, timeout_s)
             for level in range(_count_levels(size))
-            if rank % _MOST_MEMBERS**level == 0
+            if rank % MOST_MEMBERS**level == 0
         ]
         self._thread = DaemonThreadPool(1, "cloudload-exchange")
         self._is_closing = threading.Event()
@@ -166,7 +166,7 @@ def _wait_for(work: Any, is_closing: threading.Event) -> None:
 
 def _count_levels(size: int) -> int:
     levels = 1
-    while _MOST_MEMBERS**levels < size:
+    while MOST_MEMBERS**levels < size:
         levels += 1
     return levels
 
@@ -177,10 +177,10 @@ class _Level:
     def __init__(self, store: Any, level: int, rank: int, size: int, timeout_s: float) -> None:
         import torch.distributed as dist
 
-        self._rows = _MOST_MEMBERS**level
-        self.covers = self._rows * _MOST_MEMBERS
+        self._rows = MOST_MEMBERS**level
+        self.covers = self._rows * MOST_MEMBERS
         """The number of processes that a full group of this level represents."""
-        group, member = divmod(rank // self._rows, _MOST_MEMBERS)
+        group, member = divmod(rank // self._rows, MOST_MEMBERS)
         self._below = min(self.covers, size - group * self.covers)
         self._members = -(-self._below // self._rows)
         if self._members == 1:
@@ -189,7 +189,7 @@ class _Level:
             dist.PrefixStore(f"{level}/{group}", store),
             member,
             self._members,
-            timedelta(seconds=min(timeout_s, _CONNECT_S)),
+            timedelta(seconds=min(timeout_s, CONNECT_S)),
         )
         self._group._set_default_timeout(timedelta(seconds=timeout_s))
 

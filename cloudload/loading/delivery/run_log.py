@@ -42,7 +42,7 @@ from cloudload.system import Ints
 
 logger = logging.getLogger("cloudload.run")
 
-_WINDOW_S, _LOOK_EVERY_S, _MOST_SHARE = 30.0, 1.0, 0.05
+WINDOW_S, LOOK_EVERY_S, MOST_SHARE = 30.0, 1.0, 0.05
 _WORDS = {
     "fetch": "waiting for shards",
     "read": "reading shards",
@@ -75,14 +75,14 @@ class WaitLog:
         """Record the statistics after a batch. Log the waits if they exceed 5% of the last 30 s."""
         if self._has_logged or (now := time.monotonic()) < self._next_look:
             return
-        self._next_look = now + _LOOK_EVERY_S
+        self._next_look = now + LOOK_EVERY_S
         self._looks.append(_Look(now, meter.stats()))
-        while len(self._looks) > 1 and now - self._looks[1].at >= _WINDOW_S:
+        while len(self._looks) > 1 and now - self._looks[1].at >= WINDOW_S:
             self._looks.popleft()
         first, last = self._looks[0], self._looks[-1]
         seconds = last.at - first.at
         waited = last.stats.stall_s - first.stats.stall_s
-        if seconds >= _WINDOW_S and waited > _MOST_SHARE * seconds:
+        if seconds >= WINDOW_S and waited > MOST_SHARE * seconds:
             self._has_logged = _log(first.stats, last.stats, seconds, plan)
 
 

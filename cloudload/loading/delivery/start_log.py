@@ -157,7 +157,7 @@ def _describe_tokenizer(recipe: Recipe) -> str:
 
 
 # smaller repeated downloads cost a few dollars at most, even from another region
-_NOTABLE_BYTES = 1e11
+NOTABLE_BYTES = 1e11
 
 
 def explain_repeated_downloads(plan: WorkerPlan) -> str | None:
@@ -166,12 +166,12 @@ def explain_repeated_downloads(plan: WorkerPlan) -> str | None:
     components = plan.recipe.components
     stored = [_count_stored_bytes(plan, component) for component in components]
     once = sum(stored)
-    if once * (num_machines - 1) < _NOTABLE_BYTES:
+    if once * (num_machines - 1) < NOTABLE_BYTES:
         return None
     lane_hosts = plan.lane_hosts()
     machines = [count_machines(component.lanes, lane_hosts) for component in components]
     all_bytes = sum(map(operator.mul, stored, machines))
-    if all_bytes - once < _NOTABLE_BYTES:
+    if all_bytes - once < NOTABLE_BYTES:
         return None
     return (
         f"{num_machines:,} machines read the same canonical nodes, so each shard is downloaded by "

@@ -153,7 +153,7 @@ def _num_left(plan: WorkerPlan, lane: int) -> int:
     return end - int(plan.position.cursors[0, lane, tables.CURSOR_ORDINAL])
 
 
-_MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
+MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
 _TOKENS_OF_BLOCK = 1 << 22
 # the size of one round: int64 words, summed over the messages of all ranks
 _WORDS_OF_ROUND = 1 << 22
@@ -208,7 +208,7 @@ class RemnantUses:
         self._workers: Ints = plan.worker_of(lanes)
         is_sent = self._used(readers != self.owners[indices])
         # an equal share for each rank, because all messages are padded to the longest one
-        self._is_sent = self._limit(is_sent, _MOST_EXCHANGED_TOKENS // plan.world_size, self.owners)
+        self._is_sent = self._limit(is_sent, MOST_EXCHANGED_TOKENS // plan.world_size, self.owners)
         self._is_own: Flags = self.owners == plan.world_index
         is_elsewhere = plan.worker_of(self._rows) != self._workers[indices]
         is_local = self._used(self._is_here & is_elsewhere)

@@ -24,7 +24,7 @@ logger = logging.getLogger("cloudload.workers")
 _GUESSED_BYTES_PER_TOKEN = 4
 _DOUBTED_DOCUMENTS = 1_000
 _GUESS_WEIGHT_DOCUMENTS = 64
-_MOST_DOCUMENTS_OF_LANE = 64
+MOST_DOCUMENTS_OF_LANE = 64
 # a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
 # documents that wait in the packers would then use more than about `_WAITING_BYTES`
 MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
@@ -145,7 +145,7 @@ class LaneReader:
             lanes, wanted, means = lanes[short], wanted[short], means[short]
             needed = missing[short] / means
             eager = max(1.0, min(eagerness, self._enough_documents / needed.sum()))
-            numbers = np.clip(np.ceil(eager * needed), 1, _MOST_DOCUMENTS_OF_LANE)
+            numbers = np.clip(np.ceil(eager * needed), 1, MOST_DOCUMENTS_OF_LANE)
             numbers = np.minimum(numbers.astype(np.int64), room[short])
             repeated = np.repeat(lanes, numbers)
             ordinals = self.next_ordinals[repeated] + count_within(numbers)

@@ -117,7 +117,7 @@ def _halt(workers: Sequence[WorkerProcess], memory: Memory) -> list[list[Block]]
 
 # starting an interpreter and importing torch takes several seconds
 _START_GRACE_S = 25.0
-_STARTS, _START_S, _END_S, _LOOK_EVERY_S, _SWEEP_S = 3, 60.0, 8.0, 1.0, 1.0
+_STARTS, START_S, END_S, _LOOK_EVERY_S, SWEEP_S = 3, 60.0, 8.0, 1.0, 1.0
 _processes = weakref.WeakSet[BaseProcess]()
 
 
@@ -207,18 +207,18 @@ class WorkerProcess:
             self._receive(GUARD_ADVICE)
             return
         for _ in range(_STARTS):
-            if self._connection.poll(_START_S):
+            if self._connection.poll(START_S):
                 self._receive()
                 return
             logger.warning(
                 "worker process %s did not start within %d s, so another one is being started",
                 self._process.pid,
-                _START_S,
+                START_S,
             )
             end_workers([self], self._plan.cache_root)
             self._begin()
         raise WorkerError(
-            f"a worker process did not start in {_STARTS} attempts of {_START_S:.0f} s each. Use "
+            f"a worker process did not start in {_STARTS} attempts of {START_S:.0f} s each. Use "
             "start_method='spawn', or fewer workers"
         )
 
@@ -302,7 +302,7 @@ class WorkerProcess:
                     raise WorkerError("another thread closed the loader during this iteration")
             if self._connection.poll():
                 return self._connection.recv()
-        self._process.join(_END_S)
+        self._process.join(END_S)
         end = _describe_end(self._process.exitcode)
         raise WorkerError(f"a worker process failed: process {self._process.pid} {end}. {advice}")
 
@@ -359,14 +359,14 @@ def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:
     workers = [worker for worker in workers if worker.is_own]
     for worker in workers:
         worker.ask_to_end()
-    deadline = time.monotonic() + _END_S
+    deadline = time.monotonic() + END_S
     were_killed = [worker.end(deadline) for worker in workers]
     if any(were_killed):
         thread = threading.Thread(
             target=_sweep, args=(cache_root,), name="cloudload-sweep", daemon=True
         )
         thread.start()
-        thread.join(_SWEEP_S)  # a large cache must not delay the error
+        thread.join(SWEEP_S)  # a large cache must not delay the error
 
 
 def _sweep(cache_root: Path) -> None:
@@ -389,7 +389,7 @@ def _describe_end(code: int | None) -> str:
     if code == SIGTERM_STATUS:
         return "was terminated by SIGTERM"
     if code is None:
-        return f"closed its connection, but did not exit within {_END_S:.0f} s"
+        return f"closed its connection, but did not exit within {END_S:.0f} s"
     if code >= 0:
         return f"exited with status {code}"
     names = {int(each): each.name for each in signal.Signals}

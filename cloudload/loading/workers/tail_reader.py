@@ -30,7 +30,7 @@ from cloudload.run import Recipe
 from cloudload.stats import FAILED, FILTERED
 from cloudload.system import Ints, count_within
 
-_MOST_KEPT_BYTES = 1 << 26
+MOST_KEPT_BYTES = 1 << 26
 # memory per document, besides its tokens: a row of the document table, and Python objects
 _BYTES_OF_DOCUMENT = 400
 
@@ -45,7 +45,7 @@ class KeptDocuments:
 
     def __init__(self) -> None:
         self._kept: dict[Key, Kept] = {}
-        self._free_bytes = _MOST_KEPT_BYTES
+        self._free_bytes = MOST_KEPT_BYTES
 
     def get(self, key: Key) -> Kept | None:
         """Return a document, or None if it is not in memory."""

@@ -53,10 +53,10 @@ MEASURED_VERSIONS = ("0.3.5",)
 that pass the checks below."""
 # how much slower a loader is with hf, in tokens per second: 50 times with GPT-2, 47 with Llama 3
 # (benchmarks/RESULTS.md, 2026-11-22)
-_TIMES_SLOWER = 50
+TIMES_SLOWER = 50
 _INSTALL = f"Run: pip install fastokens=={MEASURED_VERSIONS[-1]}"
 # cache-key version: increment it when a check changes
-_CHECKS = 2
+CHECKS = 2
 _CODE_POINTS_AT_ONCE = 64
 _PASSED = "it passed every check"
 _KNOWN = "it is known to pass every check with this tokenizer"
@@ -128,7 +128,7 @@ def log_choice(choice: Choice) -> None:
     logger.warning(
         "tokenizer backend: %s. In measurements with the GPT-2 and Llama 3 tokenizers, hf was "
         "about %d times slower than fastokens. %s",
-        *(choice, _TIMES_SLOWER, advice if _is_measured() else _INSTALL),
+        *(choice, TIMES_SLOWER, advice if _is_measured() else _INSTALL),
     )
 
 
@@ -180,7 +180,7 @@ def _result_path(text: str, cache_root: Path) -> Path:
 
 def list_checked() -> list[str]:
     """The names and versions of our checks and of the installed packages that they compare."""
-    return [f"checks-{_CHECKS}", *map(kept_tokenizers.with_version, ("fastokens", "tokenizers"))]
+    return [f"checks-{CHECKS}", *map(kept_tokenizers.with_version, ("fastokens", "tokenizers"))]
 
 
 def _check_once(text: str, cache_root: Path) -> str | None:
@@ -201,7 +201,7 @@ def _check_once(text: str, cache_root: Path) -> str | None:
         if (found_before := kept_tokenizers.read_kept(path)) is not None:
             return found_before or None
         try:
-            refusal = _check(text)
+            refusal = check_ids(text)
         except _FailedError as failure:
             return str(failure)
         except BaseException as failure:
@@ -217,7 +217,8 @@ class _FailedError(Exception):
     checks again."""
 
 
-def _check(text: str) -> str | None:
+def check_ids(text: str) -> str | None:
+    """Look for an unsupported feature, then compare the IDs, and return the problem or None."""
     content = json.loads(text)
     return (
         find_unsupported_feature(content)

@@ -37,7 +37,7 @@ COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
 _MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
 # load hf only after the first batches, because loading it blocks the process's other threads
-_LOADING_DELAY_S = 1.0
+LOADING_DELAY_S = 1.0
 
 
 class Encoder(Protocol):
@@ -147,7 +147,7 @@ class _Comparison:
         """The number of documents seen, and the index of the next one to compare. Without a lock,
         because a signal handler may also encode: threads may then compare a document twice."""
         self._held: deque[tuple[str, list[int]]] = deque()
-        self._loads_at = time.monotonic() + _LOADING_DELAY_S
+        self._loads_at = time.monotonic() + LOADING_DELAY_S
         self._difference: TokenizerError | None = None
 
     def watch(self, documents: Sequence[str], ids: Tokens, offsets: Ints) -> None:

@@ -115,7 +115,7 @@ def start_loading(text: str) -> Future[Any]:
     loading = _loadings.get(text)
     if loading is None or not (loading.tokenizer.done() or loading.owner == os.getpid()):
         thread = ThreadPoolExecutor(1, "cloudload-load")
-        loading = _Loading(os.getpid(), thread.submit(_make_fastokens, text))
+        loading = _Loading(os.getpid(), thread.submit(make_fastokens, text))
         thread.shutdown(wait=False)
         _loadings.clear()
         _loadings[text] = loading
@@ -135,7 +135,8 @@ def load_fastokens(text: str) -> Any:
         raise
 
 
-def _make_fastokens(text: str) -> Any:
+def make_fastokens(text: str) -> Any:
+    """Create the tokenizer that `load_fastokens` returns, but without caching it."""
     # use one thread, because we parallelize across processes; fastokens reads this on first use
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     from fastokens import Tokenizer

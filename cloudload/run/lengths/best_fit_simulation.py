@@ -28,7 +28,7 @@ from cloudload.system import NEVER, Flags, Ints, activity
 
 logger = logging.getLogger("cloudload.lengths")
 _PLAYING = "packing documents by their token lengths to find best_fit rows"
-_LEAST_OF_LANE, _DOCUMENTS_AT_ONCE = 8, 1 << 17
+_LEAST_OF_LANE, DOCUMENTS_AT_ONCE = 8, 1 << 17
 _LANES_AT_ONCE = 64
 _NEAR_ROWS = 256  # playing this many rows is about as fast as leaping to a mark and playing from it
 _LEARNED = 0.25
@@ -290,7 +290,7 @@ class Playing:
         rows = np.array([player.row for player in players])
         wanted = min(int((stops - rows).max()), NEVER // self._packing.seq_len)
         number = int(wanted * self._packing.seq_len / self._played.mean_tokens) + _LEAST_OF_LANE
-        most = _DOCUMENTS_AT_ONCE // len(lanes)
+        most = DOCUMENTS_AT_ONCE // len(lanes)
         if not self._has_packed or any(player.barren for player in players):
             # pack at most about an epoch at first, because a lane may have no tokens
             most = min(most, 2 * self._sizes.component.lanes.num_positions)

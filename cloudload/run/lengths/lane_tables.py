@@ -46,10 +46,10 @@ _MOST_BLOCK = 256
 UNITS = 0
 """The column of units. The columns after it are the statistics of the component's streams, one
 stream after another."""
-_ENOUGH_ORDINALS, _MOST_EPOCHS = 1024, 16
-_KEPT_FROM_POSITIONS = 1 << 16  # below this, building a table is as fast as reading its file
+ENOUGH_ORDINALS, _MOST_EPOCHS = 1024, 16
+KEPT_FROM_POSITIONS = 1 << 16  # below this, building a table is as fast as reading its file
 # below this, building a table is faster than starting a process
-_BACKGROUND_FROM_POSITIONS = 1 << 20
+BACKGROUND_FROM_POSITIONS = 1 << 20
 _KEPT_TABLES = 4
 _DOCUMENTS_AT_ONCE = 1 << 20
 
@@ -65,7 +65,7 @@ class LaneTables:
         self.num_lanes = division.num_lanes
         epochs = _MOST_EPOCHS * division.stride // division.num_lanes
         of_epoch = max(1, division.stride // division.num_lanes)
-        self.num_ordinals = max(of_epoch, min(epochs, -(-_ENOUGH_ORDINALS // of_epoch) * of_epoch))
+        self.num_ordinals = max(of_epoch, min(epochs, -(-ENOUGH_ORDINALS // of_epoch) * of_epoch))
         """Number of ordinals that a table covers."""
         self.block = min(_MOST_BLOCK, self.num_ordinals)
         """Number of documents of a lane between two consecutive sums."""
@@ -93,7 +93,7 @@ class LaneTables:
     @property
     def is_kept(self) -> bool:
         """Whether the tables are kept in files."""
-        return self._division.num_positions >= _KEPT_FROM_POSITIONS
+        return self._division.num_positions >= KEPT_FROM_POSITIONS
 
     @property
     def streams(self) -> range:
@@ -153,7 +153,7 @@ class LaneTables:
         table.
         """
         number = epoch * self._division.stride // self.num_lanes // self.num_ordinals
-        is_cheap = self._division.num_positions < _BACKGROUND_FROM_POSITIONS
+        is_cheap = self._division.num_positions < BACKGROUND_FROM_POSITIONS
         if is_cheap or number >= (self.end or NEVER) or self.is_ready(number):
             return False
         try:

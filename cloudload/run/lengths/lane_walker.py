@@ -26,7 +26,7 @@ from cloudload.system import NEVER, Flags, Ints, count_within
 
 # above this number of documents, a table is faster than measuring the documents one by one: a table
 # that exists, or one that must be built first
-_SCANNED_WITH_TABLE, _SCANNED_WITHOUT = 1 << 16, 1 << 22
+SCANNED_WITH_TABLE, SCANNED_WITHOUT = 1 << 16, 1 << 22
 _SCANNED_AT_ONCE, _LEAST_OF_LANE = 1 << 20, 8
 
 
@@ -148,7 +148,7 @@ class LaneWalker:
         numbers = stops - heads
         first = int(heads.min(initial=0 if not len(heads) else NEVER)) // self._tables.num_ordinals
         is_ready = self._tables.is_ready(first)
-        if numbers.sum() > (_SCANNED_WITH_TABLE if is_ready else _SCANNED_WITHOUT):
+        if numbers.sum() > (SCANNED_WITH_TABLE if is_ready else SCANNED_WITHOUT):
             since = partial(self._search.sums_since, first, lanes)
             sums = since(stops) - since(heads)
             total: Ints = sums[:, UNITS + 1 :].sum(axis=0)
@@ -240,7 +240,7 @@ class LaneWalker:
         and the dry lanes, which are endless lanes without tokens; see `LaneSizes.is_barren`.
         """
         epoch = int(cursors[lanes, tables.CURSOR_ORDINAL].min()) // self._tables.num_ordinals
-        budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
+        budget = SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else SCANNED_WITHOUT
         each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
         most_at_once = 2 * self._sizes.component.lanes.num_positions
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:

@@ -22,7 +22,7 @@ from cloudload.config import choices
 from cloudload.data import ShardTable, shard_entries
 from cloudload.run.recipe import Recipe
 
-_GROUP_SAMPLES, _GROUP_BYTES = 1 << 20, 1 << 30
+GROUP_SAMPLES, GROUP_BYTES = 1 << 20, 1 << 30
 _VERSION = 1
 
 
@@ -146,7 +146,7 @@ def cut_groups(shards: ShardTable, key: LengthsKey) -> Iterator[ShardRange]:
     sizes = zip(shards.samples.tolist(), shards.raw_bytes.tolist(), strict=True)
     for index, (own_samples, own_bytes) in enumerate(sizes, 1):
         samples, raw_bytes = samples + own_samples, raw_bytes + own_bytes
-        if samples >= _GROUP_SAMPLES or raw_bytes >= _GROUP_BYTES or index == len(shards):
+        if samples >= GROUP_SAMPLES or raw_bytes >= GROUP_BYTES or index == len(shards):
             digest = _identify(shards[first:index], key)
             yield ShardRange(number, first, index, samples, digest)
             first, samples, raw_bytes, number = index, 0, 0, number + 1

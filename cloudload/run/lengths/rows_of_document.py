@@ -23,7 +23,7 @@ from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position
 from cloudload.system import Ints
 
-_ROWS_AT_ONCE = 1 << 22
+ROWS_AT_ONCE = 1 << 22
 
 
 class FoundSpan(NamedTuple):
@@ -226,8 +226,8 @@ def _list_rows(lengths: RunLengths, component: int, lane: int, start: int, stop:
     recipe = lengths.recipe
     # row g belongs to lane g % num_lanes of some component, so look at every num_lanes-th row
     first, found = start + (lane - start) % recipe.num_lanes, []
-    for begin in range(first, stop, _ROWS_AT_ONCE * recipe.num_lanes):
-        end = min(stop, begin + _ROWS_AT_ONCE * recipe.num_lanes)
+    for begin in range(first, stop, ROWS_AT_ONCE * recipe.num_lanes):
+        end = min(stop, begin + ROWS_AT_ONCE * recipe.num_lanes)
         rows = np.arange(begin, end, recipe.num_lanes)
         found.append(rows[recipe.components_of(rows) == component])
     return np.concatenate(found) if found else np.empty(0, np.int64)

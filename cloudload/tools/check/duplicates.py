@@ -29,9 +29,9 @@ Records = NDArray[np.uint64]
 _NOUNS = {document_rules.REPEATED_TEXT: "text", document_rules.REPEATED_ID: "ID"}
 _COLUMNS = 3
 _RECORD_BYTES = 8 * _COLUMNS
-_PART_BYTES = 128 << 20
+PART_BYTES = 128 << 20
 _MOST_PARTS = 256  # limited because each part of each rule is an open file
-_MEMORY_BYTES = 1 << 18  # maximum size of a part in memory; a larger part moves to a file
+MEMORY_BYTES = 1 << 18  # maximum size of a part in memory; a larger part moves to a file
 
 
 class Repeat(NamedTuple):
@@ -47,10 +47,10 @@ class DuplicateFinder:
     """Collects the hashes of documents by rule, and finds equal hashes."""
 
     def __init__(self, rules: Sequence[str], num_samples: int) -> None:
-        needed = -(-num_samples * _RECORD_BYTES // _PART_BYTES)
+        needed = -(-num_samples * _RECORD_BYTES // PART_BYTES)
         self._num_parts = max(1, min(needed, _MOST_PARTS))
         self._parts = {
-            name: [tempfile.SpooledTemporaryFile(_MEMORY_BYTES) for _ in range(self._num_parts)]
+            name: [tempfile.SpooledTemporaryFile(MEMORY_BYTES) for _ in range(self._num_parts)]
             for name in rules
         }
 

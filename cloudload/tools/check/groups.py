@@ -35,7 +35,7 @@ from cloudload.tools.check.shard_contents import check_shard, name_sample
 from cloudload.tools.engines.local_processes import open_processes
 from cloudload.tools.engines.units import in_order, run_units
 
-_GROUP_BYTES = 512 << 20  # a process needs 1 to 2 s to check this much, and about as long to start
+GROUP_BYTES = 512 << 20  # a process needs 1 to 2 s to check this much, and about as long to start
 _THREADS_ALONE, _THREADS = 8, 4
 
 
@@ -86,7 +86,7 @@ def check_shards(
     receives the number of stored bytes read. Raises `WorkerError` if a process or the executor
     fails.
     """
-    groups = group_shards(shards, _GROUP_BYTES)
+    groups = group_shards(shards, GROUP_BYTES)
     is_alone = executor is None and min(processes, len(groups)) <= 1
     if is_alone and groups:
         groups = [tuple(shards)]

@@ -33,7 +33,7 @@ from cloudload.system import activity
 
 logger = logging.getLogger("cloudload.convert")
 
-_CHUNK_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 16
 _MOST_RECONNECTS = 5
 
 _MOST_PIECE_BYTES = 1 << 20
@@ -225,7 +225,7 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
             with _open(file, position) as stream:
                 while True:
                     with wait:
-                        chunk = stream.read(_CHUNK_BYTES)
+                        chunk = stream.read(CHUNK_BYTES)
                     if not chunk:
                         break
                     position, failures = position + len(chunk), 0

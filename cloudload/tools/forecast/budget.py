@@ -15,8 +15,8 @@ from cloudload.run import Position, RunLengths
 from cloudload.stats import TOKENS
 from cloudload.system import Ints
 
-_FEWEST_EPOCHS = 32
-_MOST_WORK, _WORK_OF_EPOCH = 1 << 21, 20_000  # in documents; each epoch also takes constant work
+FEWEST_EPOCHS = 32
+MOST_WORK, _WORK_OF_EPOCH = 1 << 21, 20_000  # in documents; each epoch also takes constant work
 _MOST_MEASURED = 4_096
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
@@ -173,7 +173,7 @@ def _limit_rows(lengths: RunLengths, global_batch: int) -> int:
     shares = np.bincount(recipe.components_of(np.arange(1 << 12)), minlength=len(recipe.components))
     for index, each in enumerate(recipe.components):
         number = each.num_positions
-        epochs = max(_FEWEST_EPOCHS, _MOST_WORK // (number + _WORK_OF_EPOCH))
+        epochs = max(FEWEST_EPOCHS, MOST_WORK // (number + _WORK_OF_EPOCH))
         ordinals = np.arange(-(-min(_MOST_MEASURED, number) // recipe.num_lanes))[:, None]
         lanes = np.arange(recipe.num_lanes)[None, :] + 0 * ordinals
         sizes = lengths.walkers[index].measure(lanes, ordinals + 0 * lanes).tokens

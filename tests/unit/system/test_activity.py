@@ -18,8 +18,8 @@ from testkit.patience import soon
 
 @pytest.fixture(autouse=True)
 def report_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudload.system.activity._FIRST_REPORT_S", 0.2)
-    monkeypatch.setattr("cloudload.system.activity._LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("cloudload.system.activity.FIRST_REPORT_S", 0.2)
+    monkeypatch.setattr("cloudload.system.activity.LOOK_EVERY_S", 0.02)
 
 
 class Reports(list[str]):
@@ -164,8 +164,8 @@ def test_a_text_is_read_whole_while_it_is_written() -> None:
 def test_after_an_interrupt_at_any_bytecode_later_waits_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloudload.system.activity._FIRST_REPORT_S", 0.0)
-    monkeypatch.setattr("cloudload.system.activity._LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr("cloudload.system.activity.FIRST_REPORT_S", 0.0)
+    monkeypatch.setattr("cloudload.system.activity.LOOK_EVERY_S", 0.001)
     kept = Wait(Reports(), "kept")
 
     def work() -> None:
@@ -173,11 +173,11 @@ def test_after_an_interrupt_at_any_bytecode_later_waits_are_reported(
             pass
 
     work()
-    monkeypatch.setattr(activity._state, "watcher", activity._Watcher())
+    monkeypatch.setattr(activity.state, "watcher", activity.Watcher())
     kept.is_watched = False
     visits = count_visits(work)
     for visit in list_edges(visits)[::2]:
-        monkeypatch.setattr(activity._state, "watcher", activity._Watcher())
+        monkeypatch.setattr(activity.state, "watcher", activity.Watcher())
         kept.is_watched = False
         interrupt(work, visit)
         work()

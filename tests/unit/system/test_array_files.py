@@ -57,7 +57,7 @@ def test_another_key_and_another_format_count_as_missing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert map_arrays(path, "another key") is None
-    monkeypatch.setattr(array_files, "_MAGIC", b"cloudload arrays 2\n".ljust(24, b"\0"))
+    monkeypatch.setattr(array_files, "MAGIC", b"cloudload arrays 2\n".ljust(24, b"\0"))
     assert map_arrays(path, "key") is None
 
 

@@ -56,7 +56,7 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, device: st
         "22 27 0:99999 / /proc rw,relatime - proc proc rw\n"
         f"36 27 {device} / /mnt/a\\040folder rw,noatime shared:1 master:2 - {kind} host:/a rw\n"
     )
-    monkeypatch.setattr(machine, "_MOUNTS", mounts)
+    monkeypatch.setattr(machine, "MOUNTS", mounts)
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ def test_the_type_of_the_mount_decides(
 def test_an_unknown_mount_counts_as_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount(tmp_path, monkeypatch, "nfs", "0:99998")
     assert network_type(tmp_path) is None
-    monkeypatch.setattr(machine, "_MOUNTS", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "MOUNTS", tmp_path / "nothing")
     assert network_type(tmp_path) is None
     (tmp_path / "damaged").write_text("36\n\n")
-    monkeypatch.setattr(machine, "_MOUNTS", tmp_path / "damaged")
+    monkeypatch.setattr(machine, "MOUNTS", tmp_path / "damaged")
     assert network_type(tmp_path) is None
 
 

@@ -88,7 +88,7 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_reservations_list_the_files_once_per_candidates(
     tmp_path: Path, listings: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_MOST_CANDIDATES", 5)
+    monkeypatch.setattr(fetch, "MOST_CANDIDATES", 5)
     for number in range(10):
         use(add(tmp_path, f"{number:02}", 100), number)
     assert len(listings) == 1
@@ -126,7 +126,7 @@ def test_the_least_recently_used_shards_are_evicted_as_if_all_were_listed(
     root = tmp_path_factory.mktemp("cache")
     expected: dict[str, int] = {}  # sizes in bytes, least recently used first
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetch, "_MOST_CANDIDATES", most)
+        patch.setattr(fetch, "MOST_CANDIDATES", most)
         for second, (what, number, size) in enumerate(steps):
             name = str(number)
             path = root / "data" / name
@@ -370,7 +370,7 @@ def test_a_mapped_file_that_nfs_keeps_counts_but_is_not_evicted(tmp_path: Path) 
 def test_threads_share_candidates_and_hold_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_MOST_CANDIDATES", 3)
+    monkeypatch.setattr(fetch, "MOST_CANDIDATES", 3)
     make_folder(tmp_path / "data")
     failures: list[BaseException] = []
 

@@ -87,7 +87,7 @@ def test_no_two_files_of_a_dataset_fall_together(
 def test_a_million_values_are_read_but_not_more_than_an_index_of_a_million_shards_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloudload.data.mds.shard_entries._MOST_INDEX_VALUES", 1_000)
+    monkeypatch.setattr("cloudload.data.mds.shard_entries.MOST_INDEX_VALUES", 1_000)
     with pytest.raises(DatasetError, match=r"about [\d,]+ values, more than the 1,000 allowed"):
         parse_index(b'{"version": 2, "shards": [' + b"[]," * 1_000 + b"[]]}", "d")
 

@@ -49,7 +49,7 @@ def test_the_deadline_does_not_hide_the_answer_of_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = _BusyThenSilent()
-    monkeypatch.setitem(objects._BACKENDS, "busy", lambda: store)
+    monkeypatch.setitem(objects.BACKENDS, "busy", lambda: store)
     with pytest.raises(StoreError, match=r"2 attempts.*OSError: slow down") as failure:
         delete_object("busy://bucket/key", Retry(timeout_s=5, deadline_s=1, pause_s=0.01))
     assert failure.value.kind is FailureKind.BUSY

@@ -209,7 +209,7 @@ def test_the_warning_says_how_many_machines_download_each_shard(
     run: tuple[int, int, str | None],
 ) -> None:
     machines, nodes, times = run
-    monkeypatch.setattr(start_log, "_NOTABLE_BYTES", 1)
+    monkeypatch.setattr(start_log, "NOTABLE_BYTES", 1)
     warning = find_warning(
         compressed, caplog, monkeypatch, machines=machines, num_canonical_nodes=nodes
     )
@@ -226,5 +226,5 @@ def test_small_datasets_and_local_shards_cause_no_warning(
     compressed: str, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not find_warning(compressed, caplog, monkeypatch, machines=4, num_canonical_nodes=1)
-    monkeypatch.setattr(start_log, "_NOTABLE_BYTES", 1)
+    monkeypatch.setattr(start_log, "NOTABLE_BYTES", 1)
     assert not find_warning(folder, caplog, monkeypatch, machines=4, num_canonical_nodes=1)

@@ -52,7 +52,7 @@ def test_three_rows_of_each_lane_need_no_more_documents_than(
 def test_many_rounds_of_reading_do_not_overflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.loading.workers.lane_reader._MOST_DOCUMENTS_OF_LANE", 1)
+    monkeypatch.setattr("cloudload.loading.workers.lane_reader.MOST_DOCUMENTS_OF_LANE", 1)
     data = write_mds(tmp_path / "data", ["a"] * 4)
     options = {"seq_len": 2_200, "num_lanes": 1, "batch_size": 1}
     with make_loader(data, local=tmp_path / "cache", **options) as loader:
@@ -87,7 +87,7 @@ def test_the_cleanup_of_a_large_cache_delays_nothing(
         swept.set()
 
     monkeypatch.setattr("cloudload.data.cache.cache_folder.sweep", sweep)
-    monkeypatch.setattr(processes, "_SWEEP_S", 0.01)
+    monkeypatch.setattr(processes, "SWEEP_S", 0.01)
     worker: Any = KilledWorker()
     end_workers([worker], tmp_path)
     assert begun.wait(60)

@@ -24,7 +24,14 @@ from cloudload.rows.tokenization.backend import choose_backend, log_choice
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path
 from testkit import ROOT
-from testkit.tokenizer_files import JSONS, changed, lose_byte, needs_fastokens, sentencepiece
+from testkit.tokenizer_files import (
+    JSONS,
+    changed,
+    forget,
+    lose_byte,
+    needs_fastokens,
+    sentencepiece,
+)
 
 pytestmark = pytest.mark.usefixtures("fresh_tokenizers")
 MEASURED = ", ".join(gate.MEASURED_VERSIONS)
@@ -192,7 +199,7 @@ def test_the_cost_of_a_fallback_is_the_one_that_was_measured() -> None:
     )
     assert len(fast) == len(slow) == 2
     for one, other in zip(fast, slow, strict=True):
-        assert round(one / other, -1) == gate._TIMES_SLOWER
+        assert round(one / other, -1) == gate.TIMES_SLOWER
 
 
 @needs_fastokens
@@ -258,7 +265,7 @@ def test_the_sweep_of_code_points_is_made_once_for_a_cache_folder(
 
     monkeypatch.setattr(gate, "sweep_code_points", sweep)
     for folder in (tmp_path / "one", tmp_path / "one", tmp_path / "two"):
-        gate._refusals.clear()
+        forget()
         assert choose_backend(JSONS["byte-level"](), "auto", folder).name == "fastokens"
     assert len(sweeps) == 2
     assert min(sweeps) > 100_000
@@ -270,7 +277,7 @@ def test_a_cache_folder_of_another_machine_does_not_make_fastokens_importable(
 ) -> None:
     text = JSONS["byte-level"]()
     assert choose_backend(text, "auto", tmp_path).name == "fastokens"
-    gate._refusals.clear()
+    forget()
     monkeypatch.setitem(sys.modules, "fastokens", None)  # makes the import fail
     choice = choose_backend(text, "auto", tmp_path)
     assert choice.name == HF
@@ -287,12 +294,11 @@ def test_ranks_that_start_together_on_a_node_check_a_tokenizer_once(
         checks.append(text)
         time.sleep(0.1)  # long enough for the other ranks to start during this check
 
-    monkeypatch.setattr(gate, "_check", check)
-    monkeypatch.setattr(gate, "_refusals", {})
+    monkeypatch.setattr(gate, "check_ids", check)
     text = JSONS["byte-level"]()
     with ThreadPoolExecutor(4) as ranks:
-        found = list(ranks.map(gate._check_once, [text] * 4, [tmp_path] * 4))
-    assert (found, checks) == ([None] * 4, [text])
+        found = list(ranks.map(choose_backend, [text] * 4, ["auto"] * 4, [tmp_path] * 4))
+    assert ([each.reason for each in found], checks) == ([None] * 4, [text])
 
 
 @needs_fastokens
@@ -304,7 +310,7 @@ def test_the_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> No
     for path in (orphan, held):
         path.write_text("half")
     with locked(lock_path(used)):
-        gate._refusals.clear()
+        forget()
         choose_backend(JSONS["byte-level"](), "auto", tmp_path)
         assert held.exists(), "a file that another process is writing must not be deleted"
         assert not orphan.exists()
@@ -318,7 +324,7 @@ def test_what_the_sweep_found_is_found_again(
 ) -> None:
     monkeypatch.setattr(gate, "sweep_code_points", lambda *_: [0x41, 0x42])
     first = choose_backend(JSONS["byte-level"](), "auto", tmp_path)
-    gate._refusals.clear()
+    forget()
     monkeypatch.undo()
     assert choose_backend(JSONS["byte-level"](), "auto", tmp_path) == first
     assert (

@@ -141,7 +141,7 @@ def test_other_ids_than_tokenizers_end_the_run(
 ) -> None:
     text = JSONS["byte-level"]()
     encoders._comparison.cache_clear()  # another test may have cached a comparison
-    monkeypatch.setattr(encoders, "_LOADING_DELAY_S", 0)
+    monkeypatch.setattr(encoders, "LOADING_DELAY_S", 0)
     encoder = FastokensEncoder(text)
     encoder._fast = loading.load_fastokens(byte_tokenizer().to_str())
     encoder.encode(["the quick brown fox"])
@@ -198,7 +198,7 @@ def test_the_first_documents_of_a_process_are_compared_and_then_one_in_so_many(
 @needs_fastokens
 @pytest.mark.usefixtures("fresh_tokenizers")
 def test_documents_are_compared_once_hf_may_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "_LOADING_DELAY_S", 1e6)
+    monkeypatch.setattr(encoders, "LOADING_DELAY_S", 1e6)
     compared: list[Any] = []
     monkeypatch.setattr(encoders._Comparison, "_compare", lambda _, *each: compared.append(each))
     encoder = FastokensEncoder(byte_tokenizer().to_str())

@@ -31,7 +31,7 @@ def closed_port() -> str:
 def unreachable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Make the Hub unreachable in one of three ways. Yields a regex for the reason in the error."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hub, "TIMEOUT_S", 0.2)
     hub.check_connection.cache_clear()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint, reason = {

@@ -73,13 +73,13 @@ def test_a_tokenizer_is_loaded_once_by_the_thread_that_began(
 ) -> None:
     forget()
     loads: list[str] = []
-    make = loading._make_fastokens
+    make = loading.make_fastokens
 
     def count_and_make(text: str) -> Any:
         loads.append(text)
         return make(text)
 
-    monkeypatch.setattr(loading, "_make_fastokens", count_and_make)
+    monkeypatch.setattr(loading, "make_fastokens", count_and_make)
     text = byte_tokenizer().to_str()
     start_loading(text)
     first = load_fastokens(text)
@@ -97,9 +97,9 @@ def test_a_child_that_is_forked_while_a_thread_loads_loads_by_itself(
 ) -> None:
     forget()
     text, go = byte_tokenizer().to_str(), threading.Event()
-    make = loading._make_fastokens
+    make = loading.make_fastokens
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "_make_fastokens", lambda text: (go.wait(60), make(text))[1])
+        patch.setattr(loading, "make_fastokens", lambda text: (go.wait(60), make(text))[1])
         started = start_loading(text)
     assert not started.done()
     fork = multiprocessing.get_context("fork")
@@ -117,7 +117,7 @@ def test_a_tokenizer_that_did_not_load_is_tried_again(monkeypatch: pytest.Monkey
     forget()
     text = byte_tokenizer().to_str()
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "_make_fastokens", lambda _: 1 // 0)
+        patch.setattr(loading, "make_fastokens", lambda _: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             load_fastokens(text)
     assert encode_flat(load_fastokens(text), TEXTS)[0].size

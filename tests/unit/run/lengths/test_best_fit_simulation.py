@@ -88,7 +88,7 @@ def test_any_row_from_any_state_is_that_of_the_packer(  # noqa: PLR0917
     """Request rows in any order from two objects that share mark files."""
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(best_fit_simulation, "DOCUMENTS_OF_MARK", spacing)
-        patch.setattr(best_fit_simulation, "_DOCUMENTS_AT_ONCE", at_once)
+        patch.setattr(best_fit_simulation, "DOCUMENTS_AT_ONCE", at_once)
         folder = Path(name)
         sizes = make_sizes(lengths, folder, None)
         ends = LaneTables(folder, sizes, packing, "").ends

@@ -131,7 +131,7 @@ def test_damaged_gzip_files_have_the_bytes_and_problems_of_the_standard_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("zlib_ng")
-    monkeypatch.setattr(input_files, "_CHUNK_BYTES", 64)
+    monkeypatch.setattr(input_files, "CHUNK_BYTES", 64)
     draw, path = np.random.default_rng(0), tmp_path / "a.jsonl.gz"
     text = b"".join(b'{"text": "%d"}\n' % number for number in draw.integers(0, 10**9, 200))
     member = gzip.compress(text, 6, mtime=0)
