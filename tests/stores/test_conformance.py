@@ -208,6 +208,14 @@ def test_a_download_stops_one_byte_past_the_most(
     assert target.read_bytes() == b"0123456789"[:expected]
 
 
+def test_a_download_begins_at_any_byte_and_continues_the_file(place: Place, tmp_path: Path) -> None:
+    place.put("key", b"0123456789")
+    with (tmp_path / "target").open("w+b") as file:
+        file.write(b"before ")
+        assert download_object(join_url(place.url, "key"), file, start=7) == 3
+    assert (tmp_path / "target").read_bytes() == b"before 789"
+
+
 def test_a_full_disk_is_not_called_a_failure_of_the_store(place: Place, small_disk: Path) -> None:
     place.put("key", bytes(100_000))
     with (small_disk / "target").open("w+b", buffering=0) as file:

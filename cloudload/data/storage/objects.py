@@ -93,9 +93,9 @@ def download_object(
     passes a `watch` reports its own waits; see `retries`. `start` and `tag` have the same meaning
     as in `open_object`.
     """
-    start = target.tell()
+    before = target.tell()
     download_object_version(url, target, retry, most_bytes, watch, start=start, tag=tag)
-    return target.tell() - start
+    return target.tell() - before
 
 
 def download_object_version(
@@ -115,12 +115,12 @@ def download_object_version(
     nothing.
     """
     retry, backend = retry or Retry(), backend_of(url)
-    start = target.tell()
+    before = target.tell()
     # an attempt that timed out keeps running in its thread, but must not write to the target
     writing, is_over = threading.Lock(), False
 
     def attempt(receive: Callable[[], None]) -> Version:
-        target.seek(start)
+        target.seek(before)
         left = sys.maxsize if most_bytes is None else most_bytes + 1
         with contextlib.closing(backend.open(url, retry, start, tag)) as source:
             if unless is not None and unless(source.version):
