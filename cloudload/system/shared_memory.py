@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any
 
@@ -72,9 +73,10 @@ class SharedMemoryRing:
         self.num_slots, self.slot_bytes = state["num_slots"], state["slot_bytes"]
         self._map_file(state["descriptor"].detach())
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], object] = os.close) -> None:
+        # at the end of a program, `os` may be gone before this object
         if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
+            close(self._descriptor)
 
 
 def anonymous_file() -> int:
