@@ -60,6 +60,11 @@ _AT_RUN_TIME = "code found at run time"
 Imported = dict[str, list[tuple[str, Any]]]
 """The values that each name may stand for, with their full names."""
 
+_Point = tuple[int, int]
+
+FINDERS = ("__import__", "eval", "exec")
+"""Built-in functions that find code by text, so that no one can know which code they run."""
+
 
 class CodeDigest:
     """The digest of a function, a callable object, or a `functools.partial`."""
@@ -281,9 +286,6 @@ def _slots_of(cls: type) -> list[str]:
     return [name for name in slots if not name.startswith("__")]  # dunder names are not slots
 
 
-_Point = tuple[int, int]
-
-
 def find_lambda(function: FunctionType) -> str | None:
     """Return a lambda's source; None if it cannot be read, or matches several lambdas."""
     try:
@@ -327,10 +329,6 @@ def _start(node: ast.Lambda) -> _Point:
 
 def _stop(node: ast.Lambda) -> _Point:
     return node.body.end_lineno or node.lineno, node.body.end_col_offset or 0
-
-
-FINDERS = ("__import__", "eval", "exec")
-"""Built-in functions that find code by text, so that no one can know which code they run."""
 
 
 class Import(NamedTuple):

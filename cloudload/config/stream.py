@@ -22,6 +22,13 @@ from cloudload.config import checks, choices
 from cloudload.data import locations, redact, urls
 from cloudload.system import option_help
 
+# folder names that do not identify a dataset, because many datasets have them
+_SHARED_FOLDER = re.compile(
+    r"(train(ing)?|val(id(ation)?)?|dev|test|eval(uation)?|mds|data(set)?|shards|raw|text|"
+    r"v?\d[\d.\-_]*)",
+    re.IGNORECASE,
+)
+
 
 @option_help.suggests_fields
 @option_help.explained
@@ -117,14 +124,6 @@ class Stream:
     def location(self) -> locations.Location:
         """Where the stream's dataset is."""
         return locations.Location(self.remote, self.split)
-
-
-# folder names that do not identify a dataset, because many datasets have them
-_SHARED_FOLDER = re.compile(
-    r"(train(ing)?|val(id(ation)?)?|dev|test|eval(uation)?|mds|data(set)?|shards|raw|text|"
-    r"v?\d[\d.\-_]*)",
-    re.IGNORECASE,
-)
 
 
 def name_streams(streams: Sequence[Stream]) -> tuple[Stream, ...]:

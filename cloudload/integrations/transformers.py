@@ -41,6 +41,9 @@ except ImportError as error:
 
 logger = logging.getLogger("cloudload.integrations")
 
+_POSITIONS = "position_ids"
+_OTHERS = ("segment_ids", "cu_seqlens")
+
 
 class CloudloadCallback(TrainerCallback, ExportableState):
     """Saves the loader's state with each checkpoint, and loads it when training resumes.
@@ -199,10 +202,6 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         if "loss" in logs:
             numbers = self.loader.stats().as_dict("cloudload/", brief=self._is_brief)
         super().log({**logs, **numbers}, *args, **kwargs)
-
-
-_POSITIONS = "position_ids"
-_OTHERS = ("segment_ids", "cu_seqlens")
 
 
 def without_cache(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:

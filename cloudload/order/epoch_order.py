@@ -28,6 +28,8 @@ from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.order.streaming_shuffles import shuffle_nodes
 from cloudload.system import Ids
 
+_DRAWN_AT_ONCE = 1 << 20
+
 
 def seekable_order(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None
@@ -96,9 +98,6 @@ def positions_of(order: Ids | SeekableOrder, sample: int) -> Ids:
     if isinstance(order, SeekableOrder):
         return order.positions_of(sample)
     return np.flatnonzero(order == sample)
-
-
-_DRAWN_AT_ONCE = 1 << 20
 
 
 def resample(

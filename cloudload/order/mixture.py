@@ -45,6 +45,16 @@ Weights = tuple[float, ...]
 
 _MOST_ROWS = 1 << 62
 
+TURN = 1 << 64
+"""The circumference of the circle, in the units of steps and arcs."""
+_WINDOW = 1000
+_SCALE = 1 << 21  # fixed-point value of one row, so that positions in a window fit in 32 bits
+_MOST_UNEVEN = 2 * _SCALE - _WINDOW  # 2 rows, minus the rounding error of fixed-point values
+_GRIDS = (500, 997, 998, 999, 1000, 1001, 1002, 1003)
+# distances of candidate steps from a fraction p / grid, in units of 1 / (1024 grid²)
+_DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2
+_MOST_TRIED = 2048
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -245,17 +255,6 @@ def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
     return np.array(indices, np.int64), np.array(
         [TURN * end // sums[-1] for end in sums[:-1]], np.uint64
     )
-
-
-TURN = 1 << 64
-"""The circumference of the circle, in the units of steps and arcs."""
-_WINDOW = 1000
-_SCALE = 1 << 21  # fixed-point value of one row, so that positions in a window fit in 32 bits
-_MOST_UNEVEN = 2 * _SCALE - _WINDOW  # 2 rows, minus the rounding error of fixed-point values
-_GRIDS = (500, 997, 998, 999, 1000, 1001, 1002, 1003)
-# distances of candidate steps from a fraction p / grid, in units of 1 / (1024 grid²)
-_DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2
-_MOST_TRIED = 2048
 
 
 @cache

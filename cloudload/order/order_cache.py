@@ -49,6 +49,27 @@ _MAP_FROM_BYTES = 1 << 16
 BACKGROUND_FROM_POSITIONS = 1 << 20
 _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
 
+KNOWN_VERSIONS = "NumPy 1.24 to 2.4"
+_SHARD_SIZES = np.array([40, 7, 64, 31, 90, 12], np.int64)
+_SAMPLING = Sampling((3, 3), (150, 60))
+_KNOWN = {
+    ("py1e", False): "46cecfe87156a68d",
+    ("py1e", True): "399fc4bbb1a9ef0d",
+    ("py1br", False): "ff9a24017032be55",
+    ("py1br", True): "47d7db44b007cb53",
+    ("py1s", False): "380480ec8bf4d149",
+    ("py1s", True): "ed184efb88a244fd",
+    ("py2s", False): "72aae6156a25dc29",
+    ("py2s", True): "96bef1ea0d94a175",
+    ("naive", False): "3b27f78b399b6a46",
+    ("naive", True): "8886d44af7024df1",
+    ("seekable", False): "75a536d3f1596db9",
+    ("seekable", True): "46025a6ae0a8121c",
+    ("", False): "156945f6db3cab90",
+    ("", True): "c59a47ebe884787c",
+}
+"""The hash for each shuffle algorithm, "" without shuffle, and for whether samples are drawn."""
+
 
 class EpochOrders:
     """The orders of one component. Call it with an epoch to get that epoch's order.
@@ -269,28 +290,6 @@ def is_whole(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return verified_files.has_unmodified(path)
     return False
-
-
-KNOWN_VERSIONS = "NumPy 1.24 to 2.4"
-_SHARD_SIZES = np.array([40, 7, 64, 31, 90, 12], np.int64)
-_SAMPLING = Sampling((3, 3), (150, 60))
-_KNOWN = {
-    ("py1e", False): "46cecfe87156a68d",
-    ("py1e", True): "399fc4bbb1a9ef0d",
-    ("py1br", False): "ff9a24017032be55",
-    ("py1br", True): "47d7db44b007cb53",
-    ("py1s", False): "380480ec8bf4d149",
-    ("py1s", True): "ed184efb88a244fd",
-    ("py2s", False): "72aae6156a25dc29",
-    ("py2s", True): "96bef1ea0d94a175",
-    ("naive", False): "3b27f78b399b6a46",
-    ("naive", True): "8886d44af7024df1",
-    ("seekable", False): "75a536d3f1596db9",
-    ("seekable", True): "46025a6ae0a8121c",
-    ("", False): "156945f6db3cab90",
-    ("", True): "c59a47ebe884787c",
-}
-"""The hash for each shuffle algorithm, "" without shuffle, and for whether samples are drawn."""
 
 
 def identify_order(config: OrderConfig, sampling: Sampling | None) -> str:

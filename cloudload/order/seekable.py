@@ -33,6 +33,10 @@ from cloudload.system import Ids, Words
 Weights = Sequence[tuple[int, int]]
 """For each stream, its number of shards, and the number of samples that an epoch reads from it."""
 
+# tags that make the keys of the run and of its epochs differ. Without them, the run and epoch 0
+# would share keys, because SeedSequence ignores trailing zeros
+_OF_RUN, _OF_EPOCH = 1, 2
+
 
 @dataclass(frozen=True)
 class ShardSpans:
@@ -144,11 +148,6 @@ def _take(values: Ids, indices: Ids) -> Ids:
     for first in range(0, len(indices), bijection.CHUNK):
         taken[first : first + bijection.CHUNK] = values[indices[first : first + bijection.CHUNK]]
     return taken
-
-
-# tags that make the keys of the run and of its epochs differ. Without them, the run and epoch 0
-# would share keys, because SeedSequence ignores trailing zeros
-_OF_RUN, _OF_EPOCH = 1, 2
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,18 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # a container's limit, in bytes
+
+_MOST_OPEN_FILES = 1 << 16
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+_NETWORK = re.compile(
+    "nfs4?|cifs|smb3|smbfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|wekafs"
+    # most other FUSE file systems are remote, such as fuse.sshfs, fuse.gcsfuse, and fuse.juicefs
+    r"|fuse(\.(?!fuse-overlayfs|mergerfs|bindfs|lxcfs).*)?"
+)
+
 
 def package_version(name: str) -> str | None:
     """The version of an installed package; None if the package is not installed.
@@ -39,9 +51,6 @@ def _read(name: str) -> str | None:
 _read_once = cache(_read)
 
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # a container's limit, in bytes
-
-
 def total_memory_bytes() -> int:
     """The machine's physical memory, or the container's limit if that is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -50,24 +59,12 @@ def total_memory_bytes() -> int:
     return physical
 
 
-_MOST_OPEN_FILES = 1 << 16
-
-
 def raise_open_file_limit() -> None:
     """Raise this process's soft limit on open files to the hard limit, but not above 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-MOUNTS = Path("/proc/self/mountinfo")
-
-_NETWORK = re.compile(
-    "nfs4?|cifs|smb3|smbfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|wekafs"
-    # most other FUSE file systems are remote, such as fuse.sshfs, fuse.gcsfuse, and fuse.juicefs
-    r"|fuse(\.(?!fuse-overlayfs|mergerfs|bindfs|lxcfs).*)?"
-)
 
 
 def network_type(folder: Path) -> str | None:

@@ -24,6 +24,8 @@ WIDTH = 80
 _GAP = "  "
 _MOST_OF_NAME = 24
 
+_MOST_CHARACTERS = 2_000
+
 
 def wrap_text(text: str, width: int, first: int) -> list[str]:
     """Split text into lines of up to `width` characters, and up to `first` on the first line.
@@ -94,9 +96,6 @@ def _share_columns(widths: Sequence[int], room: int) -> Iterator[list[int]]:
         columns.append(column)
         used += needed
     yield columns
-
-
-_MOST_CHARACTERS = 2_000
 
 
 def escape_text(text: str) -> str:

@@ -80,6 +80,11 @@ ONCE, ALWAYS, OFF = "once", "always", "off"
 """When a shard in the cache is checked: once per download, at each use, or never."""
 Verification = Literal["once", "always", "off"]
 
+_LAYOUT = struct.Struct("<8sqdd")
+_FORMAT = b"space 2\n"
+_MOST_AGE_S, _MOST_AGE_IN_LISTINGS = 600.0, 100
+MOST_CANDIDATES = 10_000
+
 
 @dataclass(frozen=True)
 class _Watch:
@@ -259,12 +264,6 @@ class Fetcher:
             f"cannot write {what} to the cache folder {self.root}: {error}. Fix the cause, or set "
             "`local` to a different folder"
         )
-
-
-_LAYOUT = struct.Struct("<8sqdd")
-_FORMAT = b"space 2\n"
-_MOST_AGE_S, _MOST_AGE_IN_LISTINGS = 600.0, 100
-MOST_CANDIDATES = 10_000
 
 
 @dataclass

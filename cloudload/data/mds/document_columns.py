@@ -43,6 +43,14 @@ FIND_DTYPE = (
     "int32 otherwise"
 )
 
+_DTYPES_BY_CODE = {
+    **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16"},
+    **{32: "uint32", 33: "int32", 64: "uint64", 65: "int64"},
+}
+"""The integer dtype of a value with the encoding `ndarray`, by the value's first byte."""
+
+Dtype = np.dtype[Any]
+
 
 def check_text_column(datasets: Iterable[Dataset], text_key: str) -> None:
     """Raise `DatasetError` unless `text_key` is a str or bytes column of every shard."""
@@ -144,15 +152,6 @@ def _check_encoding(where: str, column: shard_entries.Column, dtype: str | None)
             f"{where} has the encoding {encoding}, but its index lists {column.bytes} bytes per "
             f"sample, not {shape_bytes}. Write the dataset again"
         )
-
-
-_DTYPES_BY_CODE = {
-    **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16"},
-    **{32: "uint32", 33: "int32", 64: "uint64", 65: "int64"},
-}
-"""The integer dtype of a value with the encoding `ndarray`, by the value's first byte."""
-
-Dtype = np.dtype[Any]
 
 
 class RawIds(NamedTuple):

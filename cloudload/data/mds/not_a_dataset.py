@@ -53,6 +53,12 @@ _HUB_PAGE = re.compile(r"https?://(?:www\.)?huggingface\.co/datasets/([^/?#@]+/[
 _SAVED_DATASET = {"state.json", "dataset_info.json"}
 _SAVED_DATASETS = "dataset_dict.json"
 
+RUN = "Run: "
+"""The text that introduces a command at the end of a message."""
+
+_MOST_KINDS = 4
+_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "eval", "test"}
+
 
 def explain_hub_name(location: Location) -> str | None:
     """Explain a location that is the name of a Hugging Face dataset; None for other locations.
@@ -225,13 +231,6 @@ def _name_some(names: Sequence[str]) -> str:
 
 def _end(text: str, advice: str | None) -> str:
     return f"{text}. {advice or 'Check the location'}"
-
-
-RUN = "Run: "
-"""The text that introduces a command at the end of a message."""
-
-_MOST_KINDS = 4
-_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "eval", "test"}
 
 
 def count_kinds(names: Sequence[str]) -> str:

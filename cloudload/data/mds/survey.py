@@ -27,6 +27,8 @@ JOURNAL_FOLDER = ".convert"
 """The folder in which a conversion records its progress until it has stored the index."""
 _MOST_FOLDERS = 20
 
+MAX_LISTED = 20
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -83,9 +85,6 @@ def _peek(url: str, retry: Retry) -> list[str]:
         if error.is_missing:
             return []
         raise
-
-
-MAX_LISTED = 20
 
 
 def refuse_to_hide(location: str, names: Iterable[str]) -> None:

@@ -53,6 +53,8 @@ _WORDS = {
 }
 _FEWEST_PERCENT = 3
 
+KEPT_POSITIONS = 4
+
 
 class _Look(NamedTuple):
     at: float
@@ -192,9 +194,6 @@ _ADVICE: dict[str, Callable[[WorkerPlan], str]] = {
     "pack": _advise_pack,
     "idle": _advise_idle,
 }
-
-
-KEPT_POSITIONS = 4
 
 
 class Progress(NamedTuple):

@@ -41,6 +41,9 @@ logger = logging.getLogger("cloudload.start")
 _SHOWN_URLS = 3
 _HINT = "(log level INFO shows more)"
 
+# smaller repeated downloads cost a few dollars at most, even from another region
+NOTABLE_BYTES = 1e11
+
 
 class StartLog:
     """The log of one loader's start. Logs nothing unless `is_shown`.
@@ -154,10 +157,6 @@ def _describe_tokenizer(recipe: Recipe) -> str:
         return "none, because all data is pre-tokenized"
     name = json.loads(recipe.sources)["tokenizer"] or "an object"
     return f"{name}, {counted(recipe.tokenizer.vocab_size, 'ID')}"
-
-
-# smaller repeated downloads cost a few dollars at most, even from another region
-NOTABLE_BYTES = 1e11
 
 
 def explain_repeated_downloads(plan: WorkerPlan) -> str | None:

@@ -43,6 +43,15 @@ from cloudload.system import Flags, Ints, Tokens
 
 _HEADER = 2
 
+MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
+_TOKENS_OF_BLOCK = 1 << 22
+# the size of one round: int64 words, summed over the messages of all ranks
+_WORDS_OF_ROUND = 1 << 22
+_ORDINAL_BITS = 40
+
+Texts = dict[int, Tokens]
+"""Maps the index of a document in `RemnantUses` to its tokens, including bos and eos."""
+
 
 def join_sizes(plan: WorkerPlan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
     """Build this rank's message: int64 [n].
@@ -151,16 +160,6 @@ def _num_left(plan: WorkerPlan, lane: int) -> int:
     """Return the number of ordinals, including holes, left in a lane at the plan's position."""
     end = plan.recipe.components[0].lanes.end(lane) or 0
     return end - int(plan.position.cursors[0, lane, tables.CURSOR_ORDINAL])
-
-
-MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
-_TOKENS_OF_BLOCK = 1 << 22
-# the size of one round: int64 words, summed over the messages of all ranks
-_WORDS_OF_ROUND = 1 << 22
-_ORDINAL_BITS = 40
-
-Texts = dict[int, Tokens]
-"""Maps the index of a document in `RemnantUses` to its tokens, including bos and eos."""
 
 
 def share_documents(plan: WorkerPlan, blocks: BlockStream, exchange: Exchange) -> None:

@@ -32,6 +32,8 @@ from cloudload.system import NEVER, Ints
 _POSITIONS_AT_ONCE = 1 << 20
 _MOST_MEASURED, _MOST_EPOCHS = 1 << 24, 4
 
+_DOCUMENTS_AT_ONCE = 1 << 18
+
 
 def check_cache_limit(
     plan: WorkerPlan, world: World, orders: Sequence[Ints | SeekableOrder]
@@ -214,9 +216,6 @@ def _steps_of_shards(
         is_new = first[shards] < 0
         first[shards[is_new][::-1]] = steps[is_new][::-1]
     return first, last
-
-
-_DOCUMENTS_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ from cloudload.system import activity
 
 logger = logging.getLogger("cloudload.loader")
 
+NO_DATASET = (
+    "A CloudLoader is not a dataset. Iterate over it directly, and do not wrap it in a DataLoader. "
+    "With the Hugging Face Trainer, use cloudload.integrations.transformers.CloudloadTrainer"
+)
+
 
 class Reader:
     """Creates the iterations of a loader's passes, and keeps one alive between two passes."""
@@ -264,12 +269,6 @@ class Reader:
 
 def _no_iteration() -> None:
     """Return None, as a dead weak reference to an iteration does."""
-
-
-NO_DATASET = (
-    "A CloudLoader is not a dataset. Iterate over it directly, and do not wrap it in a DataLoader. "
-    "With the Hugging Face Trainer, use cloudload.integrations.transformers.CloudloadTrainer"
-)
 
 
 def is_endless(run: CurrentRun, member: Membership) -> bool:

@@ -32,6 +32,16 @@ logger = logging.getLogger("cloudload.workers")
 # errors that may depend on memory, the stack, files, the network, packages or warning filters
 _FOREIGN = (MemoryError, RecursionError, OSError, ImportError, Warning, CloudloadError)
 
+_DOCUMENTS = 4
+_LEAST_CHARACTERS, _MOST_CHARACTERS = 8, 4_096
+_DOUBTFUL_SHARE = 0.05
+_LEAST_CLASS_SHARE, _MOST_SLASHES_SHARE = 0.02, 0.05
+
+# control characters, except white space, backspace, terminal colors, and next line
+_CONTROL = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")
+_INTEGERS = re.compile(r"\[?\s*(?:\d{1,7}[\s,]+){31,}\d*\s*\]?\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")
+
 
 def find_foreign_cause(error: BaseException) -> BaseException | None:
     """Return `error`, or a cause of it, if the document may not be at fault; otherwise None.
@@ -86,17 +96,6 @@ class SkipLog:
                 f"{self._num_read[stream]:,}",
                 stream,
             )
-
-
-_DOCUMENTS = 4
-_LEAST_CHARACTERS, _MOST_CHARACTERS = 8, 4_096
-_DOUBTFUL_SHARE = 0.05
-_LEAST_CLASS_SHARE, _MOST_SLASHES_SHARE = 0.02, 0.05
-
-# control characters, except white space, backspace, terminal colors, and next line
-_CONTROL = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")
-_INTEGERS = re.compile(r"\[?\s*(?:\d{1,7}[\s,]+){31,}\d*\s*\]?\s*")
-_BASE64 = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")
 
 
 class Doubt(NamedTuple):

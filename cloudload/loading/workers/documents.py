@@ -33,6 +33,13 @@ from cloudload.run import Recipe, length_files
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED, TOKENIZE
 from cloudload.system import NEVER, Flags, Ints, Tokens, activity, stage
 
+CHANGED_ADVICE = (
+    "The transform, the tokenizer or the data changed in a way that the state's fingerprints do "
+    "not show, or the transform is not deterministic. Restore the original transform, tokenizer "
+    "and data, or load an earlier state. To continue with a changed transform, pass "
+    "transform_id='NAME' and on_change={'transform': 'accept'}"
+)
+
 
 @dataclass(frozen=True)
 class FoundDocuments:
@@ -88,14 +95,6 @@ class FoundDocuments:
             pairs = zip(lanes.tolist(), ordinals, strict=True)
             sizes[before] = [of_lanes[lane][ordinal] for lane, ordinal in pairs]
         return sizes
-
-
-CHANGED_ADVICE = (
-    "The transform, the tokenizer or the data changed in a way that the state's fingerprints do "
-    "not show, or the transform is not deterministic. Restore the original transform, tokenizer "
-    "and data, or load an earlier state. To continue with a changed transform, pass "
-    "transform_id='NAME' and on_change={'transform': 'accept'}"
-)
 
 
 class LaneDocuments:

@@ -65,6 +65,12 @@ Blocks = Generator[list[Block], NextPhase | None, None]
 Sending it a `NextPhase` ends the current phase and drops its remaining blocks. The generator then
 yields the first blocks of the next phase."""
 
+# starting an interpreter and importing torch takes several seconds
+_START_GRACE_S = 25.0
+_STARTS, START_S, END_S, _LOOK_EVERY_S, SWEEP_S = 3, 60.0, 8.0, 1.0, 1.0
+
+_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
+
 
 def inline_blocks(plan: WorkerPlan, counts: WorkerCounts) -> Blocks:
     """Yield blocks from workers that run in this process."""
@@ -115,9 +121,6 @@ def _halt(workers: Sequence[WorkerProcess], memory: Memory) -> list[list[Block]]
     ]
 
 
-# starting an interpreter and importing torch takes several seconds
-_START_GRACE_S = 25.0
-_STARTS, START_S, END_S, _LOOK_EVERY_S, SWEEP_S = 3, 60.0, 8.0, 1.0, 1.0
 _processes = weakref.WeakSet[BaseProcess]()
 
 
@@ -379,9 +382,6 @@ def is_stopped(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
     return False
-
-
-_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
 
 
 def _describe_end(code: int | None) -> str:

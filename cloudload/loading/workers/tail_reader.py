@@ -39,6 +39,8 @@ Key = tuple[int, int]
 Kept = tuple[Ints, memoryview]
 """A document's row of the document table, int64 [10], and its int32 tokens."""
 
+_DOCUMENTS_AT_ONCE = 256
+
 
 class KeptDocuments:
     """The documents of the tail that one worker keeps in memory."""
@@ -72,9 +74,6 @@ class KeptDocuments:
         for row, stop, size in zip(table, stops, shared.sizes.tolist(), strict=True):
             key = int(row[tables.FLAT_LANE]), int(row[tables.ORDINAL])
             self._kept[key] = row, tokens[stop - size : stop]
-
-
-_DOCUMENTS_AT_ONCE = 256
 
 
 class RowOfTail(NamedTuple):

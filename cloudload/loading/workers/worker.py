@@ -51,8 +51,12 @@ from cloudload.rows import Framing, fill_rows, list_spans, row_lengths, tables
 from cloudload.run import MixtureTails, RowFinder, RunLengths, lengths_index
 from cloudload.system import NEVER, Ints, Tokens, count_within
 
+logger = logging.getLogger("cloudload.workers")
+
 NewTokens = Callable[[int, int], Tokens]
 """Allocates an uninitialized array for tokens: int32 [rows, seq_len]."""
+
+_MOST_SHARDS, _SAMPLES_OF_SHARD = 16, 4
 
 
 class Worker:
@@ -302,10 +306,6 @@ class DealtRows:
         np.maximum.at(self._next_ordinals, found.flat_lanes, found.ordinals)
         self._prefetcher.fetch(found, is_awaited=self._is_awaited)
         self._prefetcher.build_orders(found.flat_lanes)
-
-
-logger = logging.getLogger("cloudload.workers")
-_MOST_SHARDS, _SAMPLES_OF_SHARD = 16, 4
 
 
 def check_some_lengths(plan: WorkerPlan, documents: LaneDocuments) -> None:

@@ -46,6 +46,12 @@ HALTED: Final = "halted"
 """The worker's answer to `HALT`, after which it receives a `NextPhase`."""
 _ACTIVITY_BYTES = 1 << 11
 
+_ADVICE = (
+    "Workers that are not forked import the transform by its name. Define the transform at the top "
+    "level of a module (not as a lambda, in a notebook, or under `if __name__ == '__main__':`), or "
+    "pass start_method='fork'"
+)
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -166,13 +172,6 @@ class _Inbox:
         if self._connection.recv_bytes() == HALT:
             raise _HaltedError
         self.num_free += 1
-
-
-_ADVICE = (
-    "Workers that are not forked import the transform by its name. Define the transform at the top "
-    "level of a module (not as a lambda, in a notebook, or under `if __name__ == '__main__':`), or "
-    "pass start_method='fork'"
-)
 
 
 def send_work(connection: Connection, work: Any) -> None:

@@ -61,6 +61,8 @@ _CODE_POINTS_AT_ONCE = 64
 _PASSED = "it passed every check"
 _KNOWN = "it is known to pass every check with this tokenizer"
 
+TABLE_NAME = "known_tokenizers.json"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -304,9 +306,6 @@ def find_code_point_mismatch(text: str) -> str | None:
 
 def _around(point: int) -> str:
     return f"a{chr(point)}b {chr(point)}1\n{chr(point)}"
-
-
-TABLE_NAME = "known_tokenizers.json"
 
 
 def is_known(text: str, checked: Iterable[str]) -> bool:

@@ -45,11 +45,20 @@ from cloudload.system import Frame
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+logger = logging.getLogger("cloudload.tokenizer")
+
 # cache-key version: increment it when `TokenizerSpec`, or how its values are computed, changes
 _SPECS = 2
 
 WITHOUT_TOKENIZER = "none"
 """The fingerprint of a `TokenizerSpec` that has no tokenizer."""
+
+_MOST_REASON = 200
+_CACHES_OF_TRANSFORMERS = (
+    "TRANSFORMERS_CACHE",
+    "PYTORCH_TRANSFORMERS_CACHE",
+    "PYTORCH_PRETRAINED_BERT_CACHE",
+)
 
 
 @dataclass(frozen=True)
@@ -299,15 +308,6 @@ def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
             "transformers.convert_slow_tokenizer and pass the resulting tokenizers.Tokenizer"
         )
     return tokenizer.backend_tokenizer.to_str(), list_named_tokens(tokenizer)
-
-
-logger = logging.getLogger("cloudload.tokenizer")
-_MOST_REASON = 200
-_CACHES_OF_TRANSFORMERS = (
-    "TRANSFORMERS_CACHE",
-    "PYTORCH_TRANSFORMERS_CACHE",
-    "PYTORCH_PRETRAINED_BERT_CACHE",
-)
 
 
 def load_by_name(name: str) -> tuple[Any, Path | None]:

@@ -30,6 +30,8 @@ from cloudload.run.run_tail import pack_component_tail
 from cloudload.stats import COUNTS, PADDING, TOKENS, TRUNCATED
 from cloudload.system import NEVER, Flags, Ints
 
+_LISTED = 1 << 16
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -105,9 +107,6 @@ class TailCounts:
         if packing.cuts:
             cut_off = np.maximum(0, sizes - packing.seq_len)
             np.add.at(counts[:, TRUNCATED], streams, cut_off)
-
-
-_LISTED = 1 << 16
 
 
 @dataclass(frozen=True)

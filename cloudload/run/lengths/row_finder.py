@@ -24,6 +24,9 @@ from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position, Residues
 from cloudload.system import NEVER, Ints
 
+_SPAN_COLUMNS = 3
+_ROWS_AT_ONCE = 64
+
 
 class RowFinder:
     """Finds the documents of rows after a position."""
@@ -118,10 +121,6 @@ def _in_order(parts: Sequence[Ints]) -> Ints:
     """Join pieces, by ascending row."""
     joined: Ints = np.concatenate(parts)
     return joined[np.argsort(joined[:, row_pieces.ROW], kind="stable")]
-
-
-_SPAN_COLUMNS = 3
-_ROWS_AT_ONCE = 64
 
 
 class RowOfDocument(NamedTuple):

@@ -35,6 +35,10 @@ _WITHOUT_COUNTERPART = (
     ("replication", "Pass device_mesh, or dp_rank and dp_world_size"),
 )
 
+_SAMPLE_METHODS = ("__getitem__", "__iter__", "get_item")
+_STREAM_METHODS = ("get_shards", "prepare_shard", "_download_file")
+_BASES = ("streaming.base.array", "streaming.base.dataset", "streaming.base.stream")
+
 
 @dataclass(frozen=True)
 class StreamArguments:
@@ -235,11 +239,6 @@ def _adopt_stream(stream: StreamArguments) -> Stream:
             redact(remote),
         )
     return Stream(remote, split=stream.split or None, repeat=stream.repeat, choose=stream.choose)
-
-
-_SAMPLE_METHODS = ("__getitem__", "__iter__", "get_item")
-_STREAM_METHODS = ("get_shards", "prepare_shard", "_download_file")
-_BASES = ("streaming.base.array", "streaming.base.dataset", "streaming.base.stream")
 
 
 def adopt_streaming(

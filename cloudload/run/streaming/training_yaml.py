@@ -55,6 +55,10 @@ _WITHOUT_COUNTERPART = (
     ("seq_parallel_replication", "Pass device_mesh, or dp_rank and dp_world_size"),
 )
 
+_INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
+_KEYS = re.compile(r"[\w-]+(\.[\w-]+)*")
+_EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
+
 
 @dataclass(frozen=True)
 class TextDatasetArguments(DatasetArguments):
@@ -282,11 +286,6 @@ def _find_tokenizer(root: Mapping[str, Any]) -> Any:
             f"{redact(reason)}. Remove the tokenizer from the YAML, and pass "
             "CloudLoader(tokenizer=…)"
         ) from error
-
-
-_INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
-_KEYS = re.compile(r"[\w-]+(\.[\w-]+)*")
-_EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no type hints

@@ -51,6 +51,13 @@ _LATER_CONTROL = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _LIKE_SPECIAL = re.compile(rb"<\|[A-Za-z0-9_]{1,64}\|>")
 _HEAD_BYTES = 64
 
+_PUNCTUATION = "\xa0«»“”…\u2018\u2019\u2013\u2014"  # quotation marks and dashes
+_BETWEEN = _PUNCTUATION + "¿¡\u2039\u203a\xad"  # may occur between words or between letters
+_ENDING = "šžŠŽœŒŸ™®©°ªº¹²³"  # may occur at the end of a word
+_EXCERPT_BYTES = 24
+
+_REPLACEMENT = "\ufffd".encode()
+
 
 @dataclass(frozen=True)
 class DocumentRules:
@@ -236,12 +243,6 @@ def _parse_share(name: str, value: Any) -> float:
     return share
 
 
-_PUNCTUATION = "\xa0«»“”…\u2018\u2019\u2013\u2014"  # quotation marks and dashes
-_BETWEEN = _PUNCTUATION + "¿¡\u2039\u203a\xad"  # may occur between words or between letters
-_ENDING = "šžŠŽœŒŸ™®©°ªº¹²³"  # may occur at the end of a word
-_EXCERPT_BYTES = 24
-
-
 def _alternatives(characters: set[str]) -> bytes:
     return b"(?:" + b"|".join(sorted(each.encode() for each in characters)) + b")"
 
@@ -271,7 +272,6 @@ def _compile() -> tuple[re.Pattern[bytes], ...]:
 
 
 _WRONGLY_DECODED = _compile()
-_REPLACEMENT = "\ufffd".encode()
 
 
 def find_mojibake(text: bytes) -> str | None:

@@ -38,6 +38,10 @@ from cloudload.tools.engines.units import in_order, run_units
 GROUP_BYTES = 512 << 20  # a process needs 1 to 2 s to check this much, and about as long to start
 _THREADS_ALONE, _THREADS = 8, 4
 
+_TEXT_ENCODINGS = ("str", "bytes")
+_NO_ID = (b"",)
+_NO_JSON_ID = (b"null", b'""')
+
 
 @dataclass(frozen=True)
 class CheckWork:
@@ -168,11 +172,6 @@ def group_shards(
             groups.append(tuple(group))
             group, filled = [], 0
     return [*groups, tuple(group)] if group else groups
-
-
-_TEXT_ENCODINGS = ("str", "bytes")
-_NO_ID = (b"",)
-_NO_JSON_ID = (b"null", b'""')
 
 
 class DocumentCheck:

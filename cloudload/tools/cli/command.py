@@ -28,6 +28,12 @@ from cloudload.tools.cli.output import escape
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]
 
+_QUOTE = "'"
+_VALUE = re.compile(
+    r"\b(pass|set|use|or|and) ([a-z_]+)=('[^']*'|[^\s'\",;)]*[^\s'\",;).])", re.IGNORECASE
+)
+_IN_YAML = {"None": "null", "True": "true", "False": "false"}
+
 
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors suggest the command, option or choice that was meant.
@@ -190,13 +196,6 @@ def open_engine(options: argparse.Namespace) -> AbstractContextManager[Executor 
 
     resources = parse_resources(options.task_resources) if options.task_resources else {}
     return RayExecutor(options.address, **resources)
-
-
-_QUOTE = "'"
-_VALUE = re.compile(
-    r"\b(pass|set|use|or|and) ([a-z_]+)=('[^']*'|[^\s'\",;)]*[^\s'\",;).])", re.IGNORECASE
-)
-_IN_YAML = {"None": "null", "True": "true", "False": "false"}
 
 
 def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:

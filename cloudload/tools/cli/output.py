@@ -35,6 +35,8 @@ _ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-", **dict.fromkeys("�
 _REPLACE = "cloudload.replace"
 _COMMANDS_WITH_BARS = {"check", "convert", "count", "export", "fetch"}
 
+_TAB = "    "
+
 
 class EscapingFormatter(logging.Formatter):
     """A formatter that escapes everything in a message that could control the terminal."""
@@ -122,9 +124,6 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
 
 def _escape(character: str) -> str:
     return character.encode("ascii", "backslashreplace").decode()
-
-
-_TAB = "    "
 
 
 def escape(text: str) -> str:

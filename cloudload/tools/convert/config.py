@@ -32,6 +32,13 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _NUMBER = re.compile(r"\d*\.?\d+|\d+\.")
 _EXAMPLE = "train=0.999,val=0.001"
 
+_WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
+
+_JSON_SUFFIX = ":json"
+_ADDED = {"splits": None, "quoting": choices.CSV_QUOTING, "errors": choices.STRICT}
+
+_SEGMENT_FOLDER = re.compile(r"\d{5,}")
+
 
 @dataclass(frozen=True)
 class SplitShares:
@@ -111,14 +118,6 @@ def hash_document(own_id: str | None, text: str, seed: int = 0) -> int:
         key = hashlib.sha512(key).digest()
     digest = hashlib.blake2b(value.encode(), digest_size=8, key=key, person=kind)
     return int.from_bytes(digest.digest(), "big")
-
-
-_WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
-
-_JSON_SUFFIX = ":json"
-_ADDED = {"splits": None, "quoting": choices.CSV_QUOTING, "errors": choices.STRICT}
-
-_SEGMENT_FOLDER = re.compile(r"\d{5,}")
 
 
 @dataclass(frozen=True)

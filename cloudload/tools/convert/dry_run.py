@@ -22,6 +22,9 @@ from cloudload.tools.convert.segment_sizes import DEFAULT_SEGMENT_BYTES, Segment
 _ROWS = "datasets and iterators"
 _MOST_HIDDEN = 5
 
+_CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
+"""Approximate stored input bytes that a server core converts per second, by compression."""
+
 
 def describe_hidden_files(count: int, names: Sequence[str]) -> str:
     """Describe the hidden files and folders that are left out. `names` has the first of them."""
@@ -88,10 +91,6 @@ def _bytes(files: Iterable[input_files.InputFile]) -> str:
     if any(file.bytes is None for file in known):
         return "unknown"
     return f"{input_records.sum_bytes(known):,}"
-
-
-_CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
-"""Approximate stored input bytes that a server core converts per second, by compression."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,10 @@ _UNITS: dict[str, Callable[[input_files.InputFile], input_records.InputUnit]] = 
 }
 """Maps each other format except `text` to the type of its units, which are whole files."""
 
+_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+_MARKS = (_STATE, _INFO, _SPLITS)
+
 
 @dataclass(frozen=True)
 class FolderFiles:
@@ -345,11 +349,6 @@ def _input_file(
             f"{stored.bytes:,} bytes. Copy the dataset again"
         )
     return input_files.InputFile(found.url, stored.name, found.bytes, "mds", None, shard, found.tag)
-
-
-_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
-
-_MARKS = (_STATE, _INFO, _SPLITS)
 
 
 def select_saved_files(

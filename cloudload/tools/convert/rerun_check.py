@@ -24,6 +24,9 @@ LENGTHS_FIELD = "lengths"
 SEGMENT_BYTES = "segment_bytes"
 """The field of a claim's recipe that a conversion of one segment lacks."""
 
+MOST_FILES = 10_000  # limits the size of the journal and the report, which list the files
+_SHOWN = 5
+
 
 def claim_one_segment(claim: Mapping[str, Any]) -> dict[str, Any]:
     """Return the claim of a single segment, whose bytes do not depend on `segment_bytes`."""
@@ -98,10 +101,6 @@ def _digest(items: Iterable[Any]) -> str:
         separator = ", "
     hashed.update(b"]")
     return hashed.hexdigest()[:32]
-
-
-MOST_FILES = 10_000  # limits the size of the journal and the report, which list the files
-_SHOWN = 5
 
 
 def list_sizes(units: Iterable[input_records.InputUnit]) -> dict[str, int | None]:

@@ -31,6 +31,8 @@ from cloudload.tools.convert.readers.typed_text import parse_text
 
 _MOST_NAMED = 20
 
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
 
 class BadRecordError(Exception):
     """A record cannot be converted. The message says why."""
@@ -179,9 +181,6 @@ def _kept_value(value: Any, column: shard_entries.Column) -> Any:
             f"keep {column.name}:json"
         )
     return value
-
-
-_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def partition_fields(record: input_records.Record) -> Mapping[str, str | None]:

@@ -42,6 +42,8 @@ BYTES_AT_ONCE = 1 << 19
 _SHARDS_AHEAD = 2
 _TOTALS = ("tokens", "empty", "filtered", "failed", "text_bytes")
 
+_READ_AT_ONCE = 8
+
 
 @dataclass(frozen=True)
 class CountWork:
@@ -285,9 +287,6 @@ def open_meter(recipe: Recipe, backend: str, folder: Path, retry: Retry) -> Iter
 def _open_tokenizer(spec: TokenizerSpec, backend: str) -> DocumentTokenizer:
     """Open a tokenizer once for all groups that a process counts."""
     return DocumentTokenizer(spec, backend)
-
-
-_READ_AT_ONCE = 8
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ from cloudload.tools.forecast.shard_uses import ShardUses
 
 _MOST_POINTS = 240
 
+_MOST_EPOCHS_AGAIN = 2  # epochs of read-ahead after the run; only tiny datasets need more
+
 
 @dataclass(frozen=True)
 class ShardSizes:
@@ -145,9 +147,6 @@ def fetch_again(uses: ShardUses, sizes: ShardSizes) -> Downloads:
 
 def _count_epochs(uses: ShardUses) -> int:
     return int(uses.epochs.max(initial=-1)) + 1
-
-
-_MOST_EPOCHS_AGAIN = 2  # epochs of read-ahead after the run; only tiny datasets need more
 
 
 class NodeForecast:

@@ -15,6 +15,8 @@ from cloudload.tools.forecast.result import Figure, NodePlan, RunPlan
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 940, 260, 116, 28, 16
 
+_BLUE, _RED, _GRAY = "#2a6fbb", "#c0392b", "#666666"
+
 
 def render_plan(plan: RunPlan) -> str:
     """Render a plan as an HTML page. All text is escaped."""
@@ -156,9 +158,6 @@ def _render_nodes(nodes: Sequence[NodePlan]) -> str:
 def _render_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     table = reports.render_table("", heads, rows)
     return f'<h2>{html.escape(title)}</h2><div class="table">{table}</div>'
-
-
-_BLUE, _RED, _GRAY = "#2a6fbb", "#c0392b", "#666666"
 
 
 def draw_plan(plan: RunPlan, path: Path) -> None:

@@ -40,6 +40,14 @@ from cloudload.tools.forecast.result import Figure, RunPlan, StreamPlan
 _MOST_EPOCHS = 4
 _SAMPLE = 0.01
 
+_PROGRAM = """
+import pickle, sys
+from cloudload.tools.forecast.plan_run import start
+print(start(pickle.load(sys.stdin.buffer)))
+"""
+_COLD_STARTS, _COLD_BUDGET_S = 3, 30.0
+_PARTS, _PART_CPU_S, _MOST_WALL_S = 5, 0.3, 60.0
+
 
 def plan_run(
     data: Any,
@@ -306,15 +314,6 @@ class _Forecast:
                 f"{needed:,.0f}"
             ]
         return []
-
-
-_PROGRAM = """
-import pickle, sys
-from cloudload.tools.forecast.plan_run import start
-print(start(pickle.load(sys.stdin.buffer)))
-"""
-_COLD_STARTS, _COLD_BUDGET_S = 3, 30.0
-_PARTS, _PART_CPU_S, _MOST_WALL_S = 5, 0.3, 60.0
 
 
 @dataclass(frozen=True)

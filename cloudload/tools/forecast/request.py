@@ -40,6 +40,10 @@ from cloudload.tools.forecast.shard_uses import FoundUses, find_uses
 _GB = 1 << 30
 _REQUESTS, _PER_GB = "per_1000_requests", "per_gb"
 
+_ENOUGH_CORES = 1 << 20
+_MOST_EPOCHS_AHEAD = 16  # reading further ahead adds almost no new shards to a node
+_MOST_PACKED = 1 << 24  # documents, which take about two minutes to pack
+
 
 @dataclass(frozen=True)
 class StorePrices:
@@ -109,11 +113,6 @@ def _read_price(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
         raise ValueError(f"{value!r} is not a price")
     return float(value)
-
-
-_ENOUGH_CORES = 1 << 20
-_MOST_EPOCHS_AHEAD = 16  # reading further ahead adds almost no new shards to a node
-_MOST_PACKED = 1 << 24  # documents, which take about two minutes to pack
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ from cloudload.tools.forecast.node_reads import NodeReads, list_ends
 _MOST_LISTED = 1 << 24
 _MOST_CURSORS = 48
 
+_DOCUMENTS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 16
+
 
 @dataclass(frozen=True)
 class ShardUses:
@@ -181,10 +184,6 @@ def _sample_cursors(reading: NodeReads, index: int) -> tuple[Ints, Ints]:
             )
     known.setdefault(end, reading.stops[index])
     return np.array(list(known)), np.stack(list(known.values()))
-
-
-_DOCUMENTS_AT_ONCE = 1 << 20
-_ROWS_AT_ONCE = 1 << 16
 
 
 class Part(NamedTuple):

@@ -37,6 +37,10 @@ from cloudload.data import (
 from cloudload.errors import StoreError
 from cloudload.system import DaemonThreadPool, Ints, reports, run_in_order
 
+NO_COMPRESSION = "none"
+_MOST_REPORT_BYTES = 1 << 26
+_NUM_THREADS = 8
+
 
 @dataclass(frozen=True)
 class Bin:
@@ -90,11 +94,6 @@ class Distribution:
 
 def _bin_start(length: int) -> int:
     return 1 << (length - 1) if length else 0
-
-
-NO_COMPRESSION = "none"
-_MOST_REPORT_BYTES = 1 << 26
-_NUM_THREADS = 8
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ _MOST_TOKENS = 2_048
 # translucent, so that they suit light and dark notebooks
 _COLORS = ("#4e9af155", "#f1a14e55", "#5cc47a55", "#d971c955", "#c9c04655")
 
+_SPACE_MARK = "\u2581"
+_FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
 
 @dataclass(frozen=True)
 class ViewedSpan:
@@ -185,10 +188,6 @@ def _place_spans(traced: Iterable[tuple[TracedSpan, WholeDocument]]) -> Iterator
     for span, document in traced:
         yield ViewedSpan(index, span, document)
         index += span.stop - span.start
-
-
-_SPACE_MARK = "\u2581"
-_FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTexts:

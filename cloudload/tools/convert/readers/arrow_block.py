@@ -21,6 +21,9 @@ _OFFSETS = {"string": "<i4", "large_string": "<i8"}
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 """The number of decimal digits of each unit of time, in seconds."""
 
+LONG_DOWNLOAD = Retry(deadline_s=3600.0)
+_HEAD_BYTES = 64
+
 
 def check_pyarrow(name: str) -> None:
     """Raise `ConvertError` if pyarrow, which reads the file `name`, is not installed."""
@@ -252,10 +255,6 @@ def _check_time(text: str | None) -> str | None:
     if text is not None and text.startswith("<"):
         raise ValueError(text.strip("<>"))
     return text
-
-
-LONG_DOWNLOAD = Retry(deadline_s=3600.0)
-_HEAD_BYTES = 64
 
 
 def local_copy(

@@ -41,6 +41,16 @@ _TO_UTF_8 = "Convert the file to UTF-8, for example with iconv"
 _PLAIN_QUOTES = "If quotes in this file are plain text, set quoting (--quoting) to none"
 _JOINED = "If files were joined, convert each one separately"
 
+_TO_PARQUET = "convert the file to Parquet, for example with pandas.read_csv(FILE, sep={!r})"
+_OTHER_DELIMITERS = {
+    ";": ("semicolons", _TO_PARQUET.format(";")),
+    "|": ("vertical bars", _TO_PARQUET.format("|")),
+    "\t": ("tabs", "set format (--format) to tsv"),
+    ",": ("commas", "set format (--format) to csv"),
+}
+
+_QUOTE = b'"'
+
 
 class UnclosedQuoteError(Exception):
     """A quoted field has no closing quote."""
@@ -55,13 +65,6 @@ _ENDS = {
     LongRecordError: "the record is larger than the limit of 1 GiB",
 }
 """Why a file cannot be read beyond a record."""
-_TO_PARQUET = "convert the file to Parquet, for example with pandas.read_csv(FILE, sep={!r})"
-_OTHER_DELIMITERS = {
-    ";": ("semicolons", _TO_PARQUET.format(";")),
-    "|": ("vertical bars", _TO_PARQUET.format("|")),
-    "\t": ("tabs", "set format (--format) to tsv"),
-    ",": ("commas", "set format (--format) to csv"),
-}
 
 
 @dataclass(frozen=True)
@@ -279,9 +282,6 @@ class CsvBlock:
         except ValueError as error:
             return None, str(error)
         return fields, None
-
-
-_QUOTE = b'"'
 
 
 def split_records(

@@ -28,6 +28,11 @@ from cloudload.config import choices
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.readers.lines import LinesUnit, parse_object
 
+_SPACE = re.compile(r"[ \t\r\n]*")
+_MOST_TOKEN_CHARACTERS = 16  # an upper bound for literals and escapes, such as \ud83d\ude00
+_AFTER_NUMBER = (" ", "\t", "\r", "\n", ",", "]")
+_DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
+
 
 @dataclass(frozen=True, slots=True)
 class JsonUnit(input_records.FileUnit):
@@ -107,12 +112,6 @@ class JsonArrayBlock:
         if self.damage:
             number = self.start.line + len(self.elements)
             yield input_records.Record(self.file, str(number), None, self.damage)
-
-
-_SPACE = re.compile(r"[ \t\r\n]*")
-_MOST_TOKEN_CHARACTERS = 16  # an upper bound for literals and escapes, such as \ud83d\ude00
-_AFTER_NUMBER = (" ", "\t", "\r", "\n", ",", "]")
-_DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 
 
 class BrokenArrayError(Exception):

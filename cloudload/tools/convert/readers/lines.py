@@ -36,6 +36,15 @@ _JQ = "jq -c . FILE"
 _RECORD_SEPARATOR = b"\x1e"
 _TOO_LONG = "the line is larger than 1 GiB, the limit of a record"
 
+NOT_JSON, NOT_AN_OBJECT = "the record is invalid JSON", "the record is not an object"
+
+Parsed = tuple[Mapping[str, Any] | None, str | None]
+"""(fields, None), or (None, the problem)."""
+
+_ALWAYS_EQUAL = frozenset([str, int, bool, type(None)])
+_INTEGERS_FIT_BELOW = 2.0**63
+_MAX_DEPTH = 32  # far below the standard library's limit, which depends on the stack
+
 
 @dataclass(frozen=True, slots=True)
 class LinesUnit(input_records.FileUnit):
@@ -239,15 +248,6 @@ try:
     import orjson
 except ImportError:  # orjson has no wheel for some platforms
     orjson = None  # type: ignore[assignment]
-
-NOT_JSON, NOT_AN_OBJECT = "the record is invalid JSON", "the record is not an object"
-
-Parsed = tuple[Mapping[str, Any] | None, str | None]
-"""(fields, None), or (None, the problem)."""
-
-_ALWAYS_EQUAL = frozenset([str, int, bool, type(None)])
-_INTEGERS_FIT_BELOW = 2.0**63
-_MAX_DEPTH = 32  # far below the standard library's limit, which depends on the stack
 
 
 def parse_object(data: bytes) -> Parsed:

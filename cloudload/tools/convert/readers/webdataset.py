@@ -37,6 +37,9 @@ _NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)"
 _TEXT, _JSON = "txt", "json"
 _SAMPLE_BYTES = 200  # overhead that each sample adds to the size of its block, besides its data
 
+_HEADER_BYTES = 512
+_READ_BYTES = 1 << 16
+
 
 @dataclass
 class _Sample:
@@ -234,10 +237,6 @@ def _parse_object(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"the .{_JSON} file is {input_records.name_kind(value)}, not an object")
     return value
-
-
-_HEADER_BYTES = 512
-_READ_BYTES = 1 << 16
 
 
 class MoreDataError(input_files.DamagedError):
