@@ -3,19 +3,14 @@
     check_resume    a new loader, restored after any batch, reads the same remaining rows
     check_worlds    a run that changes its world size reads the same rows as a run on one rank
 
-Both take a function that creates the loader of one rank. They run all ranks in this process, in
-lockstep, and do the work of workers inline.
+Both take a function that creates the loader of one rank. They run all ranks as threads of this
+process, in lockstep, and do the work of workers inline. The threads exchange messages in memory.
 
     def make_loader(**kwargs):
         return CloudLoader("/data/corpus", tokenizer="gpt2", seq_len=128, num_lanes=12, **kwargs)
 
     check_resume(make_loader, global_batch=12, num_batches=5)
     check_worlds(make_loader, [Leg(ranks=1), Leg(ranks=4, workers=3), Leg(ranks=2, batch_size=5)])
-
-Run ranks as threads of one process that exchange messages in memory, for tests.
-
-rank 0 ─► post ─┐
-rank 1 ─► post ─┴─► Hub: messages by turn ─► wait: the messages of all ranks, or StoppedError
 """
 
 from __future__ import annotations
@@ -323,7 +318,11 @@ class StoppedError(RanksDisagreeError):
 
 
 class Hub:
-    """Passes messages between ranks. Each rank posts one message per turn."""
+    """Passes messages between ranks. Each rank posts one message per turn.
+
+    rank 0 ─► post ─┐
+    rank 1 ─► post ─┴─► messages by turn ─► wait: the messages of all ranks, or StoppedError
+    """
 
     def __init__(self, num_ranks: int) -> None:
         self._messages: list[list[Ints]] = [[] for _ in range(num_ranks)]

@@ -68,7 +68,7 @@ TOUCHES_DISK = re.compile(r"^(pathlib|os|io|tempfile|shutil|mmap)\b")
 
 
 def list_modules() -> dict[str, Path]:
-    """The path of each module by its dotted name, such as `mds.index`. Omits `cloudload` itself."""
+    """The path of each module by its name, such as `data.mds.shard`. Omits `cloudload` itself."""
     found = {path.relative_to(PACKAGE).with_suffix(""): path for path in PACKAGE.rglob("*.py")}
     return {".".join(name.parts): path for name, path in found.items() if str(name) != "__init__"}
 

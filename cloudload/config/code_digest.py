@@ -1,6 +1,7 @@
 """Compute a digest of a function and the values that it uses, which is equal in all processes.
 
     function         its source, defaults, closure, and the globals and imports that its code uses
+    lambda           its own source, without the rest of its line
     object, class    its attributes, and the functions of its class
     plain values     numbers, text, bytes, patterns, arrays, and containers of them
 
@@ -8,19 +9,13 @@ Code of the standard library and of installed packages counts by name only, exce
 of the function itself. Other values may differ between processes, so the digest leaves them out, as
 it does code that is found only at run time. It names both.
 
-Find the source of a lambda, without the rest of its line.
-
-L(transform=lambda s: s["a"], batch_size=8)     lambda s: s["a"]
-pick = (lambda s: s["a"], lambda s: s["b"])     each lambda separately
-
-Find the values that code imports where it runs, such as inside a function.
+A function may import values where it runs. The digest includes them as if they were globals:
 
     def clean(sample):
         from my_cleaning import strip     strip ─► my_cleaning.strip
         import my_words as words          words ─► the module my_words
 
-Only modules of the program are imported here. Installed packages count by name, which the source of
-the code contains.
+Only modules of the program are imported for this. The source already names installed packages.
 """
 
 from __future__ import annotations
@@ -287,7 +282,11 @@ def _slots_of(cls: type) -> list[str]:
 
 
 def find_lambda(function: FunctionType) -> str | None:
-    """Return a lambda's source; None if it cannot be read, or matches several lambdas."""
+    """Return a lambda's source; None if it cannot be read, or matches several lambdas.
+
+    L(transform=lambda s: s["a"], batch_size=8)     lambda s: s["a"]
+    pick = (lambda s: s["a"], lambda s: s["b"])     each lambda separately
+    """
     try:
         source = "".join(inspect.findsource(function)[0])
         nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Lambda)]

@@ -1,13 +1,12 @@
-"""A dataset of a run: its location, and how much of it to read.
-
-Short default names of streams, for metrics, schedules and traces.
+"""A stream: a dataset of a run, its short name, and how much of it to read.
 
     s3://bucket/corpora/web/train      web
     gs://other/corpora/web/train       web-2, if both are in one loader
     s3://bucket/code/v2/mds            code
 
-A name does not depend on the bucket, so it stays the same when the data moves. It does not depend
-on later streams either, so it stays the same when streams are appended.
+Metrics, schedules and traces use the names. A default name does not depend on the bucket, so it
+stays the same when the data moves. It does not depend on later streams either, so it stays the same
+when streams are appended.
 """
 
 from __future__ import annotations

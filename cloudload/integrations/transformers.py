@@ -8,14 +8,10 @@
 The Trainer would wrap a dataset in a DataLoader that reads ahead and shards by rank a second time,
 so `CloudloadTrainer` reads the loader directly. A resumed run neither loses nor repeats a batch.
 
-With `position_ids` in the loader's `fields`, the documents of a row do not attend to each other:
-the Trainer passes `use_cache=False`, and refuses a model that would ignore the fields.
-
-Keep the documents of packed rows apart in Hugging Face models.
-
-A loader whose rows must be kept apart has `position_ids` in its `fields`. They restart at 0 in each
-document. Models find documents by them only without a cache and without an attention mask. A model
-that ignores them neither fails nor warns.
+With `position_ids` in the loader's `fields`, the documents of a row do not attend to each other.
+The positions restart at 0 in each document. Models find documents by them only without a cache and
+without an attention mask, so the Trainer passes `use_cache=False`. It refuses a model that would
+ignore the positions, because such a model neither fails nor warns.
 """
 
 from __future__ import annotations

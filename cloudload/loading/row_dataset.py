@@ -3,13 +3,12 @@
     rows[17] ─► reader of this process ─► {"input_ids": …, "labels": …}
 
 Row `g` is the row that `CloudLoader` delivers as row `g` of the run. Every thread and process that
-reads rows at the same time, such as a worker of a `DataLoader`, has its own reader.
+reads rows at the same time, such as a worker of a `DataLoader`, has its own reader. A reader reads
+ahead if the rows are requested in regular steps:
 
-Read rows of a run by index, and read ahead if the rows are requested in regular steps.
-
-rows 17, 18 ─► their pieces, from token lengths ─► documents ─► input_ids, labels, fields
-                      ▲
-regular steps ─► rows of the next steps, read together
+    rows 17, 18 ─► their pieces, from token lengths ─► documents ─► input_ids, labels, fields
+                          ▲
+    regular steps ─► rows of the next steps, read together
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A keyed bijection of 0 … n - 1: a permutation that can map, or map back, any single place.
+"""A keyed bijection of 0 … n - 1: a permutation that can map, or map back, any single index.
 
     n = 10, a grid of 4 rows x 3 columns       0  1  2
-    place 7 = row 2, column 1                  3  4  5
+    index 7 = row 2, column 1                  3  4  5
     round 0   row    += hash(column, key)      6 [7] 8
     round 1   column += hash(row, key)         9  ·  ·     10 and 11 are out of range: encrypt again
 
@@ -24,7 +24,7 @@ ROUNDS = 8
 _SMALL, _ROUNDS_OF_SMALL = np.uint64(64), 24
 
 CHUNK = 1 << 14
-"""Number of places to compute at a time, to bound the size of temporary arrays."""
+"""Number of indices to compute at a time, to bound the size of temporary arrays."""
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2⁶⁴ / φ, rounded to an odd integer, so its multiples are distinct and well-spread keys."""
 HALF_BITS = np.uint64(32)
@@ -47,9 +47,9 @@ def scramble(words: Words) -> Words:
 
 
 def permute(indices: Words, sizes: Words, keys: Words, *, inverse: bool = False) -> Words:
-    """Map each place by the bijection that its size and key define, or by the inverse.
+    """Map each index by the bijection that its size and key define, or by the inverse.
 
-    Place `i` must be in 0 … `sizes[i]` - 1. All arrays, including the result, are uint64 [n].
+    `indices[i]` must be in 0 … `sizes[i]` - 1. All arrays, including the result, are uint64 [n].
     """
     if sizes.min(initial=_SMALL) >= _SMALL:
         return _cycle_walk(indices, sizes, keys, ROUNDS, inverse)

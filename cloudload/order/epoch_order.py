@@ -6,14 +6,11 @@
 Position `p` belongs to canonical node `p % num_canonical_nodes`, except in a last, partial round.
 The order is independent of the world size. Unless the shuffle is "seekable", which is our own, it
 is the order in which a `StreamingDataset` yields samples to a single worker, without the IDs that
-Streaming repeats to pad its partitions.
-
-Draw the samples of an epoch for streams with `repeat` or `choose`, like StreamingDataset.
+Streaming repeats to pad its partitions. With `repeat` or `choose`, the samples of an epoch are
+drawn first, as StreamingDataset does, and the shuffle treats each run as a shard:
 
     shards    0 1 2 3 | 4 5              one stream of two shards, with choose=9
     runs      0 1 2 3 | 0 2 | 4 5 | 4    each shard once, and 3 drawn: 2 from the first shard
-
-The shuffle then treats each run as a shard.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     2 ranks                          rank 0: lanes 0 2 · rank 1: lanes 1 3
 
 A document's **ordinal** is its index within its lane, across all epochs, with holes counted. Ranks
-and workers affect only who computes a row (`rank_rows`, `dealing`, `worker_of_rows`), not its
+and workers affect only who computes a row (`rank_rows`, `deal_lanes`, `worker_of_rows`), not its
 content.
 """
 

@@ -11,16 +11,7 @@ walk depends only on its step and its length, not on its starting point. While t
 same, any 1,000 consecutive rows contain each stream's share of 1,000 ± 2, for any weights. This is
 true of the run, which walks by `step`, and of each lane, which walks by `num_lanes · step`. In
 shorter stretches, the run is up to 7 rows off with 960 lanes, and a lane up to 10. Both use exact
-integers that wrap around at 2⁶⁴, so long runs do not drift.
-
-The step of a mixture: how far each row advances around the circle of streams.
-
-    step 1/4        rows at 0 .25 .50 .75 0 .25 …     an arc of .24 gets 1 row in 4, or none
-    golden ratio    deviates by up to 2.65 rows in 1,000 from an arc's share
-    ours            deviates by less than 2, for the run and for each lane
-
-The search tries steps close to fractions p / grid, where grid is 500 or about 1,000. Among those
-that are even enough, it picks the one whose continued fractions have the smallest terms.
+integers that wrap around at 2⁶⁴, so long runs do not drift. `find_step` searches for the step.
 """
 
 from __future__ import annotations
@@ -261,12 +252,16 @@ def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
 def find_step(num_lanes: int) -> int:
     """The step from one row to the next, in units of 2⁻⁶⁴ of the circle.
 
-    The golden ratio is even over windows of any length, but deviates by up to 2.65 rows in 1,000.
-    The few steps that deviate by less than 2 rows are close to a fraction with a denominator of 500
-    or about 1,000. The step returned is one of them, and so is its multiple by `num_lanes`. Among
-    the steps found, it has the smallest terms in the continued fractions of the step and of this
-    multiple, so the walks of the run and of its lanes are fairly even over windows of other
-    lengths, too. A different choice would change the rows of every saved run with a mixture.
+        step 1/4        rows at 0 .25 .50 .75 0 .25 …     an arc of .24 gets 1 row in 4, or none
+        golden ratio    deviates by up to 2.65 rows in 1,000 from an arc's share
+        ours            deviates by less than 2, for the run and for each lane
+
+    The golden ratio is even over windows of any length, but it deviates too much. The few steps
+    that deviate by less than 2 rows are close to a fraction with a denominator of 500 or about
+    1,000. The step returned is one of them, and so is its multiple by `num_lanes`. Among the steps
+    found, it has the smallest terms in the continued fractions of the step and of this multiple, so
+    the walks of the run and of its lanes are fairly even over windows of other lengths, too. A
+    different choice would change the rows of every saved run with a mixture.
     """
     steps = _candidates(num_lanes)
     for stride in (1, num_lanes):

@@ -6,12 +6,12 @@
 Files of 64 KiB or more are mapped, and smaller files are copied to memory. This is the only module
 of `order` that touches the disk. A seekable order needs no file.
 
-Detect a version of NumPy that shuffles differently, from the order of fixed shards.
+Other orders come from NumPy's random generators, whose streams NumPy may change. Therefore
+`identify_order` compares the order of fixed shards with a known hash:
 
     fixed shards ─► order of an epoch ─► hash ─► "" if it is the known one
 
-Except for "seekable", orders come from NumPy's random generators, whose streams NumPy may change.
-Every version so far gives the known hashes.
+Every version of NumPy so far gives the known hashes.
 """
 
 from __future__ import annotations

@@ -1,22 +1,17 @@
 """An order with random access: each sample is computed from the seed, the epoch and its position.
 
-    runs        the shards, permuted once for all epochs      D B A C
-    spans       runs, cut at the borders of canonical nodes   D B1 | B2 A C
-    epoch       the spans of each node, permuted every epoch  B1 D | C B2 A
+    shards      3 samples of A, 4 of B         with `repeat` or `choose`, passes and a draw of each
+    runs        AAA BBBB                       permuted once for all epochs
+    spans       AAA BB | BB                    cut at the borders of canonical nodes
+    epoch       BB AAA | BB                    the spans of each node, permuted every epoch
     blocks      each node's documents in blocks of `block_size` documents; the first and the last
                 block are 0.5 to 1.5 times as large, and a single block is up to 2 times as large
-    position    ─► node, place within it ─► block ─► keyed bijection of the block ─► span ─► sample
+    position    ─► node, index within it ─► block ─► keyed bijection of the block ─► span ─► sample
 
 An order stores a few integers per span and per shard. A canonical node reads the same shards in
 every epoch, as with all of StreamingDataset's shuffles except naive. If streams have `repeat` or
 `choose`, runs are passes over a shard and draws from it, so the shards at a node's borders vary by
 epoch. A draw is also a keyed bijection (`bijection`). NumPy's `SeedSequence` generates the keys.
-
-Runs of shards, and the spans of an epoch that canonical nodes read.
-
-shards      3 samples of A, 4 of B         with `repeat` or `choose`, passes and a draw of each
-runs        AAA BBBB                       permuted once for all epochs
-spans       AAA BB | BB                    cut at the borders of nodes, permuted in each node
 """
 
 from __future__ import annotations
@@ -57,9 +52,9 @@ class Spans:
     shards: Ids
     """The shard of each span: [spans]."""
     offsets: Ids
-    """The first place of each span within its run: [spans]."""
+    """The first index of each span within its run: [spans]."""
     starts: Ids
-    """The first place of each span within the epoch, then the total: int64 [spans + 1]."""
+    """The first index of each span within the epoch, then the total: int64 [spans + 1]."""
     is_draw: Ids | None
     """Whether each span is part of a draw: bool [spans]; None if there are no draws."""
 
@@ -102,7 +97,7 @@ def lay_spans(runs: ShardSpans, bounds: Ids, keys: tuple[Words, Words] | None) -
     """Permute the runs, cut them at the nodes' inner `bounds`, and permute each node's spans.
 
     `keys` are a key for the runs, uint64 [1], and a key for each node's spans, uint64 [nodes]; None
-    for no shuffle. Example: runs of 3 and 4 places, a bound at 5, and no keys give shards 0 1 1,
+    for no shuffle. Example: runs of 3 and 4 samples, a bound at 5, and no keys give shards 0 1 1,
     offsets 0 0 2, starts 0 3 5 7. Arrays are narrow and freed early, because 10^10 samples can have
     millions of spans.
     """
@@ -310,7 +305,7 @@ class SeekableOrder:
     def _turns(self, positions: Ids) -> tuple[Ids, Ids]:
         """The canonical node and the round of each position: int64 [positions] each.
 
-        The round is the place within the node, before the shuffle.
+        The round is the index within the node, before the shuffle.
         """
         rounds, nodes = np.divmod(positions, len(self._node_keys))
         is_last = rounds == self._num_rounds
@@ -319,7 +314,7 @@ class SeekableOrder:
         return nodes, rounds
 
     def _shuffle(self, nodes: Ids, within: Ids, *, inverse: bool = False) -> Ids:
-        """Permute places within their nodes, block by block, or apply the inverse."""
+        """Permute indices within their nodes, block by block, or apply the inverse."""
         if self._block_size is None:
             return within
         starts, sizes, numbers = self._blocks(nodes, within)
@@ -332,9 +327,9 @@ class SeekableOrder:
         return starts + shuffled.astype(np.int64)
 
     def _blocks(self, nodes: Ids, within: Ids) -> tuple[Ids, Ids, Ids]:
-        """The (start, size, index), within the node, of the shuffle block that contains each place.
+        """The (start, size, index), within the node, of the shuffle block that contains each index.
 
-        All three are int64 [places]. A last block that would be smaller than half of `block_size`
+        All three are int64 [indices]. A last block that would be smaller than half of `block_size`
         is merged into the block before it.
         """
         assert self._block_size is not None
@@ -348,7 +343,7 @@ class SeekableOrder:
         return starts, stops - starts, numbers
 
     def _draw(self, within: Ids, shards: Ids, *, inverse: bool = False) -> Ids:
-        """Map places in a shard's draw to places in the shard, or apply the inverse."""
+        """Map indices in a shard's draw to indices in the shard, or apply the inverse."""
         keys = bijection.scramble(shards.astype(np.uint64) * bijection.GOLDEN + self._draw_key)
         sizes = self._shard_starts[shards.astype(np.int64) + 1] - self._shard_starts[shards]
         return bijection.permute(

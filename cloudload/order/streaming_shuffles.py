@@ -12,8 +12,8 @@ created only when they are needed.
     naive       all samples are permuted, across all nodes
 
 Tests compare the results with `streaming.base.shuffle.get_shuffle`. They can differ only in ties,
-where py1e moves two samples to the same place (at most a few pairs in 10^8). Streaming leaves ties
-to NumPy's sort. Here, the earlier sample is first.
+where py1e moves two samples to the same position (at most a few pairs in 10^8). Streaming leaves
+ties to NumPy's sort. Here, the earlier sample is first.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ def _shuffle_blocks(
 
 
 def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generator) -> Ids:
-    """Move each sample of a node by a random distance, and sort `ids` by the new places, in place.
+    """Move each sample of a node by a random distance, and sort `ids` in place by new position.
 
-    No sample moves by more than `reach`, so places more than `reach` before the next span are
+    No sample moves by more than `reach`, so positions more than `reach` before the next span are
     final. The node can therefore be sorted in parts.
     """
     reach = int(1.25 * block_size) / 2 + 1
@@ -218,7 +218,7 @@ def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generato
 
 
 def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Generator) -> Ids:
-    """Draw the new places of the samples of a span that begins at `first`: float64 [size]."""
+    """Draw the new positions of the samples of a span that begins at `first`: float64 [size]."""
     length = rng.integers(int(0.75 * block_size), int(1.25 * block_size))
     # samples of a span at least as long as the block do not move
     cutoff = max(0, (length - size) / 2)

@@ -36,7 +36,7 @@ class LaneArrays:
 
     cursors: Ints
     """int64 [components, lanes, 3]: (ordinal, offset, size) of each lane's next unread token, or
-    `UNKNOWN`. `packing.tables` names the columns."""
+    `UNKNOWN`. `rows.packing.tables` names the columns."""
     residues: Residues | None
     """Object array of bytes, [components, lanes]: the encoded spans that each lane has read but not
     emitted. None if the packing has no residue."""

@@ -1,24 +1,23 @@
 """Compute the position at which a loader continues a saved run, and refuse unsafe changes.
 
-no effect on rows        world, workers, batch_size, …       they are not part of the recipe
-                         shards written again                if their samples are the same; see
-                                                             `same_data`
-from the next row on     shares of streams, streams added    the mixture keeps earlier rows
-                         stopping
-different rows           seq_len                             cursors count tokens; residues are
-                                                             packed again
-after a bad document     on_error="skip" after "raise"       no document has failed so far
-refused                  other fields of the recipe, listed with both values; the user may accept
-                         a change of some of them with `on_change`
-
-Find a run's original data if shards were appended to its datasets after the run began.
-
-index now        shard 0 … shard 119 │ shard 120 … shard 159
-state            data: fingerprint of shards 0 to 119
-the run reads    shard 0 … shard 119
+    no effect on rows        world, workers, batch_size, …       they are not part of the recipe
+                             shards written again                if their samples are the same; see
+                                                                 `same_data`
+                             shards appended                     left out, see below
+    from the next row on     shares of streams, streams added    the mixture keeps earlier rows
+                             stopping
+    different rows           seq_len                             cursors count tokens; residues are
+                                                                 packed again
+    after a bad document     on_error="skip" after "raise"       no document has failed so far
+    refused                  other fields of the recipe, listed with both values; the user may
+                             accept a change of some of them with `on_change`
 
 The order of documents depends on all of a run's data, so a run reads the same shards until it ends.
-Only a new run reads the appended shards.
+Only a new run reads appended shards:
+
+    index now        shard 0 … shard 119 │ shard 120 … shard 159
+    state            data: fingerprint of shards 0 to 119
+    the run reads    shard 0 … shard 119
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ logger = logging.getLogger("cloudload.resume")
 def resume_mixture(saved: Saved, recipe: Recipe) -> Mixture:
     """Combine the saved mixture, for the rows delivered, with the recipe's, for later rows.
 
-    Streams whose names have changed, as default names may, are matched by their place in the list.
-    Raises `StreamChangedError` if the saved names are at other places, or if streams are missing.
+    Streams whose names have changed, as default names may, are matched by their index in the list.
+    Raises `StreamChangedError` if the saved names have other indices, or if streams are missing.
     """
     before, now = saved.mixture, recipe.mixture
     if not {*before.names} <= {*now.names}:

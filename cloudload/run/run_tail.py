@@ -17,7 +17,7 @@ def pack_run_tail(
     """Pack the tail of a run whose lanes ended at row `start`.
 
     `ended` has the cursors and residues of the lanes at that row. `stages` are the tail's stages so
-    far; empty if the run did not resume in its tail. `sizes` are as for `packing.tail.pack_tail`.
+    far; empty if the run did not resume in its tail. `sizes` are as for `tail.pack_tail`.
     Raises `StreamChangedError` if the lanes do not match the documents, and `DatasetError` if the
     whole run has no tokens.
     """

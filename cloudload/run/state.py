@@ -10,11 +10,11 @@
                             each cursor is in, or 0, so a resume detects changed text;
                             little-endian uint16, or wider if one of them needs it; "" if no cursor
                             is in a document; older states have no such key
-    residues                base64 of the compressed residues (`packing.residue`), in chunks of 16
-                            lanes that are joined by "."; older states have a single chunk; "" if
-                            the packing has no residue
+    residues                base64 of the compressed residues (`rows.packing.residue`), in chunks
+                            of 16 lanes that are joined by "."; older states have a single chunk;
+                            "" if the packing has no residue
     tail                    "" before the tail of a finite run, which begins at row table_rows; then
-                            `packing.tail.Stages` (seq_len:rows), as "512:100,1024:3"
+                            `rows.packing.tail.Stages` (seq_len:rows), as "512:100,1024:3"
     part                    "" for a whole state, else the virtual index of the rank whose lanes it
                             covers, and the world size, as "1/4"
     counts, skipped         statistics by stream; and the ranges of rows skipped, as "100:164,…"

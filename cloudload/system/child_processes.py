@@ -1,14 +1,9 @@
-"""The program's main script, which a child process imports first unless it is forked.
+"""Check that child processes can import the main script, and send values to them safely.
 
-spawn, forkserver ─► new interpreter ─► imports the script ─► receives its work
+    spawn, forkserver ─► new interpreter ─► imports the main script ─► receives its work
 
-The script must therefore be a file, and must not start processes when it is imported.
-
-Send a value through a pipe. If that fails, the error can be collected safely.
-
-`Connection.send` writes from a view of a `BytesIO`, and the traceback of a failed write refers to
-both. If that traceback becomes part of a reference cycle, collecting it aborts Python 3.12.1
-(python/cpython#111049) and prints an ignored exception on Python 3.13 (python/cpython#111331).
+Unless a child is forked, it first imports the program's main script. The script must therefore be a
+file, and must not start processes when it is imported.
 """
 
 from __future__ import annotations
@@ -42,5 +37,10 @@ def send(connection: Connection, value: Any) -> None:
     """Pickle the value and send it; `Connection.recv` receives it.
 
     Raises `OSError` if the pipe is closed, and the pickler's error if the value has no pickle.
+
+    `Connection.send` writes from a view of a `BytesIO`, and the traceback of a failed write refers
+    to both. If that traceback becomes part of a reference cycle, collecting it aborts Python 3.12.1
+    (python/cpython#111049) and prints an ignored exception on Python 3.13 (python/cpython#111331).
+    An error of this function can be collected safely.
     """
     connection.send_bytes(bytes(ForkingPickler.dumps(value)))

@@ -1,12 +1,4 @@
-"""Versions of installed packages. The version of an imported package cannot change, so it is read
-only once, because that parses a file. Other packages may be installed while a notebook runs.
-
-Detect whether a folder is on a network file system.
-
-On a network file system, another machine can remove a file that a process on this machine has
-mapped. If the process then reads the mapped memory, SIGBUS kills it. Locks may work only between
-processes of one machine.
-"""
+"""Facts about this machine: versions of packages, memory, open files, and network file systems."""
 
 from __future__ import annotations
 
@@ -36,7 +28,9 @@ _NETWORK = re.compile(
 def package_version(name: str) -> str | None:
     """The version of an installed package; None if the package is not installed.
 
-    `name` is the name of both the package and its module.
+    `name` is the name of both the package and its module. The version of an imported package cannot
+    change, so it is read only once, because that parses a file. Other packages may be installed
+    while a notebook runs.
     """
     return _read_once(name) if name in sys.modules else _read(name)
 
@@ -70,7 +64,9 @@ def raise_open_file_limit() -> None:
 def network_type(folder: Path) -> str | None:
     """The type of the network file system that a folder is on, or will be on once it is created.
 
-    Returns None for a local file system, and if the type is unknown.
+    Returns None for a local file system, and if the type is unknown. On a network file system,
+    another machine can remove a file that a process on this machine has mapped. If the process then
+    reads the mapped memory, SIGBUS kills it. Locks may work only between processes of one machine.
     """
     with contextlib.suppress(OSError, StopIteration, IndexError):
         existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())

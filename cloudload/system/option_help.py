@@ -1,4 +1,4 @@
-'''Explain the options of a class from the docstrings of its fields, and unknown arguments.
+'''Explain a class's options from the docstrings of its fields, and suggest names for unknown ones.
 
     seq_len: int            ─► explained ─►    Args:
     """Tokens per row."""                          seq_len: Tokens per row.

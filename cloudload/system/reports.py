@@ -1,14 +1,13 @@
-"""Tables as text of at most 80 columns, for a terminal.
+"""Tables as text of at most 80 columns, for a terminal, and as HTML, for a notebook.
 
-list_values("title", [("local", "/a", "default"), …])        title
-                                                               local    /a          default
-                                                               streams  a long one  given
-                                                                        that continues here
-render_columns("title", ["stream", "tokens"], [["web", "7"]])
+    list_values("title", [("local", "/a", "default"), …])        title
+                                                                   local    /a          default
+                                                                   streams  a long one  given
+                                                                            that continues here
+    render_columns("title", ["stream", "tokens"], [["web", "7"]])
+    render_table("title", ["a", "b"], [["1", "<2>"]])     <table><caption>title</caption>…&lt;2&gt;…
 
-HTML tables for notebooks. All text is escaped.
-
-render_table("title", ["a", "b"], [["1", "<2>"]])     <table><caption>title</caption>…&lt;2&gt;…
+All text in HTML is escaped.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     root/<dataset>-<hash>/shard.00000-<hash>.mds              a complete raw shard
     root/<dataset>-<hash>/shard.00000-<hash>.mds.lock         held while the shard is fetched
     root/<dataset>-<hash>/shard.00000-<hash>.mds.….part       a partial download
-    root/cloudload-space                                      the bytes used; see `space`
+    root/cloudload-space                                      the bytes used; see `fetch`
     root/space.lock                                           held while bytes are reserved
     root/indexes/                                             large indexes (`mds.open_index`)
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
@@ -44,7 +44,7 @@ ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 _MOST_STEM_BYTES, _MOST_SUFFIX = 180, 10
 
 ACCOUNT = "cloudload-space"
-"""The name of the file that records how many bytes a cache uses; see `space`."""
+"""The name of the file that records how many bytes a cache uses; see `fetch`."""
 
 STARTED = "STARTED"
 """The name of the file that records when a folder of shards without hashes was started, in seconds

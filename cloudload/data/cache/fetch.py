@@ -1,16 +1,8 @@
-"""Fetch a shard into the cache. One process downloads it, and others see it only once it is valid.
+"""Fetch shards into a cache of limited size. One process downloads a shard, and all share the file.
 
     valid on disk? ─ yes ─────────────────────────────────────────────────────────► path
       │ no
     lock ─► valid by now? ─► reserve bytes (evicts) ─► download ─► check ─► rename ─► path
-
-A process checks a shard's size and header before it maps the file. With `verify="once"`, it also
-checks the hash, unless the file is unmodified since this user or root last verified it. With
-"always", it checks the hash every time, and with "off", never. An invalid shard is fetched again.
-So is a modified shard whose hash is not in the index, except with "off". The kernel releases the
-lock of a killed process, and the next process that fetches the shard removes the partial file.
-
-The disk space of a cache: bytes are reserved before a download, and old shards are evicted.
 
     reserve ─► used + size ≤ limit? ─ yes ──────────────────────────────────► partial file
                  │ no
@@ -18,18 +10,12 @@ The disk space of a cache: bytes are reserved before a download, and old shards 
                  │ there are no more candidates
                list all files: the bytes used, and new candidates ─► …
 
-Once a process has a limit, a file in `root`, the account, records how many bytes all shards and
-partial files have. It is read and written under `root/space.lock`. A process that changes files
-removes the account first, and writes it when it is done. So if the process is killed, the next
-process lists all files.
-
-Other users, older versions, and people may add or remove files without changing the account. To
-find such changes, all files are listed when a loader starts, before a reservation fails, and ten
-minutes after the last listing. If that took more than 6 s, the next listing is later, so that
-listings take at most 1 % of the time.
-
-A shard that no process has used since a listing is older than every shard that was used or added
-since then. So processes evict the same shards as if they listed all files before each eviction.
+Other processes see a shard only once it is valid. A process checks a shard's size and header before
+it maps the file. With `verify="once"`, it also checks the hash, unless the file is unmodified since
+this user or root last verified it. With "always", it checks the hash every time, and with "off",
+never. An invalid shard is fetched again. So is a modified shard whose hash is not in the index,
+except with "off". The kernel releases the lock of a killed process, and the next process that
+fetches the shard removes the partial file.
 """
 
 from __future__ import annotations
@@ -268,7 +254,18 @@ class Fetcher:
 
 @dataclass
 class _Account:
-    """The number of bytes that a cache uses (None if unknown), and when it was last listed."""
+    """The number of bytes that a cache uses (None if unknown), and when it was last listed.
+
+    Once a process has a limit, a file in `root`, the account, records how many bytes all shards and
+    partial files have. It is read and written under `root/space.lock`. A process that changes files
+    removes the account first, and writes it when it is done. So if the process is killed, the next
+    process lists all files.
+
+    Other users, older versions, and people may add or remove files without changing the account. To
+    find such changes, all files are listed when a loader starts, before a reservation fails, and
+    ten minutes after the last listing. If that took more than 6 s, the next listing is later, so
+    that listings take at most 1 % of the time.
+    """
 
     used: int | None = None
     listed_s: float = 0.0
@@ -400,7 +397,12 @@ def _make_room(root: Path, account: _Account, size: int, limit_bytes: int) -> No
 
 
 def _evict(root: Path, account: _Account) -> bool:
-    """Evict the oldest candidate unless it was used again. Returns False if there is none."""
+    """Evict the oldest candidate unless it was used again. Returns False if there is none.
+
+    A shard that no process has used since a listing is older than every shard that was used or
+    added since then. So processes evict the same shards as if they listed all files before each
+    eviction.
+    """
     candidates = _candidates.get(root)
     if not candidates:
         return False

@@ -1,4 +1,7 @@
-"""Read token IDs from columns of pre-tokenized samples, many at a time.
+"""Check the columns that hold documents before a run, and read token IDs of many samples at once.
+
+text          str, bytes
+token IDs     bytes, ndarray, ndarray:uint16, ndarray:uint16:2048, json
 
 encoding              value of a sample               dtype of the IDs
 bytes                 IDs                             not stored, so the user passes it
@@ -8,11 +11,6 @@ ndarray               dtype, shape, IDs               in each sample
 json                  a list of integers              int64
 
 shape   a byte with the number of axes and the width of a length, then the length of each axis
-
-Check the columns that hold documents, as text or as token IDs, before a run starts.
-
-text          str, bytes
-token IDs     bytes, ndarray, ndarray:uint16, ndarray:uint16:2048, json
 """
 
 from __future__ import annotations

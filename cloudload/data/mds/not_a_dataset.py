@@ -1,21 +1,18 @@
-"""Explain why a location is not an MDS dataset, and say what to pass or run instead.
+"""Explain why a location is not an MDS dataset, and say what to pass or which command converts it.
 
-    corpus/a.jsonl.gz …         cloudload convert corpus corpus-mds
-    hf://owner/name             cloudload convert hf://owner/name name-mds
     corpus/train/index.json     split="train"
     corpus/index.json           its folder
     corpus/.convert/ …          the same conversion again
+    hf://owner/name             cloudload convert hf://owner/name name-mds
+    corpus/a.jsonl.gz …         cloudload convert corpus corpus-mds
+    a.jsonl.gz  b.jsonl.gz  README.md    2 .jsonl.gz and 1 .md
+                                         cloudload convert 'corpus/*.jsonl.gz' corpus-mds
+    train/a.txt  val/b.txt               cloudload convert corpus/train corpus-mds --split train &&
+                                         cloudload convert corpus/val corpus-mds --split val
+    a.xlsx                               a table. Convert it to JSON Lines or Parquet
 
 A location is inspected only after its index was not found. If the store does not allow cloudload to
 inspect it, there is no explanation, and the caller raises its own error.
-
-Describe the files of a raw corpus, and write the command that converts them.
-
-a.jsonl.gz  b.jsonl.gz  README.md    2 .jsonl.gz and 1 .md
-                                     cloudload convert 'corpus/*.jsonl.gz' corpus-mds
-train/a.txt  val/b.txt               cloudload convert corpus/train corpus-mds --split train &&
-                                     cloudload convert corpus/val corpus-mds --split val
-a.xlsx                               a table. Convert it to JSON Lines or Parquet
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ TEMPORARY = re.compile(
 def is_of_dataset(name: str) -> bool:
     """Whether an object belongs to a dataset: its index, report, shards, or token lengths.
 
-    The journal of a conversion does not belong to a dataset, but to its place.
+    The journal of a conversion does not belong to a dataset, but to its location.
     """
     return name in (shard_entries.INDEX_NAME, REPORT_NAME) or any(
         pattern.fullmatch(name) for pattern in (SHARD, LENGTHS, TEMPORARY)

@@ -1,13 +1,13 @@
-"""Survey a folder that has no index, and its subfolders, with few requests.
+"""Survey a folder with few requests: its files, and the datasets in it that a new index would hide.
 
-corpus/    a.jsonl  .git/  train/     files        a.jsonl
-train/     index.json  shard…         datasets     train
-val/       .convert/  shard…          unfinished   val
+    corpus/    a.jsonl  .git/  train/     files        a.jsonl
+    train/     index.json  shard…         datasets     train
+    val/       .convert/  shard…          unfinished   val
 
-Refuse a new index that would hide other datasets, or be hidden by another index.
+A new index is refused if it would hide other datasets, or be hidden by another index:
 
-out/index.json        a loader given `out` reads this dataset, and nothing below it
-out/val/index.json    hidden from readers of `out`
+    out/index.json        a loader given `out` reads this dataset, and nothing below it
+    out/val/index.json    hidden from readers of `out`
 """
 
 from __future__ import annotations

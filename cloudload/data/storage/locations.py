@@ -1,4 +1,4 @@
-"""Compare locations as locations, not as texts.
+"""Compare locations by what they refer to, not by their text.
 
 name_inside("link/a.jsonl", "data")     "a.jsonl" if link leads to data
 name_inside("s3a://b/x/", "s3://b/x")   ""

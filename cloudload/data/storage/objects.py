@@ -1,10 +1,11 @@
-"""Functions that read, write, list, and delete objects.
+"""Read, write, list, and delete objects, in the store that the scheme of their URL names.
 
     read_object  open_object  download_object        list_objects  collect_objects  peek_folder
     write_object  write_pieces  create_object  upload_file  delete_object
 
 `read_object_version` and `download_object_version` also return the object's version, as the store
-reports it. `name_endpoint` names the server of a URL.
+reports it. `name_endpoint` names the server of a URL. Schemes without a backend here use fsspec.
+`docs/contributing/extend.md` explains how to add a store.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
@@ -15,10 +16,6 @@ deadline. Each read that uses the network is limited to `Retry.timeout_s`.
 If a request fails, every function raises `StoreError`, with a `FailureKind` as its `kind`. Reads
 from an open stream raise the client's errors instead. If the target of a download cannot be written
 to, for instance because the disk is full, the target's `OSError` is raised.
-
-The backend of each URL scheme. Schemes that are not listed here use fsspec.
-
-`docs/contributing/extend.md` explains how to add a store.
 """
 
 from __future__ import annotations

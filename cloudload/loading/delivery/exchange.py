@@ -8,7 +8,7 @@ row that a lane could not fill, statistics, and the lanes' cursors and residues 
 rank's rows. All ranks gather all messages asynchronously, over a CPU process group that only the
 loader uses. From the same messages, every rank computes the same cursor table and statistics, and
 decides in the same way whether the lanes have ended. With token lengths, a message is only the
-window's end (`known_lanes`).
+window's end (`progress.KnownLanes`).
 
 A data-parallel rank may be several processes that share the work on its rows (tensor, pipeline,
 context parallelism). Then several groups exchange in parallel. Each group has one process of every

@@ -3,12 +3,12 @@
     workers ─► fetch: join blocks, start an exchange ─► deliver: finish it, move the position
                                                              └─► batch
 
-`workers.plan` defines six phases. A finite run without token lengths has these four:
+`workers.worker_plan` defines six phases. A finite run without token lengths has these four:
 
     Steady       workers cut rows from their lanes, until an exchange reports a dry row: one that
                  its lane cannot fill. The batch with this row and all later batches are discarded.
     Measuring    workers report the sizes of the documents that remain in their lanes. The ranks
-                 exchange the sizes and pack the same tail (`tail_exchange`).
+                 exchange the sizes and pack the same tail (`tail_sharing`).
     Sharing      workers read the documents of their lanes that other workers' rows need, and the
                  ranks exchange their tokens (`tail_sharing`).
     InTail       workers continue at the first undelivered row. Rows before the dry row are cut
@@ -24,7 +24,7 @@ With token lengths, a run may use these phases:
     Mixed        is for mixtures with streams that end, at rows known from the start. Workers pack
                  the tail of each stream when they reach it.
 
-Token lengths may also replace the exchange of cursors (`known_lanes`): each rank then computes the
+Token lengths may also replace the exchange of cursors (`KnownLanes`): each rank then computes the
 cursors of all lanes, and ranks exchange only their current row.
 """
 

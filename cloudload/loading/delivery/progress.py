@@ -1,17 +1,14 @@
-"""Merge all ranks' reports on a window of rows into a cursor table that all ranks agree on.
+"""The lanes of all ranks at each row, merged from the ranks' reports or computed from lengths.
 
-    blocks of a batch ─► Report ─► merged over a Window ─► exchanged, AgreedWindow ─► lane arrays
+    exchanged    blocks of a batch ─► Report ─► merged over a Window ─► AgreedWindow ─► lane arrays
+
+    computed     batch     1         2         3
+                 known     row 12    row 24    row 36 ──► .arrays: the lanes advance from there
 
 A rank's report contains its lanes' cursors (and residues) after each of its rows, the statistics of
-these rows, and the first row that a lane could not fill.
-
-The lanes of all ranks at any row, computed from token lengths instead of exchanged.
-
-    batch     1         2         3
-    known     row 12    row 24    row 36 ──► .arrays: the lanes advance from the latest known row
-
-Delivering a batch costs nothing, because the lanes advance only when a state or the statistics
-read the arrays.
+these rows, and the first row that a lane could not fill. With token lengths (`KnownLanes`),
+delivering a batch costs nothing, because the lanes advance from the latest known row only when a
+state or the statistics read the arrays.
 """
 
 from __future__ import annotations

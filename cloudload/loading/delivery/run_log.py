@@ -1,15 +1,14 @@
-"""The run log of a loader: latest positions, tokens left over at the end, and statistics.
+"""The run log of a loader: latest positions, leftover tokens, statistics, and why training waits.
 
     iteration ── record, record_end ──► RunLog ◄── state_dict, stats, seek ── loader
 
 The loader owns the log. An iteration writes to it without a reference to the loader.
 
-Log once why the training loop waits for batches, and how to fix it.
-
     next() ─► statistics, every second ─► waited for more than 5% of the last 30 s? ─► log why
 
-The reason is the stage in which the workers spent most of their time, or the other ranks if this
-rank waited for them.
+`WaitLog` logs once why the training loop waits for batches, and how to fix it. The reason is the
+stage in which the workers spent most of their time, or the other ranks if this rank waited for
+them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Log the start of a loader: what it read and built, and how long each step took.
+"""Log the start of a loader: what it read and built, the time of each step, repeated downloads.
 
     index ─► tokenizer, backend ─► order ─► first shard ─► first batch      one line each, at INFO
 
 One process logs for all ranks, once per loader. The lines about shards come from the workers, which
-report their first fetch with a block, because logging is not configured in a spawned worker.
-
-A program that does not configure logging prints nothing, except for one line on a terminal if the
+report their first fetch with a block, because logging is not configured in a spawned worker. A
+program that does not configure logging prints nothing, except for one line on a terminal if the
 start takes more than two seconds.
 
-Warn of shards that several machines download, because they read the same canonical node.
+Machines that read the same canonical node all download its shards, which is worth a warning:
 
     1,250 machines, 3,840 lanes on 64 canonical nodes     20 machines download each shard
     1,250 machines, 20,000 lanes on 1,250                  1 machine does

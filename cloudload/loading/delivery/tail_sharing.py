@@ -1,28 +1,22 @@
-"""Let workers read documents of the tail for each other, and exchange their tokens.
+"""Compute the same tail on all ranks, and let workers read its documents for each other.
 
-    tail ─► the documents in each row
+    each rank: sizes of the documents left in its lanes ─► one message ─► exchanged
+    every rank: sizes by lane ─► packed as one sequence ─► the same Tail ─► documents in each row
     workers: documents of own lanes ─► this rank ─┬──────────────► its other workers
                                                   └─► exchanged ─► the workers of other ranks
+
+    message    virtual index | number of discarded tokens | sizes of documents, by lane
+
+The plan is in the phase `Measuring`, at the position where the lanes ended. With token lengths,
+each rank knows the sizes, so the messages do not contain any. Discarded tokens are the rank's
+tokens before the dry row in the batch in which the lanes ended.
 
 A row of the tail may have documents of any lane. If the worker of a row read all of the row's
 documents, each machine would download the shards of all lanes. Each document would also be
 tokenized twice: first by the owner of its lane, to measure it, and then for its row. So the owner
-of a document's lane reads the document once, and sends its tokens.
-
-All ranks compute the same lists from the tail, so they need not request documents. If the tail is
-large, only its first documents are sent. Each worker reads the other documents of its rows.
-
-Compute the same tail on all ranks, once a lane of a finite run cannot fill its row.
-
-    each rank: sizes of the documents left in its lanes ─► one message ─► exchanged
-    every rank: sizes by lane ─► packed as one sequence ─► the same Tail
-
-The plan is in the phase `Measuring`, at the position where the lanes ended.
-
-    message    virtual index | number of discarded tokens | sizes of documents, by lane
-
-With token lengths, each rank knows the sizes, so the messages do not contain any.
-Discarded tokens are the rank's tokens before the dry row in the batch in which the lanes ended.
+of a document's lane reads the document once, and sends its tokens. All ranks compute the same lists
+from the tail, so they need not request documents. If the tail is large, only its first documents
+are sent. Each worker reads the other documents of its rows.
 """
 
 from __future__ import annotations

@@ -2,15 +2,13 @@
 
 The working set is estimated as if all lanes advance in step. The loader refuses a cache limit below
 this estimate, because the cache could thrash. With token lengths, it also warns if the limit is
-below the working set later in the run, when the lanes have drifted apart.
-
-Compute the working set of a run's lanes from lengths: the peak of shard bytes in use.
+below the working set later in the run, when the lanes have drifted apart:
 
     documents of a lane ─► tokens before each ─► the rows of the lane that read its shard
 
 Every lane emits rows at the same rate, so lanes with short documents read ahead of other lanes. The
 distance grows during a run, so a shard that several lanes share stays in use for more and more
-rows. This module computes for how many.
+rows.
 """
 
 from __future__ import annotations

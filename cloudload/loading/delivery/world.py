@@ -20,7 +20,7 @@ _FAST_WORKERS, _SLOW_WORKERS = 1, 4
 
 @dataclass(frozen=True)
 class World:
-    """The data-parallel ranks of a run, and this process's place among them.
+    """The data-parallel ranks of a run, and this process's rank among them.
 
     Raises `ValueError` if `size` is below 1, or if `rank` is not from 0 to `size - 1`.
     """

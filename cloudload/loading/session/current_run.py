@@ -1,13 +1,13 @@
-"""The current run of a loader: its recipe, its progress, and positions from token lengths.
+"""The current run of a loader, and the loader's membership in the data-parallel world.
 
-OpenedRun ─► CurrentRun ◄── resume: the recipe and position of a state
-                 └── with lengths: the position at any later row, the number of rows
+    OpenedRun ─► CurrentRun ◄── resume: the recipe and position of a state
+                     └── with lengths: the position at any later row, the number of rows
 
-This process's place in the data-parallel world, which `set_world` replaces.
+    Membership ── world     rank, size, ranks per node
+               ── delivery  the options, with the rank and the batch size of this world
+               ── exchange  the connection to the other ranks, opened by the first iteration
 
-Membership ── world     rank, size, ranks per node
-           ── delivery  the options, with the rank and the batch size of this world
-           ── exchange  the connection to the other ranks, opened by the first iteration
+A run has its recipe and its progress. `set_world` replaces the membership.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Read the batches of the current run: prepare each iteration, and keep at most one alive.
+"""Read and count the batches of the current run: prepare iterations, and keep at most one alive.
 
-pass 1 ──► iteration ── workers, exchange
-pass 2 ──►     │          `stop_every` ends a pass: the iteration is kept for the next one
-               └─ not kept: only a weak reference remains, and the workers are stopped
+    pass 1 ──► iteration ── workers, exchange
+    pass 2 ──►     │          `stop_every` ends a pass: the iteration is kept for the next one
+                   └─ not kept: only a weak reference remains, and the workers are stopped
 
-The number of global batches in a pass, in a run, and in epochs of the data.
-
-rows, from token lengths or from documents that are one row each ─► batches
+The number of global batches in a pass, in a run, and in epochs of the data follows from the rows.
+The rows are known from token lengths, or from documents that are one row each.
 """
 
 from __future__ import annotations

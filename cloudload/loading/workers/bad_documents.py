@@ -1,18 +1,16 @@
-"""Decide which errors make a document bad, and log the documents that are left out.
+"""Decide which documents are bad or doubtful: leave out and log the bad, and warn of the doubtful.
 
     bad document        text that is not UTF-8, a transform that raises or does not return text
     not the document    an error of the machine, of a store, of the shard, or of the tokenizer
 
 A document is skipped only if every worker, on every machine and after every resume, would skip it.
 
-Warn about a stream whose first documents are mostly not text.
-
     text        prose, code, JSON, 狐, عربي, 🦊, ASCII art, terminal colors
     not text    token IDs or UTF-16 read as UTF-8, gzip read as Latin-1, U+FFFD, base64,
                 lists of integers
 
-A doubt is only a warning, and does not change the rows. Only the first 4 documents of a stream are
-checked, so the check costs nothing later.
+A stream whose first documents are mostly not text is in doubt. This is only a warning, and does not
+change the rows. Only the first 4 documents are checked, so the check costs nothing later.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Pieces(NamedTuple):
     """Pieces of documents, sorted by block row.
 
     `table` is int64 [documents, 10]. `buffers` contain the documents' int32 token IDs. `pieces` is
-    int64 [pieces, 4]. `packing.tables` names the columns.
+    int64 [pieces, 4]. `rows.packing.tables` names the columns.
     """
 
     table: Ints

@@ -43,7 +43,7 @@ def merge_ids(parts: Sequence[IdsOfDocuments]) -> tuple[Tokens, Ints]:
     Returns the IDs, int32 [tokens], and offsets, int64 [documents + 1]. A single part is not
     copied.
 
-    Example: places 0 2 with IDs 7 7 9 of sizes 2 1, and place 1 with ID 8, give the IDs 7 7 8 9.
+    Example: indices 0 2 with IDs 7 7 9 of sizes 2 1, and index 1 with ID 8, give the IDs 7 7 8 9.
     """
     sizes = np.zeros(sum(len(part.indices) for part in parts), np.int64)
     for part in parts:
@@ -213,7 +213,7 @@ class DocumentReader:
     def _by_shard(self, samples: Ints) -> Iterator[tuple[int, Ints, Ints]]:
         """Group samples by shard.
 
-        Yields, for each shard, its index, the samples' places in `samples`, and the samples'
+        Yields, for each shard, its index, the samples' indices in `samples`, and the samples'
         indices in the shard.
         """
         if not len(samples):

@@ -1,19 +1,17 @@
-"""Start worker processes, receive their blocks, and stop them.
+"""Start worker processes, yield a block from each in turn, and stop them.
 
     trainer ◄── started, the slot of each block, halted, an error ── worker
             ─────── the plan, a slot is free again, halt ──────────►
 
-Each worker has its own socket pair, which needs no lock. The trainer notices the death of a worker
-when the socket closes, or when it checks the process, so it never waits for a dead worker. If the
-worker is not forked, the trainer also sends the plan over the socket. `multiprocessing` would write
-the plan to a pipe and keep both ends open, and would wait forever if the worker died before it read
-the plan.
+    worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
+    worker 1    [batch 0] [batches 1 and 2] [batches 3 to 6] …
+    items          first      second             third
 
-Yield one block from each worker repeatedly, from workers in this process or in others.
-
-worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
-worker 1    [batch 0] [batches 1 and 2] [batches 3 to 6] …
-items          first      second             third
+`inline_blocks` yields the same blocks from workers in this process. Each worker process has its own
+socket pair, which needs no lock. The trainer notices the death of a worker when the socket closes,
+or when it checks the process, so it never waits for a dead worker. If the worker is not forked, the
+trainer also sends the plan over the socket. `multiprocessing` would write the plan to a pipe and
+keep both ends open, and would wait forever if the worker died before it read the plan.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""Measure the documents that remain at the end of a finite run, and cut a worker's tail rows.
+"""Measure and keep the documents at the end of a finite run, and cut a worker's rows of the tail.
 
     Measuring    lanes ─► remaining documents of each ─► their sizes, to exchange
     Sharing      documents of own lanes, needed in other workers' rows ─► their tokens
     InTail       tail ─► pieces of this worker's rows ─► documents of any lane
 
+    measured by this worker ─┐
+    read by other workers ───┴─► KeptDocuments ─► rows of the tail, documents for others
+
 A row of the tail may contain documents of any lane. If this worker has not measured a document, and
 no other worker has sent it, this worker reads it when a row needs it. In a mixture with streams
 that end, each stream has its own tail. The rows are divided among workers in the same way as rows
 of lanes.
-
-Keep documents of a tail in a worker's memory, so that they are not read again.
-
-measured by this worker ─┐
-read by other workers ───┴─► KeptDocuments ─► rows of the tail, documents for others
 """
 
 from __future__ import annotations

@@ -4,23 +4,14 @@
 
 A worker owns a share of the rank's lanes. Its blocks cover every batch, even batches in which it
 has no row. It reads, tokenizes and packs the documents of several batches together, and yields
-their rows as one block.
-
-Read the rows dealt to a worker, in a world whose size does not divide the number of lanes.
+their rows as one block. In a world whose size does not divide the number of lanes, its rows are
+dealt, and some of them belong to lanes of other workers (`DealtRows`).
 
     rows of own lanes ────┐
     rows of other lanes ──┴─► pieces, from token lengths ─► documents ─► Pieces
 
-Most rows belong to the worker's own lanes, whose documents it reads only once. If a row of another
-worker contains a part of such a document, that worker also reads the document.
-
-Check a sample of the token lengths before a run relies on the lengths of unread documents.
-
-    groups of shards ─► up to 16 ─► a shard of each ─► its first samples ─► lengths compared
-
-A seek jumps over documents, so a wrong length among them would move every later row. A document
-that is read is always compared with its length. The choice of the sample depends only on the data.
-Only the bytes of a shard's first 4 documents are read.
+Before a run relies on the lengths of unread documents, a sample of them is checked
+(`check_some_lengths`).
 """
 
 from __future__ import annotations
@@ -274,7 +265,11 @@ class _Rows:
 
 
 class DealtRows:
-    """Reads the rows before the tail that are dealt to a worker. The plan must have lengths."""
+    """Reads the rows before the tail that are dealt to a worker. The plan must have lengths.
+
+    Most rows belong to the worker's own lanes, whose documents it reads only once. If a row of
+    another worker contains a part of such a document, that worker also reads the document.
+    """
 
     def __init__(self, plan: WorkerPlan, worker: int, documents: LaneDocuments) -> None:
         assert plan.lengths is not None
@@ -310,6 +305,12 @@ class DealtRows:
 
 def check_some_lengths(plan: WorkerPlan, documents: LaneDocuments) -> None:
     """Compare the lengths of some documents of a plan's corpus with their texts.
+
+        groups of shards ─► up to 16 ─► a shard of each ─► its first samples ─► lengths compared
+
+    A seek jumps over documents, so a wrong length among them would move every later row. A document
+    that is read is always compared with its length. The choice of the sample depends only on the
+    data. Only the bytes of a shard's first 4 documents are read.
 
     Raises `DatasetError` if a length differs or a document cannot be read. If a store cannot be
     reached, logs this and skips the remaining checks.

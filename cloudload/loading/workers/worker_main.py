@@ -1,13 +1,12 @@
-"""Run a worker process: make the blocks of one phase after another.
+"""Run a worker process: receive its work, then make the blocks of one phase after another.
 
     trainer    plan          free  free  halt                next phase        free …
     worker        block  block  block  block     halted                   block  block …
 
 When a worker halts, it discards the rows it has made, but keeps its shards, orders, and tokenizer.
+A process that was not forked receives its work, and with it the plan, over the socket:
 
-Send work to a process that was not forked, and receive it there.
-
-trainer ─► pickle: functions by name ─► socket ─► import the names, unpickle ─► worker
+    trainer ─► pickle: functions by name ─► socket ─► import the names, unpickle ─► worker
 """
 
 from __future__ import annotations

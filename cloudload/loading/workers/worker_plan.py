@@ -1,6 +1,6 @@
 """A plan determines the rows that a rank's workers make, and the position at which they start.
 
-    Plan: the run's recipe, the rank's place in the world, the position of the lanes, the phase
+    Plan: the run's recipe, the rank's index in the world, the position of the lanes, the phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
 
 A run is always in one of these phases. An endless run in which no stream ends is always Steady:

@@ -6,7 +6,7 @@
 
 A **piece** is up to `seq_len` tokens of a document that are in one row. It is represented by an
 integer, the index of its document and tokens in a table. Everything that does not depend on earlier
-rows is computed for many pieces at once. Only the placement is sequential, because the place of
+rows is computed for many pieces at once. Only the placement is sequential, because the row of
 each piece depends on the pieces before it.
 
 The reference, `PackerLanes` with a `BestFitPacker` for each lane, is the specification. Tests

@@ -7,20 +7,10 @@
     version ─► features of the tokenizer.json ─► loads ─► same IDs for probes ─► for code points
 
 For some tokenizers, fastokens silently produces different IDs. The feature check recognizes the
-known cases, and the later checks look for unknown ones. For a tokenizer in `known`, the only checks
-are the version, and whether fastokens can be imported. A loader chooses the backend when it is
-created, and passes the choice to its workers.
-
-Look up tokenizers that are known to pass every fastokens check, so nodes can skip the checks.
-
-    known_tokenizers.json    {checks, versions, and machine: {digest: name}}
-
-    "checks-2-fastokens-0.3.5-tokenizers-0.22.2-x86_64": {"<32 hex digits>": "gpt2", …}
-
-A digest is computed as for a kept result, and covers the whole tokenizer.json. The table is written
-by `scripts/know_tokenizers.py`, which compares all code points. Therefore an entry, unlike a kept
-result, does not depend on the version of Unicode. Workers still compare a sample of the IDs with hf
-during a run.
+known cases, and the later checks look for unknown ones. For a tokenizer in the table of known
+tokenizers (`is_known`), the only checks are the version, and whether fastokens can be imported, so
+nodes skip the others. A loader chooses the backend when it is created, and passes the choice to its
+workers. Workers still compare a sample of the IDs with hf during a run.
 """
 
 from __future__ import annotations
@@ -311,7 +301,10 @@ def _around(point: int) -> str:
 def is_known(text: str, checked: Iterable[str]) -> bool:
     """Whether the tokenizer.json `text` is known to pass on this CPU architecture.
 
-    `checked` are the names and versions of the checks and of the packages that they compare.
+    `checked` are the names and versions of the checks and of the packages that they compare. The
+    digest is computed as for a kept result, and covers the whole tokenizer.json. The table is
+    written by `scripts/know_tokenizers.py`, which compares all code points. Therefore an entry,
+    unlike a kept result, does not depend on the version of Unicode.
     """
     digests = read_table().get(conditions(checked))
     return digests is not None and kept_tokenizers.digest_of([text]) in digests
@@ -324,7 +317,10 @@ def conditions(checked: Iterable[str]) -> str:
 
 @functools.cache
 def read_table() -> Mapping[str, Mapping[str, str]]:
-    """Read the table: {conditions: {digest: tokenizer name}}. Empty if its file is missing."""
+    """Read the table: {conditions: {digest: tokenizer name}}. Empty if its file is missing.
+
+    "checks-2-fastokens-0.3.5-tokenizers-0.22.2-x86_64": {"<32 hex digits>": "gpt2", …}
+    """
     with contextlib.suppress(OSError):  # a program may be packaged without data files
         text = files("cloudload.rows.tokenization").joinpath(TABLE_NAME).read_text("utf-8")
         return cast("dict[str, dict[str, str]]", json.loads(text))

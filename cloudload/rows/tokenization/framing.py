@@ -38,7 +38,7 @@ _END_TOKENS = (
 
 @dataclass(frozen=True)
 class NamedTokens:
-    """The bos and eos that a tokenizer's files or attributes name, and the place of each name."""
+    """The bos and eos that a tokenizer's files or attributes name, and where each was found."""
 
     bos: str | None = None
     eos: str | None = None

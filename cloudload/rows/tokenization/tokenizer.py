@@ -1,4 +1,4 @@
-"""Turn a tokenizer into plain data that workers can load.
+"""Load a tokenizer, by name or from files, and turn it into plain data that workers can load.
 
     "gpt2"                                                        {"model": …}, no truncation
     "folder/" or "tokenizer.json"         ─► TokenizerSpec   json ┤

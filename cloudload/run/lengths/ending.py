@@ -1,9 +1,7 @@
-"""Compute the end of a finite run from lengths: its lanes' ends, its tail, and its statistics.
+"""Compute how a finite run, or a mixture's streams, end: the lanes' ends, tails, and statistics.
 
-units left in each lane ─► first row that a lane cannot fill ─► sizes of the documents left
-                                                                    └─► tail, packed when read
-
-Compute the rows of the tails of a mixture's streams, and the lanes at any row.
+    units left in each lane ─► first row that a lane cannot fill ─► sizes of the documents left
+                                                                        └─► tail, packed when read
 
     rows of stream b     b b b b b b b b b │ b b b b │        then its weight is 0
     made from            its lanes         │ its tail │

@@ -35,7 +35,7 @@ class GroupLengths:
     """The lengths of a group's samples, as they are stored."""
 
     header: Mapping[str, Any]
-    """Digests of the key and the shards, and totals; see `index.Group`."""
+    """Digests of the key and the shards, and totals; see `lengths_index.Group`."""
     short: Ids
     """uint16 [samples]: each length, or `LISTED`."""
     indices: Ids

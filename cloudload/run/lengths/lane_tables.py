@@ -1,15 +1,13 @@
-"""Tables of sums over the documents of lanes, with which any row of a lane can be located.
+"""Locate any row of a lane with tables of sums over the lane's documents.
 
     lane 3      documents 0 … 255   256 … 511   512 … 767      sizes, from lengths and the order
     table       0                   t(256)      t(512) …       units and statistics before a block
 
+    search      totals: passed whole ─► bisection: the block ─► scan: the document with the unit
+
 A **unit** is a row with `one_per_row`, otherwise a token. A table covers the same ordinals in all
 lanes: one epoch, or several small epochs. The processes of a node share the tables as files, so the
 totals of past epochs are available without the orders of these epochs.
-
-Search the tables of lanes for the document that contains a unit, and for sums of documents.
-
-table ─► totals: passed whole ─► bisection: the block ─► scan: the document with the unit
 """
 
 from __future__ import annotations

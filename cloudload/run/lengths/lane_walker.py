@@ -35,7 +35,7 @@ class Advanced:
     """The state of lanes after their next rows."""
 
     cursors: Ints
-    """int64 [lanes, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on."""
+    """int64 [lanes, 3], with columns `tables.CURSOR_ORDINAL` and so on."""
     counts: Ints
     """int64 [streams of the component, counts]: the statistics of these rows."""
     is_dry: Flags
@@ -50,10 +50,10 @@ class Located:
     """The result of `LaneWalker.locate`: the cursors at the requested units."""
 
     cursors: Ints
-    """int64 [places, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on; the size is not
+    """int64 [requests, 3], with columns `tables.CURSOR_ORDINAL` and so on; the size is not
     set."""
     is_dry: Flags
-    """bool [places]; see `Advanced.is_dry`."""
+    """bool [requests]; see `Advanced.is_dry`."""
 
 
 class LaneWalker:
@@ -304,9 +304,9 @@ class LaneWalker:
         return is_dry
 
     def locate(self, starts: Ints, lanes: Ints, units: Ints) -> Located:
-        """Find, for each place, the cursor that is `units` after the start of a lane.
+        """Find, for each request, the cursor that is `units` after the start of a lane.
 
-        `starts` is int64 [all lanes, 3]. `lanes` and `units` are int64 [places], where a lane may
+        `starts` is int64 [all lanes, 3]. `lanes` and `units` are int64 [requests], where a lane may
         be repeated. Raises `CacheError` if a table cannot be built, and `StreamChangedError` if a
         start does not match the length of its document.
         """
@@ -328,7 +328,7 @@ class LaneWalker:
     def _locate(self, lanes: Ints, cursors: Ints, indices: Ints, units: Ints) -> Flags:
         """Move the cursors at `indices`, which are between documents, by `units`.
 
-        Changes `cursors`. Returns which of them are dry: bool [places].
+        Changes `cursors`. Returns which of them are dry: bool [indices].
         """
         ordinals = cursors[indices, tables.CURSOR_ORDINAL]
         numbers, within = np.divmod(ordinals, self._tables.num_ordinals)

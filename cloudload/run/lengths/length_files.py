@@ -1,6 +1,6 @@
 """Read and verify the lengths of a corpus, and share them among the processes of a node.
 
-    index, groups at the place ─► verified ─► one file in the cache folder ─► mapped
+    index, groups at its location ─► verified ─► one file in the cache folder ─► mapped
                                               uint16 [samples], list of long samples
 
 The file in the cache is written once per node, under a lock, and has 2 bytes per sample.

@@ -1,11 +1,11 @@
 """Group the shards of a dataset to count their lengths, and list the groups in an index.
 
-    <place>/<key>/00000-<digest>.lengths     shards 0 to 15      named by shards and key
-    <place>/<key>/00001-<digest>.lengths     shards 16 to 31
-    <place>/<key>/index-<data>.json          all groups of one version of the data; written last
+    <location>/<key>/00000-<digest>.lengths     shards 0 to 15      named by shards and key
+    <location>/<key>/00001-<digest>.lengths     shards 16 to 31
+    <location>/<key>/index-<data>.json          all groups of one version of the data; written last
 
-The place is the folder `lengths` of the dataset, or any other location. If a dataset grows, all of
-its groups except the last one stay the same. Stores write whole objects, so a file that exists is
+The location is the folder `lengths` of the dataset, or any other. If a dataset grows, all of its
+groups except the last one stay the same. Stores write whole objects, so a file that exists is
 complete, and an interrupted count continues after the existing files.
 """
 

@@ -4,20 +4,14 @@
     best_fit               lanes played to their ends ─► the first tail of a stream, packed
                            ─► remaining rows of that stream ─► its end ─► the next tail, …
 
-A stream's number of rows depends only on its tokens, except with `best_fit`. With `best_fit`, it
-also depends on the tokens that remain in the lanes at the row where the tail begins. That row
-depends on the ends of other streams before it, so tails are packed in the order in which they
-begin.
-
-Find the rows at which the streams of a mixture end, from the number of rows left in each.
-
     weights a 2 · b 1, rows left a 5 · b 1        rows 0 1 2 3 4 5
     stopping="all"                                     a a b a a a      b has weight 0 from row 3 on
     stopping="first"                                   a a b            the run ends with row 2
 
-A stream ends right after its last row. Its weight is then 0, so the other streams share its rows in
-proportion to their own weights. If all streams of a schedule entry have ended, the next entry with
-other streams takes effect early. Nothing here depends on lanes' contents, ranks, or batches.
+A stream's number of rows depends only on its tokens, except with `best_fit`. With `best_fit`, it
+also depends on the tokens that remain in the lanes at the row where the tail begins. That row
+depends on the ends of other streams before it, so tails are packed in the order in which they
+begin.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Find the documents in any row after a position from token lengths, without reading documents.
 
-rows ─► component, lane, index in the lane ─► pieces of documents      rows before the tail
-    └─► the tail, which is packed once ─────► pieces of documents      rows of the tail
+    rows ─► component, lane, index in the lane ─► pieces of documents      rows before the tail
+        └─► the tail, which is packed once ─────► pieces of documents      rows of the tail
 
-Find the documents in any row of `best_fit` lanes, and the rows of any of their documents.
+With `best_fit`, the lane is played from the nearest mark. This finds a document's rows, too:
 
-row ─► its lane, played from the nearest mark before the row ─► pieces
-document ─► its lane, played from the nearest mark before the document ─► rows
+    row      ─► its lane, played from the nearest mark before the row ─► pieces
+    document ─► its lane, played from the nearest mark before the document ─► rows
 """
 
 from __future__ import annotations

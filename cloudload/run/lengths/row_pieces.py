@@ -130,7 +130,7 @@ class RowPieces:
         numbers = (stops - 1) // seq_len - first_rows + 1
         of = np.repeat(np.arange(len(runs)), numbers)
         rows = first_rows[of] + count_within(numbers)
-        # a place on the line, shifted by this much, is a token of the document
+        # an offset on the line, shifted by this much, is a token of the document
         shifts = (offsets - begins)[of]
         columns = [
             *(rows, lanes[runs[of]], ordinals[runs, indices][of]),
@@ -185,7 +185,7 @@ def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
 def _repeat_rows(pieces: Ints, indices: Ints) -> Ints:
     """Relabel the pieces of row `indices[i]` as pieces of row `i`: int64 [pieces, 5].
 
-    `pieces` is ordered by row. Example: pieces of rows 0 0 1 and places 1 0 give rows 0 1 1.
+    `pieces` is ordered by row. Example: pieces of rows 0 0 1 and indices 1 0 give rows 0 1 1.
     """
     # the pieces of row r are bounds[r] to bounds[r + 1]; a row without pieces has equal bounds
     bounds = np.searchsorted(pieces[:, ROW], np.arange(int(indices.max(initial=-1)) + 2))

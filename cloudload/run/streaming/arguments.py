@@ -1,6 +1,4 @@
-"""The arguments of a StreamingDataset and its Streams, and the equivalent options of a loader.
-
-StreamingDataset and its Streams as arguments of a loader.
+"""A StreamingDataset and its Streams, or their arguments, as options of a loader.
 
     StreamingDataset ─► streams, shuffle, seed, cache limit, …  ┐
     [streaming.Stream, …] ─► streams                            ┴─► options of CloudLoader

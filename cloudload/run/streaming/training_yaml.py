@@ -1,12 +1,12 @@
 """llm-foundry's training YAML as options of a loader.
 
-max_seq_len: 2048                                        seq_len
-tokenizer: {name: gpt2}                                  tokenizer
-train_loader: {num_workers: 8, drop_last: true,   ─►     num_workers, tail
-  dataset: {streams: …, shuffle_seed: 17, …}}            data, seed, …
-model, optimizer, …                                      not read
+    max_seq_len: 2048                                        seq_len
+    tokenizer: {name: gpt2}                                  tokenizer
+    train_loader: {num_workers: 8, drop_last: true,   ─►     num_workers, tail
+      dataset: {streams: …, shuffle_seed: 17, …}}            data, seed, …
+    model, optimizer, …                                      not read
 
-Read YAML as OmegaConf does, with numbers such as `1e6` and `${variables.max_seq_len}`.
+YAML is read as OmegaConf reads it, with numbers such as `1e6` and with interpolations:
 
     variables: {bucket: s3://my-bucket}
     remote: ${variables.bucket}/c4         ─► resolve ─►    s3://my-bucket/c4

@@ -14,7 +14,7 @@
     document_rules  choose the tests; mojibake
     duplicates      repeated documents
 
-Streaming is not imported: `streaming_format` and `rules` state what it does, and tests compare both
+Streaming is not imported: `index_entries` and `rules` state what it does, and tests compare both
 with Streaming itself.
 """
 

@@ -3,9 +3,8 @@
     names, max_bytes, tokenizer ─► DocumentRules ─► list_tests ─► (kind, test of a text's bytes)
 
 A test returns a description of what is wrong with a text, or None. It reads UTF-8 bytes rather than
-`str`, because one or two fast scans are then enough for most texts.
-
-Find text that was decoded with the wrong encoding and then encoded again as UTF-8.
+`str`, because one or two fast scans are then enough for most texts. One test finds mojibake: text
+that was decoded with the wrong encoding and then encoded again as UTF-8.
 
     é is c3 a9       read as Latin-1 or Windows-1252    Ã©     c3 83 c2 a9
     “ is e2 80 9c    read as Windows-1252               â€œ   c3 a2 e2 82 ac c5 93

@@ -109,9 +109,9 @@ def _describe(index: int, first: int) -> Repeat:
 
 
 def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the places of repeated documents and of their first copies: uint64 [repeats] each.
+    """Return the locations of repeated documents and of their first copies: uint64 [repeats] each.
 
-    A place is shard · 2^32 + sample. For example, if the hashes at places 5 6 7 8 are A B A A, the
+    A location is shard · 2^32 + sample. For example, if the hashes at 5 6 7 8 are A B A A, the
     result is 7 8 (the repeated documents) and 5 5 (their first copies).
     """
     if not len(records):

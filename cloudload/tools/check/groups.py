@@ -1,16 +1,14 @@
-"""Check shards in groups. Each group is a unit of work that any engine can run.
+"""Check shards, and test and hash their documents, in groups that any engine can run.
 
     shards ─ group_shards ─► groups ─ check_group, anywhere ─┬► findings, in order ─► report
-                                                           └► hashes ─► duplicates
+                                                             └► hashes ─► duplicates
+
+    shard ─► text of each document ─► tests ─► findings, with examples
+                          └─► hash ─┐
+             ID of each document ─► hash ─► hashes by rule ─► duplicates
 
 The findings of a shard depend only on the dataset, so the report is the same for any groups,
 engine, and order of completion.
-
-Test the documents of shards, and hash them to find repeated ones.
-
-shard ─► text of each document ─► tests ─► findings, with examples
-                      └─► hash ─┐
-         ID of each document ─► hash ─► hashes by rule ─► duplicates
 """
 
 from __future__ import annotations

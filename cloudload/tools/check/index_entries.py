@@ -1,11 +1,9 @@
-"""Check `index.json`: each entry as it is parsed, then all shards together.
+"""Check `index.json` against the index format of MosaicML Streaming 0.13.
 
-Entries become small objects while the JSON is parsed, so that a million entries fit in memory.
-
-The index format of MosaicML Streaming 0.13. Tests compare each constant with Streaming itself.
-
-Streaming's readers take exactly the fields of an entry as arguments, so an extra or missing field
-raises `TypeError` or `KeyError`.
+Each entry is checked as it is parsed, then all shards together. Entries become small objects while
+the JSON is parsed, so that a million entries fit in memory. Tests compare each constant of the
+format with Streaming itself. Streaming's readers take exactly the fields of an entry as arguments,
+so an extra or missing field raises `TypeError` or `KeyError`.
 """
 
 from __future__ import annotations

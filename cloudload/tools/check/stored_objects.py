@@ -1,7 +1,6 @@
-"""Compare the files that an index names with the objects in the dataset's folder.
+"""Compare the objects in the dataset's folder with its index, and with the indexes of its lengths.
 
-Check the token lengths in a dataset's folder.
-
+files that index.json names         missing, or of another size
 lengths/<key>/index-<data>.json     of the present data: complete, or else `lengths-damaged`
 lengths/<key>/…                     anything that no such index lists: `lengths-old`
 """

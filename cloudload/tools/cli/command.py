@@ -1,12 +1,12 @@
-"""The argument parser, and helpers for the modules that add subcommands.
+"""The argument parser of commands, and errors and options in the words of the command line.
 
-Rewrite the library's error messages to name command-line options, not Python arguments.
+The library's error messages name Python arguments. They are rewritten to name options:
 
-compression is 'zst'. Use zstd or None    ─►    --compression is 'zst'. Use zstd or none
-text_key was 'text' and is now 'body'     ─►    --text-key was 'text' and is now 'body'
-tokenizer is None, but …                  ─►    --tokenizer is missing, but …
-Pass on_error='skip'                      ─►    Pass --on-error skip
-use num_workers=0                         ─►    use --option num_workers=0
+    compression is 'zst'. Use zstd or None    ─►    --compression is 'zst'. Use zstd or none
+    text_key was 'text' and is now 'body'     ─►    --text-key was 'text' and is now 'body'
+    tokenizer is None, but …                  ─►    --tokenizer is missing, but …
+    Pass on_error='skip'                      ─►    Pass --on-error skip
+    use num_workers=0                         ─►    use --option num_workers=0
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-r"""Print results to stdout and messages to stderr.
+r"""Print results to stdout and messages to stderr, and escape text that could control the terminal.
 
-    print_text      text for people, with everything escaped that could control the terminal
+    print_text      text for people, escaped
     print_json      JSON: in UTF-8, or in ASCII on a terminal
     print_message   a message on stderr, without secrets
     notice_after    a message if a command takes long
 
+    "red \x1b[31m"      red \x1b[31m         escape sequences
+    "a\u202eb"          a\u202eb             invisible characters, such as bidi controls
+    "one\ntwo"          two lines            `escape_lines` keeps line breaks, `escape` does not
+
 `prepare_streams` makes stdout accept any text: a character that its encoding lacks is replaced.
-
-Escape text from a dataset, so that it cannot control the terminal.
-
-"red \x1b[31m"      red \x1b[31m         escape sequences
-"a\u202eb"          a\u202eb             invisible characters, such as bidi controls
-"one\ntwo"          two lines            `escape_lines` keeps line breaks, `escape` does not
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@
     rerun_check      refuse another conversion       rebuild            shards that are missing
     separation       outputs that are not inputs
 
-Other packages use only `convert_to_mds`, `ConvertReport` and `outline`.
+Other packages use only `convert_to_mds`, `ConvertReport` and `outline_conversion`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""The options of a conversion that a resumed run may not change.
-
-Divide documents into splits by a keyed hash, so that a document is always in the same split.
+"""The options of a conversion that a resumed run may not change, such as the shares of its splits.
 
     spec       train=0.9,val=0.1
     limits     train: 0.9 * 2**64    val: 2**64
     document   id "doc-7" ─ keyed hash ─► 0x1f3c… < 0.9 * 2**64 ─► train
 
-The split is a function of the seed and of the document's own ID, or of its text if it has no ID. It
-does not depend on the order, number, or names of the inputs. If the first share grows, no document
-leaves the first split.
+A document is always in the same split. The split is a function of the seed and of the document's
+own ID, or of its text if it has no ID. It does not depend on the order, number, or names of the
+inputs. If the first share grows, no document leaves the first split.
 """
 
 from __future__ import annotations

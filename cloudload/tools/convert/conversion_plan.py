@@ -130,7 +130,7 @@ class ConversionPlan:
     def files(self, roots: Sequence[str], format: str) -> Files:
         """Return the files of the inputs with these roots, in order. Requires `not must_list`.
 
-        Raises `ConvertError` for other inputs. The roots may be mounted at other places.
+        Raises `ConvertError` for other inputs. The roots may be mounted at other locations.
         """
         given = [_base_name(item, root) for item, root in zip(self.inputs, roots, strict=False)]
         if len(roots) != len(self.inputs) or given != [*map(_base_name, self.inputs)]:

@@ -1,4 +1,4 @@
-"""A table of the inputs of a conversion, by format.
+"""Outline a conversion without running it: a table of its inputs by format, segments, and seconds.
 
 format            files          bytes
 jsonl (gz)           12      1,234,567

@@ -4,12 +4,11 @@
     files    a.jsonl, c.txt, d.txt   0.jsonl.gz         stdin
     units    a.jsonl │ c.txt, d.txt  0.jsonl.gz         stdin     rows of the dataset
 
-Inputs keep the caller's order. The files of an input are sorted.
+Inputs keep the caller's order. The files of an input are sorted, except those of a folder that
+`datasets.save_to_disk` wrote. They keep the dataset's order:
 
-List the files of a folder that `datasets.save_to_disk` wrote, in the dataset's order.
-
-Dataset        state.json, dataset_info.json, data-00000-of-00002.arrow, …
-DatasetDict    dataset_dict.json, train/state.json, train/…, test/…
+    Dataset        state.json, dataset_info.json, data-00000-of-00002.arrow, …
+    DatasetDict    dataset_dict.json, train/state.json, train/…, test/…
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The claim of a conversion: its recipe and a digest of its inputs, which a rerun must match.
 
-Compare the input files of a conversion, by name and size, with those of an earlier run.
+If the digest differs, the names and sizes of the input files show which of them changed:
 
-before   {"a.jsonl": 120, "b.jsonl": 80}
-now      {"a.jsonl": 140, "c.jsonl": 80}
-differ   a.jsonl had 120 bytes and now has 140, b.jsonl is gone, c.jsonl is new
+    before   {"a.jsonl": 120, "b.jsonl": 80}
+    now      {"a.jsonl": 140, "c.jsonl": 80}
+    differ   a.jsonl had 120 bytes and now has 140, b.jsonl is gone, c.jsonl is new
 """
 
 from __future__ import annotations

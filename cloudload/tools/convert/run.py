@@ -1,15 +1,13 @@
-"""Run a conversion: the segments of a plan, in any processes.
+"""Run a conversion: convert the segments of a plan in any processes, then write lengths and index.
 
-plan ─► convert_segments ─► processes, executor ─► shards, notes ─┬─► report, index.json
-     └► convert_as_one_segment ► this process ────────► shards, note ──┘
-
-Write the token lengths of a conversion's dataset, just before its index.
+    plan ─► convert_segments ─► processes, executor ─► shards, notes ─┬─► report, index.json
+         └► convert_as_one_segment ► this process ────────► shards, note ──┘
 
     journal, or notes of segments ─► lengths of each shard ─► groups, index of the lengths
-                                                           ─► then index.json of the dataset
+                                                               └─► then index.json of the dataset
 
-Therefore, if the dataset's index exists, so do its lengths. If a run is killed before it writes the
-index, the next run writes the same files again.
+If the dataset's index exists, so do its lengths, because they are written just before it. If a run
+is killed before it writes the index, the next run writes the same files again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Cut encoded samples into shards.
+"""Cut encoded samples into shards, store each shard, and list it in the journal.
 
-samples of consecutive blocks ─► ShardCutter ─► ShardJob, which `store_shard` stores
+samples of consecutive blocks ─► ShardCutter ─► ShardJob
 
-Store a shard, count its tokens, and list it in the journal.
-
-ShardJob ─► compress, hash ─► count its tokens ─► entry of the journal ─► store
+ShardJob ─ store_shard ─► compress, hash ─► count its tokens ─► entry of the journal ─► store
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The values of a sample, from the fields of a record.
+"""The values of a sample, from the fields of a record and the names of its file's folders.
 
-{"body": "ab", "url": "u", "n": None} ─► text "ab", id "a.jsonl:1", url "u", n None
-{"body": ["ab"]}                      └► BadRecordError: the field 'body' is a list, not text
+    {"body": "ab", "url": "u", "n": None} ─► text "ab", id "a.jsonl:1", url "u", n None
+    {"body": ["ab"]}                      └► BadRecordError: the field 'body' is a list, not text
 
-The fields in the names of a file's folders, which Hive, Spark, and DuckDB write as `name=value`.
+Hive, Spark, and DuckDB write fields as `name=value` in the names of folders:
 
-corpus/lang=en/year=2024/a.parquet             lang "en", year "2024"
-corpus/note=a%2Fb/a.jsonl                      note "a/b"
-corpus/lang=__HIVE_DEFAULT_PARTITION__/a.csv   lang null
+    corpus/lang=en/year=2024/a.parquet             lang "en", year "2024"
+    corpus/note=a%2Fb/a.jsonl                      note "a/b"
+    corpus/lang=__HIVE_DEFAULT_PARTITION__/a.csv   lang null
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Count one group: read the samples of its shards, tokenize them, and write their lengths."""
+"""Count a dataset in groups: tokenize the samples of each, write their lengths, and index them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""The cases that a forecast computes: one with real lengths, or several with sampled ones.
+"""The cases that a forecast computes: one with real lengths, or several with lengths from a sample.
 
-token lengths ─► one case, exact
-no lengths    ─► a sample of each stream ─► `_DRAWS` cases, and the sampling error
-best_fit      ─► with token lengths, the run itself. Without them, or with too many documents to
-                 pack, a `concat` run with as many tokens per row as best_fit rows have on average
-
-Lengths drawn from a sample, for data without token lengths.
+    token lengths ─► one case, exact
+    no lengths    ─► a sample of each stream ─► `_DRAWS` cases, and the sampling error
+    best_fit      ─► with token lengths, the run itself. Without them, or with too many documents
+                     to pack, a `concat` run with the average number of tokens of best_fit rows
 
     samples of a stream ─► hash of (draw, sample) ─► a length that was measured,
                                                        scaled by the bytes of its shard

@@ -1,6 +1,4 @@
-"""The nodes of a run: their caches, downloads, and download costs.
-
-The shard cache of a node during a run: bytes in use, bytes kept, and downloads.
+"""The nodes of a run: the cache, the downloads, and the download cost of each.
 
 uses ─► bytes in use at each row; their peak is the working set
      └─► a cache of `limit` bytes that evicts the least recently used shard ─► downloads

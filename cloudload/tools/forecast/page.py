@@ -1,4 +1,4 @@
-"""Render a plan as one self-contained HTML page, without scripts or network requests."""
+"""Render a plan as one self-contained HTML page, without scripts or requests, or as a picture."""
 
 from __future__ import annotations
 

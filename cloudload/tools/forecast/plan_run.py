@@ -1,13 +1,13 @@
 """Forecast a run: its length, streams, cost, and speed, and each node's cache and downloads.
 
-options ─► loader's recipe ─► cases ─► extent   rows, tokens, epochs of each stream
-                                   └─► uses     shards in use, downloads of each node
-        └─► reader on real shards ─► first batch, workers
+    options ─► loader's recipe ─► cases ─► extent   rows, tokens, epochs of each stream
+                                       └─► uses     shards in use, downloads of each node
+            └─► reader on real shards ─► first batch, workers
 
-Measure the reader on real shards of the run.
+The reader is measured on real shards of the run:
 
-cold      a new process with an empty cache ─► seconds from a loader's creation to its first batch
-warm      batches in this process ─► tokens per second of CPU time
+    cold    a new process with an empty cache ─► seconds from a loader's creation to its first batch
+    warm    batches in this process ─► tokens per second of CPU time
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def plan_run(
         ranks_per_node: number of data-parallel ranks on each machine.
         gpu_tokens_per_s: training speed of a rank in tokens per second, which determines the
             number of workers needed.
-        prices: path of a table of prices; by default, list prices. See `forecast.prices`.
+        prices: path of a table of prices; by default, list prices. See `forecast.request`.
         sample: share of the documents to tokenize if there are no token lengths.
         measure: whether to measure the first batch and the reader on this machine, with real shards
             in a temporary folder.

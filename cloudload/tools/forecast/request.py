@@ -1,6 +1,6 @@
-"""The run to forecast, and its cases.
+"""The request of a forecast: the run, its cases, and the prices of requests and egress.
 
-The price of requests and egress, from a table that users can edit.
+Prices come from a table that users can edit:
 
     currency: USD
     stores:

@@ -1,19 +1,17 @@
 """Find when each node uses each shard: the first and last rows that read one of its documents.
 
-    documents, one by one ─► rows, shards, nodes     `document_uses`
+    documents, one by one ─► rows, shards, nodes     `list_documents`
     shuffle blocks        ─► rows, shards, nodes
                                └─► (node, epoch, shard): first row, last row
 
 For up to 2^24 documents, each document is listed, and the result is exact. For more, the order
 determines the shuffle blocks in which a node reads a shard, and sampled cursors determine the rows
-at which lanes reach those blocks.
+at which lanes reach those blocks. Documents are listed with their shards and rows:
 
-List the documents of a run one by one, with the shards that hold them and the rows they are in.
-
-lanes, ordinals ─► units in the lane before each document ─► its rows concat, one_per_row
-rows of lanes   ─► played lanes ─► pieces ─► documents                    best_fit
-tails           ─► remnants ─► documents
-                                  └─► order ─► shard, in an epoch; world ─► node
+    lanes, ordinals ─► units in the lane before each document ─► its rows concat, one_per_row
+    rows of lanes   ─► played lanes ─► pieces ─► documents                    best_fit
+    tails           ─► remnants ─► documents
+                                      └─► order ─► shard, in an epoch; world ─► node
 """
 
 from __future__ import annotations

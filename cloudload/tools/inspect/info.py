@@ -1,12 +1,12 @@
 """Summarize an MDS dataset: counts, bytes and columns from the index, sizes from a few shards.
 
-index.json                        exact      samples, shards, bytes, columns, codecs, hashes
-offsets of some shards            sampled    the sizes of samples; exact if all shards are read
-convert-report.json, if any       exact      the writer, and the bytes of text
+    index.json                        exact      samples, shards, bytes, columns, codecs, hashes
+    offsets of some shards            sampled    the sizes of samples; exact if all shards are read
+    convert-report.json, if any       exact      the writer, and the bytes of text
 
-Summarize sizes: minimum, median, mean and maximum, and a histogram with doubling bins.
+Sizes are summarized as minimum, median, mean and maximum, and a histogram with doubling bins:
 
-sizes   3 5 6 7 12 40        bins   [2, 4) 1   [4, 8) 3   [8, 16) 1   [16, 32) 0   [32, 64) 1
+    sizes   3 5 6 7 12 40        bins   [2, 4) 1   [4, 8) 3   [8, 16) 1   [16, 32) 0   [32, 64) 1
 """
 
 from __future__ import annotations

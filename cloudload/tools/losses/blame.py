@@ -1,18 +1,16 @@
-"""Find the documents and sources whose losses stand out in some steps.
+"""Read loss logs, and find the documents and sources whose losses stand out in some steps.
+
+    first start, 2 ranks     rows 0 to 99   ┐
+    resumed at 60, 3 ranks   rows 60 to 199 ┴─► rows 0 to 59 of the first, 60 to 199 of the second
 
     mean loss of each document ─► minus the median of its steps ─► compared with documents of
                                                                   similar length and the same source
     mean loss of each source   ─► compared with earlier periods of the same length
 
-A score is the distance from the median in standard deviations, estimated from the median absolute
-deviation. This estimate is robust, so outliers do not hide themselves or one another.
-
-Read the loss logs of all ranks and restarts of a run, each row once.
-
-    first start, 2 ranks     rows 0 to 99   ┐
-    resumed at 60, 3 ranks   rows 60 to 199 ┴─► rows 0 to 59 of the first, 60 to 199 of the second
-
-Records are sorted by row, so sums are bit-identical on any world.
+The logs of all ranks and restarts of a run are read, each row once. Records are sorted by row, so
+sums are bit-identical on any world. A score is the distance from the median in standard deviations,
+estimated from the median absolute deviation. This estimate is robust, so outliers do not hide
+themselves or one another.
 """
 
 from __future__ import annotations
@@ -304,7 +302,7 @@ class Losses:
     streams: tuple[str, ...]
     """The names of the streams."""
     records: log_file.Records
-    """The records, sorted by row and by place in the row. See `losses.log_file`."""
+    """The records, sorted by row and by position in the row. See `losses.log_file`."""
     state: Mapping[str, Any] | None
     """A state of the run, which records the data's locations; None if no log has a state."""
 

@@ -220,7 +220,7 @@ def _describe_lanes(saved: Saved, names: tuple[str, ...]) -> list[LanePositions]
     for cursors, (streams, documents) in zip(
         saved.position.cursors, _list_components(saved), strict=True
     ):
-        # an epoch is rounded up to a multiple of `num_lanes`, so its last places may be holes
+        # an epoch is rounded up to a multiple of `num_lanes`, so its last positions may be holes
         stride = documents if documents < num_lanes else -(-documents // num_lanes) * num_lanes
         epochs = cursors[:, tables.CURSOR_ORDINAL] * num_lanes / max(1, stride)
         found.append(

@@ -1,13 +1,12 @@
-"""Open the run of a state, and create loaders that continue it.
-
-Divide a run among several of its states, because options may change at a resume.
+"""Open the run of a state, create loaders that continue it, and divide a run among its states.
 
     states after steps     100, seq_len 512    200, seq_len 1024
     steps 101 to 200       from the first state, with the options of the second
     steps 201 and later    from the second state, with its options
 
-A state records the options in effect when it was saved. It therefore shows a change made at the
-resume from the previous state, but no later change.
+Several states divide a run, because options may change at a resume. A state records the options in
+effect when it was saved. It therefore shows a change made at the resume from the previous state,
+but no later change.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Run:
     global_batch: int
     """Number of rows per step."""
     last_step: int | None = None
-    """The last step of this part of the run; None for the last part. See `run_parts`."""
+    """The last step of this part of the run; None for the last part. See `open_runs`."""
     on_change: Mapping[str, str] = field(default_factory=dict)
     """The changes that the run accepted after the state; see `CloudLoader.load_state_dict`."""
 

@@ -1,9 +1,9 @@
 """View the rows of steps as the model receives them, token by token, with their documents.
 
-batch ─┬─ input_ids, labels, position_ids ─────────────────► ViewedRow
-       └─ spans ─► Tracer ─► id, shard, text of documents ─► ViewedSpan
+    batch ─┬─ input_ids, labels, position_ids ─────────────────► ViewedRow
+           └─ spans ─► Tracer ─► id, shard, text of documents ─► ViewedSpan
 
-Find the text of single tokens. Joined, the texts of a row's tokens are the text of the row.
+Joined, the texts of a row's tokens are the text of the row. `TokenTexts` finds them:
 
     byte-level BPE     "Ġthe"     " the"       "âĸ"      bytes E2 96, part of a character
     byte fallback      "▁the"     " the"       "<0xE2>"  byte E2
@@ -183,7 +183,7 @@ def _view_batch(
 
 
 def _place_spans(traced: Iterable[tuple[TracedSpan, WholeDocument]]) -> Iterator[ViewedSpan]:
-    """Yield the spans of a row with their places, from the row's start, without gaps."""
+    """Yield the spans of a row with their offsets, from the row's start, without gaps."""
     index = 0
     for span, document in traced:
         yield ViewedSpan(index, span, document)

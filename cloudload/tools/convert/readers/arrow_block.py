@@ -1,4 +1,4 @@
-"""Blocks of rows of Arrow tables, for all formats that pyarrow reads."""
+"""Blocks of rows of Arrow tables, and local copies of files, for all formats that pyarrow reads."""
 
 from __future__ import annotations
 

@@ -1,25 +1,16 @@
 """CSV and TSV files with a header, one document per record.
 
-    file     id,text⏎1,"a⏎b"⏎2,c⏎          block_bytes = 8
-    blocks   id,text⏎1,"a⏎b"⏎ │ 2,c⏎
+    file       id,text⏎1,"a⏎b"⏎2,c "d"⏎             block_bytes = 8
+    records    id,text⏎ │ 1,"a⏎b"⏎ │ 2,c "d"⏎
+    blocks     id,text⏎1,"a⏎b"⏎ │ 2,c "d"⏎
 
 A block ends when its records have at least `block_bytes`, not counting the header, or when the file
 ends. Its offset is that of its first byte, where a reader can restart.
 
 Blank lines are skipped, also before the header. `split_records` finds the records, and the standard
-library's `csv` parses each of them.
-`pyarrow.csv` would parse faster, but it provides no offset at which to restart, refuses a record
-that is larger than its block, and infers types, so that `007` becomes 7.
-
-Find where the records of a CSV file end, in bytes that arrive in pieces.
-
-    bytes      id,text⏎1,"a⏎b"⏎2,c "d"⏎
-    records    id,text⏎ │ 1,"a⏎b"⏎ │ 2,c "d"⏎
-
-A quote opens a quoted field only at the start of a field, and two quotes within a quoted field are
-one literal quote, as in Python's `csv`, pandas and Excel. The scan only searches for the next
-newline or quote, so its result depends on neither the chunks nor the encoding of the text. Without
-quotes, every line is a record.
+library's `csv` parses each of them. `pyarrow.csv` would parse faster, but it provides no offset at
+which to restart, refuses a record that is larger than its block, and infers types, so that `007`
+becomes 7.
 """
 
 from __future__ import annotations
@@ -287,7 +278,12 @@ class CsvBlock:
 def split_records(
     chunks: Iterable[bytes], delimiter: bytes, *, has_quotes: bool = True
 ) -> Iterator[bytes]:
-    """Yield the bytes of each record, including its line ending.
+    """Yield the bytes of each record, including its line ending, from bytes in pieces.
+
+    A quote opens a quoted field only at the start of a field, and two quotes within a quoted field
+    are one literal quote, as in Python's `csv`, pandas and Excel. The scan only searches for the
+    next newline or quote, so its result depends on neither the chunks nor the encoding of the text.
+    Without quotes, every line is a record.
 
     Raises `UnclosedQuoteError` if a quoted field does not end in the file, or within 1 GiB, and
     `LongRecordError` if a record without an open quote does not. Also raises the errors of

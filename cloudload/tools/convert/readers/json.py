@@ -1,19 +1,12 @@
 """Files named `.json`: an array of objects, or JSON Lines, depending on the first character.
 
-    file     [{"text": "a"}, {"text": "b"}, {"text": "c"}]          block_bytes = 20
-    blocks    {"text": "a"}, {"text": "b"} │ {"text": "c"}
+    file        [{"text": "a"}, {"text": "b"}, {"text": "c"}]          block_bytes = 20
+    elements     {"text": "a"} │ {"text": "b"} │ {"text": "c"}
+    blocks       {"text": "a"}, {"text": "b"} │ {"text": "c"}
 
 A block of an array ends when its elements have at least `block_bytes`, or when the file ends. Its
-offset is that of its first element, where a reader can restart.
-
-Find the elements of a JSON array, in bytes that arrive in pieces.
-
-    bytes       [{"a": 1}, {"a": [2, 3]}]
-    elements     {"a": 1}   {"a": [2, 3]}
-
-The standard library's parser finds the end of an element. If the bytes read so far end within the
-element, as many bytes again are read, and the element is parsed again. The bytes are decoded as
-Latin-1, in which each byte is one character. This is safe because the structure of JSON is ASCII.
+offset is that of its first element, where a reader can restart. `split_array` finds the elements in
+bytes that arrive in pieces.
 """
 
 from __future__ import annotations
@@ -143,7 +136,13 @@ def split_array(chunks: Iterable[bytes], *, is_begun: bool) -> Iterator[tuple[in
 
 
 class _Scan:
-    """A read position in bytes that arrive in pieces."""
+    """A read position in bytes that arrive in pieces.
+
+    The standard library's parser finds the end of an element. If the bytes read so far end within
+    the element, as many bytes again are read, and the element is parsed again. The bytes are
+    decoded as Latin-1, in which each byte is one character. This is safe because the structure of
+    JSON is ASCII.
+    """
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._text, self._start = chunks, "", 0

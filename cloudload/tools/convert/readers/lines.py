@@ -3,7 +3,8 @@
     file     {"text": "a"}⏎{"text": "b"}⏎{"text": "c"}⏎          block_bytes = 15
     blocks   {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
 
-A block ends when its lines have at least `block_bytes`, or when the file ends.
+A block ends when its lines have at least `block_bytes`, or when the file ends. `parse_object`
+parses a JSON object.
 
 A range of a file contains the lines whose first byte is in the range, so each line is read once,
 wherever the file is cut. The reader of a range does not know line numbers, so it names each record
@@ -12,13 +13,6 @@ by the offset of its line.
     ranges   0 to 21                      21 to 42
     lines    {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
     names    a.jsonl:@0     a.jsonl:@14     a.jsonl:@28
-
-Parse JSON objects with orjson if the standard library would parse the same values.
-
-orjson is several times faster. It refuses some JSON that the standard library accepts, such as NaN
-and unpaired surrogates, and reads an integer beyond 64 bits as a float. The standard library parses
-the objects that orjson refuses or may read differently, and describes what is wrong with an invalid
-object.
 """
 
 from __future__ import annotations
@@ -251,7 +245,13 @@ except ImportError:  # orjson has no wheel for some platforms
 
 
 def parse_object(data: bytes) -> Parsed:
-    """Parse a JSON object. Return (its fields, None), or (None, the problem)."""
+    """Parse a JSON object. Return (its fields, None), or (None, the problem).
+
+    orjson is several times faster. It refuses some JSON that the standard library accepts, such as
+    NaN and unpaired surrogates, and reads an integer beyond 64 bits as a float. The standard
+    library parses the objects that orjson refuses or may read differently, and describes what is
+    wrong with an invalid object.
+    """
     if (fields := _parse_quickly(data)) is not None:
         return fields, None
     try:

@@ -10,10 +10,9 @@ file with any other extension is a field of that name. Files are never unpacked 
 are used only as IDs, so a malicious path does no harm. A block contains whole samples. The offset
 of a block is that of its first tar header, so a reader can restart there.
 
-Read the files of a tar archive from front to back, without writing them to disk.
-
-The standard library's `tarfile` stops silently at a header that it cannot read, and after the first
-of several concatenated archives. This module raises an error in both cases.
+Archives are read from front to back. The standard library's `tarfile` stops silently at a header
+that it cannot read, and after the first of several concatenated archives. `read_members` raises an
+error in both cases.
 """
 
 from __future__ import annotations
