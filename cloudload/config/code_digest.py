@@ -61,6 +61,31 @@ FINDERS = ("__import__", "eval", "exec")
 """Built-in functions that find code by text, so that no one can know which code they run."""
 
 
+class Import(NamedTuple):
+    """A name that code binds by an import."""
+
+    name: str
+    """The name in the code."""
+    module: str
+    attribute: str | None
+    """The imported attribute or submodule; None if the name is the module."""
+    required: str
+    """The module that must be imported, which may be a submodule of `module`."""
+
+    @property
+    def where(self) -> str:
+        """The imported value, for a message."""
+        return self.module if self.attribute is None else f"{self.module}.{self.attribute}"
+
+    def find(self) -> Any:
+        """Import the value. Raises whatever the module raises."""
+        importlib.import_module(self.required)
+        module = importlib.import_module(self.module)
+        if self.attribute is None or hasattr(module, self.attribute):
+            return module if self.attribute is None else getattr(module, self.attribute)
+        return importlib.import_module(self.where)
+
+
 class CodeDigest:
     """The digest of a function, a callable object, or a `functools.partial`."""
 
@@ -328,31 +353,6 @@ def _start(node: ast.Lambda) -> _Point:
 
 def _stop(node: ast.Lambda) -> _Point:
     return node.body.end_lineno or node.lineno, node.body.end_col_offset or 0
-
-
-class Import(NamedTuple):
-    """A name that code binds by an import."""
-
-    name: str
-    """The name in the code."""
-    module: str
-    attribute: str | None
-    """The imported attribute or submodule; None if the name is the module."""
-    required: str
-    """The module that must be imported, which may be a submodule of `module`."""
-
-    @property
-    def where(self) -> str:
-        """The imported value, for a message."""
-        return self.module if self.attribute is None else f"{self.module}.{self.attribute}"
-
-    def find(self) -> Any:
-        """Import the value. Raises whatever the module raises."""
-        importlib.import_module(self.required)
-        module = importlib.import_module(self.module)
-        if self.attribute is None or hasattr(module, self.attribute):
-            return module if self.attribute is None else getattr(module, self.attribute)
-        return importlib.import_module(self.where)
 
 
 def list_steps(code: CodeType) -> list[dis.Instruction]:

@@ -33,6 +33,19 @@ _MOST_MEASURED, _MOST_EPOCHS = 1 << 24, 4
 _DOCUMENTS_AT_ONCE = 1 << 18
 
 
+@dataclass(frozen=True)
+class RunWorkingSet:
+    """The working set of some lanes over the rest of a run."""
+
+    bytes: int
+    """The peak of shard bytes in use, without downloads; with several components, the sum of their
+    peaks."""
+    row: int | None
+    """The row of the run at which the peak occurs; None with several components."""
+    last_epoch: int
+    """The last epoch that was measured."""
+
+
 def check_cache_limit(
     plan: WorkerPlan, world: World, orders: Sequence[Ints | SeekableOrder]
 ) -> None:
@@ -214,19 +227,6 @@ def _steps_of_shards(
         is_new = first[shards] < 0
         first[shards[is_new][::-1]] = steps[is_new][::-1]
     return first, last
-
-
-@dataclass(frozen=True)
-class RunWorkingSet:
-    """The working set of some lanes over the rest of a run."""
-
-    bytes: int
-    """The peak of shard bytes in use, without downloads; with several components, the sum of their
-    peaks."""
-    row: int | None
-    """The row of the run at which the peak occurs; None with several components."""
-    last_epoch: int
-    """The last epoch that was measured."""
 
 
 def measure_run(

@@ -37,6 +37,18 @@ from cloudload.run.recipe import Recipe
 from cloudload.system import NEVER, Ints
 
 
+@dataclass(frozen=True)
+class StreamEnds:
+    """The ends of a mixture's streams, and of the run."""
+
+    mixture: Mixture
+    """The mixture, in which the weight of each stream is 0 from its end on."""
+    ends: tuple[int, ...]
+    """The row at which each stream has ended; `NEVER` if it does not end, or has no weight."""
+    end: int
+    """The number of rows in the run; `NEVER` if it is endless."""
+
+
 def find_mixture_ending(
     recipe: Recipe, walkers: Sequence[LaneWalker], position: Position
 ) -> MixtureEnding:
@@ -245,18 +257,6 @@ def _no_rows(recipe: Recipe, ends: StreamEnds) -> DatasetError:
         "the mixture then has no rows. Set an eos, or use a different transform, min_tokens, or "
         "data"
     )
-
-
-@dataclass(frozen=True)
-class StreamEnds:
-    """The ends of a mixture's streams, and of the run."""
-
-    mixture: Mixture
-    """The mixture, in which the weight of each stream is 0 from its end on."""
-    ends: tuple[int, ...]
-    """The row at which each stream has ended; `NEVER` if it does not end, or has no weight."""
-    end: int
-    """The number of rows in the run; `NEVER` if it is endless."""
 
 
 def end_streams(

@@ -26,6 +26,65 @@ _CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6
 """Approximate stored input bytes that a server core converts per second, by compression."""
 
 
+@dataclass(frozen=True)
+class Outline:
+    """The input and the segments of a conversion, and estimates of the time that it takes."""
+
+    table: tuple[str, ...]
+    """The lines of a table that lists the inputs by format, and what is left out."""
+    files: int
+    bytes: int
+    """Stored bytes of the input files."""
+    segments: int
+    largest_segment_bytes: int
+    """Stored bytes of the largest segment. One large compressed file can exceed `segment_bytes`."""
+    core_seconds: float
+    """A rough estimate of the seconds that one core needs for all segments."""
+    largest_segment_seconds: float
+    """A rough estimate of the seconds that the largest segment needs, with any number of cores."""
+
+    def to_json(self) -> str:
+        """Return the outline as indented JSON."""
+        return reports.to_json(self)
+
+
+def outline_conversion(
+    inputs: Any,
+    *,
+    format: str = "auto",
+    split: str | None = None,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+) -> Outline:
+    """List the inputs, and outline the conversion that `convert_to_mds` would run.
+
+    Raises the same errors as `convert_to_mds` for inputs that are invalid or not found. Rows of
+    datasets and iterators are not counted.
+    """
+    listed = list_inputs(inputs, format, split)
+    files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]
+    segments = Segments(files, segment_bytes)
+    seconds = [
+        sum(count_bytes(part) / _bytes_per_s(part.file) for part in segment) for segment in segments
+    ]
+    return Outline(
+        (
+            *describe_inputs(list_units(listed, input_records.DEFAULT_BLOCK_BYTES)),
+            *list_left_out(list_hidden(listed)),
+        ),
+        len(files),
+        input_records.sum_bytes(files),
+        max(1, len(segments)),
+        max(segments.sizes, default=0),
+        round(sum(seconds), 1),
+        round(max(seconds, default=0.0), 1),
+    )
+
+
+def _bytes_per_s(file: input_files.InputFile) -> float:
+    key = "parquet" if file.format == "parquet" else file.compression
+    return _CORE_BYTES_PER_S.get(key, 20e6)
+
+
 def describe_hidden_files(count: int, names: Sequence[str]) -> str:
     """Describe the hidden files and folders that are left out. `names` has the first of them."""
     noun = "file or folder" if count == 1 else "files and folders"
@@ -91,62 +150,3 @@ def _bytes(files: Iterable[input_files.InputFile]) -> str:
     if any(file.bytes is None for file in known):
         return "unknown"
     return f"{input_records.sum_bytes(known):,}"
-
-
-@dataclass(frozen=True)
-class Outline:
-    """The input and the segments of a conversion, and estimates of the time that it takes."""
-
-    table: tuple[str, ...]
-    """The lines of a table that lists the inputs by format, and what is left out."""
-    files: int
-    bytes: int
-    """Stored bytes of the input files."""
-    segments: int
-    largest_segment_bytes: int
-    """Stored bytes of the largest segment. One large compressed file can exceed `segment_bytes`."""
-    core_seconds: float
-    """A rough estimate of the seconds that one core needs for all segments."""
-    largest_segment_seconds: float
-    """A rough estimate of the seconds that the largest segment needs, with any number of cores."""
-
-    def to_json(self) -> str:
-        """Return the outline as indented JSON."""
-        return reports.to_json(self)
-
-
-def outline_conversion(
-    inputs: Any,
-    *,
-    format: str = "auto",
-    split: str | None = None,
-    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
-) -> Outline:
-    """List the inputs, and outline the conversion that `convert_to_mds` would run.
-
-    Raises the same errors as `convert_to_mds` for inputs that are invalid or not found. Rows of
-    datasets and iterators are not counted.
-    """
-    listed = list_inputs(inputs, format, split)
-    files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]
-    segments = Segments(files, segment_bytes)
-    seconds = [
-        sum(count_bytes(part) / _bytes_per_s(part.file) for part in segment) for segment in segments
-    ]
-    return Outline(
-        (
-            *describe_inputs(list_units(listed, input_records.DEFAULT_BLOCK_BYTES)),
-            *list_left_out(list_hidden(listed)),
-        ),
-        len(files),
-        input_records.sum_bytes(files),
-        max(1, len(segments)),
-        max(segments.sizes, default=0),
-        round(sum(seconds), 1),
-        round(max(seconds, default=0.0), 1),
-    )
-
-
-def _bytes_per_s(file: input_files.InputFile) -> float:
-    key = "parquet" if file.format == "parquet" else file.compression
-    return _CORE_BYTES_PER_S.get(key, 20e6)

@@ -41,6 +41,15 @@ class ShardJob:
     counts: Counts
 
 
+class StoredShard(NamedTuple):
+    """The result of storing a shard."""
+
+    entry: dict[str, Any]
+    """The shard's entry in the index."""
+    lengths: list[str]
+    """The shard's token lengths, as `ShardLengths` encodes them; empty if they are not counted."""
+
+
 class ShardCutter:
     """Cuts samples into shards as `MDSWriter` does, and tracks the input position of each cut.
 
@@ -132,15 +141,6 @@ class _SplitCutter:
         self._next += 1
         self._reset()
         return job
-
-
-class StoredShard(NamedTuple):
-    """The result of storing a shard."""
-
-    entry: dict[str, Any]
-    """The shard's entry in the index."""
-    lengths: list[str]
-    """The shard's token lengths, as `ShardLengths` encodes them; empty if they are not counted."""
 
 
 def store_shard(context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob) -> StoredShard:

@@ -79,6 +79,26 @@ class GroupJob:
         return int(self.dataset.table.raw_bytes.sum())
 
 
+class CountedGroup(NamedTuple):
+    """The result of counting a group."""
+
+    raw_bytes: int
+    """Total uncompressed size of the group's shards."""
+    tally: Tally | None
+    """Documents and tokens by the values of a column, or None if the caller chose no column."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The result of a finished count."""
+
+    url: str
+    """The location of the index."""
+    index: lengths_index.LengthsIndex
+    spread: LengthCounter
+    """The distribution of the lengths."""
+
+
 def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
     """Return the groups of a dataset, in order."""
     return [
@@ -96,15 +116,6 @@ def list_found(work: CountWork) -> set[str]:
             raise
         return set()
     return {item.url.rpartition("/")[2] for item in found}
-
-
-class CountedGroup(NamedTuple):
-    """The result of counting a group."""
-
-    raw_bytes: int
-    """Total uncompressed size of the group's shards."""
-    tally: Tally | None
-    """Documents and tokens by the values of a column, or None if the caller chose no column."""
 
 
 def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> CountedGroup:
@@ -287,17 +298,6 @@ def open_meter(recipe: Recipe, backend: str, folder: Path, retry: Retry) -> Iter
 def _open_tokenizer(spec: TokenizerSpec, backend: str) -> DocumentTokenizer:
     """Open a tokenizer once for all groups that a process counts."""
     return DocumentTokenizer(spec, backend)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """The result of a finished count."""
-
-    url: str
-    """The location of the index."""
-    index: lengths_index.LengthsIndex
-    spread: LengthCounter
-    """The distribution of the lengths."""
 
 
 def finish_count(work: CountWork, dataset: Dataset, jobs: Sequence[GroupJob]) -> Counted:

@@ -93,6 +93,26 @@ class Cases:
         return Figure.predicted(values, error)
 
 
+@dataclass(frozen=True)
+class StreamSample:
+    """The sampled lengths of a stream, and the shard sizes that scale them to all samples."""
+
+    estimate: CountEstimate
+    lengths: Ints
+    """Length of each document read, or `tables.Size.FILTERED` or `FAILED`: int64 [read]."""
+    relative: Floats
+    """The lengths, divided by the mean bytes of a sample in their shard: float64 [read]."""
+    mean_bytes: Floats
+    """Mean bytes of a sample in each shard of the stream: float64 [shards]."""
+    shard_starts: Ints
+    """First sample of each shard, and the number of samples: int64 [shards + 1]."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all documents were read. If so, `lengths` has every sample's length, in order."""
+        return self.estimate.samples_read == self.estimate.samples
+
+
 def _error_after(epochs_played: Sequence[float]) -> float:
     """Return the relative error of what is extrapolated: half an epoch of the part played."""
     return 0.5 / max(0.5, *epochs_played) if epochs_played else 0.0
@@ -180,26 +200,6 @@ def _pack_lane(
         read += _DOCUMENTS_AT_ONCE
     first = itertools.islice(packer.rows, rows)
     return [sum(stop - start for _, start, stop, _ in row.pieces) for row in first], read
-
-
-@dataclass(frozen=True)
-class StreamSample:
-    """The sampled lengths of a stream, and the shard sizes that scale them to all samples."""
-
-    estimate: CountEstimate
-    lengths: Ints
-    """Length of each document read, or `tables.Size.FILTERED` or `FAILED`: int64 [read]."""
-    relative: Floats
-    """The lengths, divided by the mean bytes of a sample in their shard: float64 [read]."""
-    mean_bytes: Floats
-    """Mean bytes of a sample in each shard of the stream: float64 [shards]."""
-    shard_starts: Ints
-    """First sample of each shard, and the number of samples: int64 [shards + 1]."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all documents were read. If so, `lengths` has every sample's length, in order."""
-        return self.estimate.samples_read == self.estimate.samples
 
 
 def sample_streams(

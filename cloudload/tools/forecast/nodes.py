@@ -59,6 +59,27 @@ class Timeline:
     """Peak number of shards in use during each part."""
 
 
+@dataclass(frozen=True)
+class Downloads:
+    """The downloads of a node."""
+
+    times: Ints
+    """Number of downloads of each shard: int64 [shards]."""
+    by_epoch: Ints
+    """Bytes downloaded for each epoch: int64 [epochs]."""
+
+    def extend(self, factor: float) -> Downloads:
+        """Return the downloads of a run that is `factor` times as long.
+
+        Each later epoch downloads as much as the average epoch of the second half of these.
+        `by_epoch` stays as it is.
+        """
+        later = self.by_epoch[len(self.by_epoch) // 2 :]
+        more = (factor - 1) * len(self.by_epoch) * float(later.mean()) if len(later) else 0.0
+        total = max(1, int(self.by_epoch.sum()))
+        return Downloads(np.rint(self.times * (1 + more / total)).astype(np.int64), self.by_epoch)
+
+
 def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> Timeline:
     """Return the peak bytes and shards in use on a node, in each of up to 240 parts of a run."""
     parts = min(_MOST_POINTS, max(1, num_rows))
@@ -86,27 +107,6 @@ def measure_peak(uses: ShardUses, sizes: Ints, rows_ahead: int = 0) -> int:
     early = np.maximum(0, uses.first_rows - rows_ahead)
     _, levels = _levels(replace(uses, first_rows=early), sizes)
     return int(levels.max(initial=0))
-
-
-@dataclass(frozen=True)
-class Downloads:
-    """The downloads of a node."""
-
-    times: Ints
-    """Number of downloads of each shard: int64 [shards]."""
-    by_epoch: Ints
-    """Bytes downloaded for each epoch: int64 [epochs]."""
-
-    def extend(self, factor: float) -> Downloads:
-        """Return the downloads of a run that is `factor` times as long.
-
-        Each later epoch downloads as much as the average epoch of the second half of these.
-        `by_epoch` stays as it is.
-        """
-        later = self.by_epoch[len(self.by_epoch) // 2 :]
-        more = (factor - 1) * len(self.by_epoch) * float(later.mean()) if len(later) else 0.0
-        total = max(1, int(self.by_epoch.sum()))
-        return Downloads(np.rint(self.times * (1 + more / total)).astype(np.int64), self.by_epoch)
 
 
 def simulate_cache(uses: ShardUses, sizes: ShardSizes, limit: int | None) -> Downloads:

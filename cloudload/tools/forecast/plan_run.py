@@ -49,6 +49,16 @@ _COLD_STARTS, _COLD_BUDGET_S = 3, 30.0
 _PARTS, _PART_CPU_S, _MOST_WALL_S = 5, 0.3, 60.0
 
 
+@dataclass(frozen=True)
+class Speed:
+    """The speed of the reader on this machine."""
+
+    first_batch_s: Figure
+    """Seconds from the creation of a loader with an empty cache to its first batch."""
+    tokens_per_cpu_s: Figure
+    """Tokens per second that one core reads, tokenizes and packs."""
+
+
 def plan_run(
     data: Any,
     *,
@@ -314,16 +324,6 @@ class _Forecast:
                 f"{needed:,.0f}"
             ]
         return []
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The speed of the reader on this machine."""
-
-    first_batch_s: Figure
-    """Seconds from the creation of a loader with an empty cache to its first batch."""
-    tokens_per_cpu_s: Figure
-    """Tokens per second that one core reads, tokenizes and packs."""
 
 
 def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:

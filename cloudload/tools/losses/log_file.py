@@ -59,6 +59,21 @@ class Records(NamedTuple):
         return Records(np.concatenate(tables), np.concatenate(sums))
 
 
+@dataclass(frozen=True)
+class MeanLoss:
+    """The mean loss of a source over some steps."""
+
+    tokens: int
+    """Number of tokens that have a loss."""
+    sum: float
+    """The sum of the tokens' losses."""
+
+    @property
+    def mean(self) -> float:
+        """The mean loss; NaN without tokens."""
+        return self.sum / self.tokens if self.tokens else float("nan")
+
+
 def find_last(rows: Ints, times: Ints) -> Flags:
     """Return which records are the latest of their rows: bool [records].
 
@@ -170,18 +185,3 @@ def _parse_records(payload: bytes, num_streams: int) -> tuple[Records, Ints]:
 def _shuffle(column: Ints) -> bytes:
     """Return the bytes of a column by significance: first the lowest byte of every value."""
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, 8).T.tobytes()
-
-
-@dataclass(frozen=True)
-class MeanLoss:
-    """The mean loss of a source over some steps."""
-
-    tokens: int
-    """Number of tokens that have a loss."""
-    sum: float
-    """The sum of the tokens' losses."""
-
-    @property
-    def mean(self) -> float:
-        """The mean loss; NaN without tokens."""
-        return self.sum / self.tokens if self.tokens else float("nan")
