@@ -50,7 +50,7 @@ def read_until_logged(loader: CloudLoader, caplog: pytest.LogCaptureFixture) -> 
 
 
 def messages_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.name.endswith("wait_log")]
+    return [each.getMessage() for each in caplog.records if each.name == "cloudload.wait"]
 
 
 def sleep_a_little(sample: dict[str, Any]) -> str:

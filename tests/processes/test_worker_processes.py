@@ -188,7 +188,9 @@ def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("place", ["join_blocks", "report_batch", "Position"])
+@pytest.mark.parametrize(
+    "place", ["iteration.join_blocks", "progress.report_batch", "iteration.Position"]
+)
 def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
     larger_folder: str, monkeypatch: pytest.MonkeyPatch, place: str, num_workers: int
 ) -> None:
@@ -201,7 +203,7 @@ def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
         batches = iter(loader)
         seen = [next(batches)["input_ids"] for _ in range(3)]
         with monkeypatch.context() as patched:
-            patched.setattr(f"cloudload.loading.delivery.iteration.{place}", interrupt)
+            patched.setattr(f"cloudload.loading.delivery.{place}", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
         with pytest.raises(WorkerError, match="interrupted"):

@@ -214,7 +214,6 @@ def test_an_index_of_more_documents_than_any_machine_can_order_is_an_error(tmp_p
 def test_an_index_that_is_too_large_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.data.mds.open_index.MOST_INDEX_BYTES", 1_000)
     monkeypatch.setattr("cloudload.data.mds.shard_entries.MOST_INDEX_BYTES", 1_000)
     data = write_mds(tmp_path / "mds", random_documents(0, 50), shard_bytes=500)
     with pytest.raises(DatasetError, match="it has more than 1,000 bytes"):

@@ -257,7 +257,7 @@ def test_a_log_that_a_full_disk_cut_has_all_losses_after_the_next_flush(
         for batch in loader.take(3):
             log.add(batch, losses_of(batch))
             with monkeypatch.context() as patch:
-                patch.setattr("cloudload.tools.losses.log.write_records", write_in_part)
+                patch.setattr("cloudload.tools.losses.log_file.write_records", write_in_part)
                 with pytest.raises(OSError, match="no space left"):
                     log.flush()
         log.close()

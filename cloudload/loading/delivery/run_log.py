@@ -40,6 +40,7 @@ from cloudload.stats import (
 from cloudload.system import Ints
 
 logger = logging.getLogger("cloudload.run")
+_wait_logger = logging.getLogger("cloudload.wait")
 
 WINDOW_S, LOOK_EVERY_S, MOST_SHARE = 30.0, 1.0, 0.05
 _WORDS = {
@@ -230,7 +231,7 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Work
     if exchanged > waited / 2:
         if plan.world_index:
             return False  # otherwise every rank but the late one would log this
-        logger.info(
+        _wait_logger.info(
             "%s, including %.1f s for other ranks while this rank's rows were ready. If the late "
             "rank's loader is the cause, that rank's log says why",
             start,
@@ -239,7 +240,7 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Work
         return True
     spent = {name: getattr(after, f"{name}_s") - getattr(before, f"{name}_s") for name in STAGES}
     reason = max(spent, key=lambda name: spent[name])
-    logger.info(
+    _wait_logger.info(
         "%s. %s. %s",
         start,
         _describe(spent, after.bytes_downloaded - before.bytes_downloaded, seconds, plan),

@@ -160,7 +160,7 @@ def test_the_digests_of_very_many_files_are_compared_without_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = stopped_conversion(tmp_path, monkeypatch, 2)
-    monkeypatch.setattr("cloudload.tools.convert.conversion_plan.MOST_FILES", 0)
+    monkeypatch.setattr("cloudload.tools.convert.rerun_check.MOST_FILES", 0)
     refuse_lines("names and sizes was", tmp_path, [*lines, '{"text": "more"}'], shard_bytes=2000)
 
 

@@ -16,7 +16,7 @@ from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.input_records import BlockStart, Fields
-from cloudload.tools.convert.readers import arrow, arrow_block, parquet
+from cloudload.tools.convert.readers import arrow_block
 from cloudload.tools.convert.readers.arrow_block import ArrowBlock
 from cloudload.tools.convert.readers.parquet import ParquetUnit
 from testkit.conversions import SETTINGS, convert_until, documents, make_input, texts
@@ -70,11 +70,12 @@ def write_feather(folder: Path, table: Any) -> None:
 def cut_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut batches as another version of pyarrow, which measures their memory otherwise, would."""
 
-    def cut(batches: Iterator[Any], block_bytes: int) -> Iterator[Any]:
-        return arrow_block.cut_batches(batches, block_bytes * 3 // 5)
+    real = arrow_block.cut_batches
 
-    monkeypatch.setattr(arrow, "cut_batches", cut)
-    monkeypatch.setattr(parquet, "cut_batches", cut)
+    def cut(batches: Iterator[Any], block_bytes: int) -> Iterator[Any]:
+        return real(batches, block_bytes * 3 // 5)
+
+    monkeypatch.setattr(arrow_block, "cut_batches", cut)
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_feather])

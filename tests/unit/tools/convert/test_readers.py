@@ -437,8 +437,7 @@ TOO_LONG = "the line is larger than 1 GiB, the limit of a record"
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the limit of a record to 256 KiB."""
-    for module in ("input_files", "readers.lines"):
-        monkeypatch.setattr(f"cloudload.tools.convert.{module}.MOST_RECORD_BYTES", LIMIT)
+    monkeypatch.setattr("cloudload.tools.convert.input_files.MOST_RECORD_BYTES", LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.tools.convert.readers import wet
 from testkit.conversions import convert, read_dataset, refuse
 from testkit.readers import check_blocks, read_records
 
@@ -60,7 +59,7 @@ def test_a_file_that_was_cut_off_is_named_and_its_whole_pages_are_kept(
 
 
 def test_what_is_no_text_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wet, "MOST_RECORD_BYTES", 1000)
+    monkeypatch.setattr("cloudload.tools.convert.input_files.MOST_RECORD_BYTES", 1000)
     path = tmp_path / "a.wet"
     pages = [page(0, b"<html>", "response"), page(1, b"\xff"), page(2, b"x" * 1001), page(3, b"a")]
     path.write_bytes(b"".join(pages) + b"<html>")
