@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload import cli, convert_to_mds
+from cloudload.cli import main
 from cloudload.inspect import Sample, read_samples
 from cloudload.provenance import describe_state
 from cloudload.system.reports import to_json
@@ -230,10 +231,10 @@ def test_a_pipe_gets_one_json_object_per_line(tmp_path: Path, cli: Any) -> None:
 
 
 def test_a_json_column_with_an_unpaired_surrogate_is_printed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], cli: Any
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_mds(tmp_path, ["a"], extra={"meta": ("json", ["\ud800"])})
-    cli("head", tmp_path)
+    assert main(["head", str(tmp_path)]) == 0
     assert json.loads(capfd.readouterr().out)["values"]["meta"] == "\ud800"
 
 
