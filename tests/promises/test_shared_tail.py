@@ -81,7 +81,7 @@ def test_a_tail_too_large_to_share_has_the_same_rows(
     rank that needs them."""
     corpus = write(tmp_path, packing, lengths, transform=leave_out)
     whole, states = corpus.run(Leg(batches=None))
-    limits = {"_MOST_EXCHANGED_TOKENS": 60, "_MOST_LOCAL_TOKENS": 30}
+    limits = {"MOST_EXCHANGED_TOKENS": 60, "_MOST_LOCAL_TOKENS": 30}
     for name, limit in {**limits, "_TOKENS_OF_BLOCK": 16, "_WORDS_OF_ROUND": 9}.items():
         monkeypatch.setattr(tail_sharing, name, limit)
     monkeypatch.setattr(tail_reader, "MOST_KEPT_BYTES", 3_000)
