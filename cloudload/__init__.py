@@ -70,7 +70,7 @@ if _TYPE_CHECKING:
     from cloudload.tools.export import ExportReport as ExportReport
     from cloudload.tools.export import export_rows as export_rows
 else:
-    __getattr__, _names = _open_door(__name__)
+    __getattr__, _ = _open_door(__name__)
 
 __all__ = [
     "Batch",

@@ -26,7 +26,7 @@ from cloudload.errors import StreamChangedError
 from cloudload.integrations.frameworks import explain_missing
 from cloudload.loading import Batch, CloudLoader, FromStart
 from cloudload.segments import BATCH_ARRAYS, IGNORED_LABEL
-from cloudload.tools.losses import LossLog
+from cloudload.tools.losses.log import LossLog
 
 try:
     from composer import Callback, DataSpec, Logger, State, Trainer

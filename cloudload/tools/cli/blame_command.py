@@ -15,8 +15,7 @@ from cloudload.tools.cli.trace_commands import add_data_options, parse_steps, wi
 
 if TYPE_CHECKING:
     from cloudload.loading import TracedSpan
-    from cloudload.tools.cli import command
-    from cloudload.tools.losses import Blame, DocumentLoss, Losses, SourceLoss
+    from cloudload.tools.losses.blame import Blame, DocumentLoss, Losses, SourceLoss
 
 _SHOWN_CHARACTERS, _INDENT = 300, "    "
 _EXAMPLE = """\
@@ -72,7 +71,7 @@ def add_blame(commands: command.Commands) -> None:
 
 @without_start_log()
 def _blame(options: argparse.Namespace) -> int:
-    from cloudload.tools.losses import blame, read_losses
+    from cloudload.tools.losses.blame import blame, read_losses
 
     losses = read_losses(*options.logs)
     found = blame(
