@@ -90,7 +90,7 @@ PACKAGES = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglo
 
 
 def rank_of(name: str) -> int:
-    """How high a module stands, from its dotted name without `cloudload.`."""
+    """The height of a module, given its dotted name without `cloudload.`."""
     top = name.partition(".")[0]
     if top in VOCABULARY:
         return 1 if top != "_door" else 0
@@ -144,7 +144,7 @@ def list_crossings() -> list[tuple[str, str]]:
 
 
 def is_public_face(module: str) -> bool:
-    """Whether a module stands in front of the rooms and only shows their public names."""
+    """Whether a module is in front of the rooms and only re-exports their public names."""
     body = ast.parse(MODULES[module].read_text()).body
     is_empty = not any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in body)
     return is_empty and module.partition(".")[0] in FRONT

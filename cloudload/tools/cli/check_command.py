@@ -15,7 +15,6 @@ from cloudload.tools.cli.trace_commands import without_start_log
 if TYPE_CHECKING:
     from cloudload.config import Stream
     from cloudload.tools.check.findings import CheckReport, Finding
-    from cloudload.tools.cli import command
     from cloudload.tools.provenance import GoldenReport
 
 _CHECK_EXAMPLE = """\

@@ -12,7 +12,6 @@ from cloudload.tools.cli import command
 from cloudload.tools.cli.output import print_json, print_text
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli import command
     from cloudload.tools.count.estimate import CountEstimate
     from cloudload.tools.count.length_report import CountReport, LengthStats
     from cloudload.tools.count.tally import ValueCount

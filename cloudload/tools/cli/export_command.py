@@ -11,7 +11,6 @@ from cloudload.tools.cli.output import print_json, print_message, print_text
 from cloudload.tools.cli.trace_commands import add_run_options, open_runs_of, parse_steps
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli import command
     from cloudload.tools.export import ExportReport
 
 _EXAMPLE = """\

@@ -16,7 +16,6 @@ from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
     from cloudload.loading import CloudLoader
-    from cloudload.tools.cli import command
 
 _EXAMPLE = """\
 Run this on a node before the run starts or resumes. Pass the run's number of nodes and ranks, and

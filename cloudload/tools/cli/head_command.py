@@ -21,7 +21,6 @@ from cloudload.tools.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli import command
     from cloudload.tools.inspect import Sample
 
 _SHOWN_CHARACTERS = 800

@@ -10,7 +10,6 @@ from cloudload.tools.cli import command
 from cloudload.tools.cli.output import escape, print_json, print_text
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli import command
     from cloudload.tools.inspect import ColumnInfo, DatasetInfo, Distribution
 
 _BAR_WIDTH = 40

@@ -18,7 +18,6 @@ from cloudload.tools.cli.trace_commands import (
 )
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli import command
     from cloudload.tools.provenance import Run
 
 _MOST_ROWS, _ROWS_PER_STEP = 1_024, 8

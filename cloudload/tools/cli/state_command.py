@@ -12,7 +12,6 @@ from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
-    from cloudload.tools.cli import command
     from cloudload.tools.provenance import Difference, StateDescription
 
 _MOST_WORLDS = 24

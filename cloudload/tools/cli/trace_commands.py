@@ -14,7 +14,6 @@ from cloudload.tools.cli.output import escape, print_json, print_message, print_
 
 if TYPE_CHECKING:
     from cloudload.loading import TracedSpan
-    from cloudload.tools.cli import command
     from cloudload.tools.provenance import Occurrence, Run
 
 

@@ -35,7 +35,7 @@ from testkit.tiny_runs import tiny_dataset
 
 KEY = LengthsKey("tokenizer", "ids", "documents")
 RETRY = Retry()
-MANY = 1 << 20  # a shard of as many samples is a group of its own
+MANY = 1 << 20  # samples of a shard that fills a whole group
 
 
 def counted(folder: Path, *lengths: list[int]) -> CountedDataset:
