@@ -52,7 +52,7 @@ def test_an_unexpected_error_is_one_sentence_and_its_traceback_is_printed_on_req
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError(f"at {URL} in \x1b[31mred")
 
-    monkeypatch.setattr("cloudload.tools.inspect.read_info", fail)
+    monkeypatch.setattr("cloudload.tools.inspect.info.read_info", fail)
     assert run("info", "data") == 1
     printed = capsys.readouterr()
     assert printed.out == ""

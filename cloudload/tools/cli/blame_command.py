@@ -96,7 +96,8 @@ def _trace(
     """Read the documents that stand out. Each is None with --no-text or without a state."""
     import numpy as np
 
-    from cloudload.tools.provenance import open_run, trace_documents
+    from cloudload.tools.provenance.state_run import open_run
+    from cloudload.tools.provenance.viewed_rows import trace_documents
 
     if options.no_text or losses.state is None or not found.documents:
         return [None] * len(found.documents)

@@ -15,7 +15,7 @@ from cloudload.tools.cli.trace_commands import without_start_log
 if TYPE_CHECKING:
     from cloudload.config import Stream
     from cloudload.tools.check.findings import CheckReport, Finding
-    from cloudload.tools.provenance import GoldenReport
+    from cloudload.tools.provenance.golden import GoldenReport
 
 _CHECK_EXAMPLE = """\
 The exit status is 1 if the check finds an error, if more documents break a rule than --fail-on

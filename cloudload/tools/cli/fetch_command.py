@@ -116,7 +116,8 @@ def _open_loader(options: argparse.Namespace, arguments: dict[str, Any]) -> Clou
     """Open a loader at the position from which the run resumes. It is used only to find shards."""
     alone: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "num_workers": 0}
     if options.states:
-        from cloudload.tools.provenance import load_state, open_run
+        from cloudload.tools.provenance.checkpoint import load_state
+        from cloudload.tools.provenance.state_run import open_run
 
         if options.yaml or options.config or options.option:
             raise ValueError(

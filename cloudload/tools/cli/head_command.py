@@ -21,7 +21,7 @@ from cloudload.tools.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cloudload.tools.inspect import Sample
+    from cloudload.tools.inspect.samples import Sample
 
 _SHOWN_CHARACTERS = 800
 _BEFORE_MATCH = 200
@@ -65,7 +65,7 @@ def add_head(commands: command.Commands) -> None:
 
 def _head(options: argparse.Namespace) -> int:
     from cloudload.config import TEXT_KEY
-    from cloudload.tools.inspect import read_samples
+    from cloudload.tools.inspect.samples import read_samples
 
     is_on_terminal = is_terminal(sys.stdout)
     num_found = 0
@@ -134,7 +134,7 @@ def _describe_text(
 
 def _describe_value(value: Any, is_full: bool) -> str:
     from cloudload.loading import counted
-    from cloudload.tools.inspect import Unread
+    from cloudload.tools.inspect.samples import Unread
 
     if isinstance(value, Unread):
         return f"{counted(value.bytes, 'byte')} of {value.encoding}, not decoded"

@@ -10,7 +10,7 @@ from cloudload.tools.cli import command
 from cloudload.tools.cli.output import escape, print_json, print_text
 
 if TYPE_CHECKING:
-    from cloudload.tools.inspect import ColumnInfo, DatasetInfo, Distribution
+    from cloudload.tools.inspect.info import ColumnInfo, DatasetInfo, Distribution
 
 _BAR_WIDTH = 40
 _FEWEST_DRAWN = 5
@@ -49,7 +49,7 @@ def add_info(commands: command.Commands) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from cloudload.tools.inspect import read_info
+    from cloudload.tools.inspect.info import read_info
 
     info = read_info(options.dataset, split=options.split, sample=options.sample)
     if options.json:

@@ -18,7 +18,7 @@ from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
-    from cloudload.tools.forecast import RunPlan
+    from cloudload.tools.forecast.result import RunPlan
 
 _EXAMPLE = """\
 Pass the loader's arguments with --option, --config or --yaml. If the data has token
@@ -75,8 +75,8 @@ def add_plan(commands: command.Commands) -> None:
 
 @without_start_log()
 def _plan(options: argparse.Namespace) -> int:
-    from cloudload.tools.forecast import plan_run
     from cloudload.tools.forecast.page import draw_plan, render_plan
+    from cloudload.tools.forecast.plan_run import plan_run
 
     arguments = read_loader_options(options)
     if "batch_size" not in arguments:

@@ -18,7 +18,7 @@ from cloudload.tools.cli.trace_commands import (
 )
 
 if TYPE_CHECKING:
-    from cloudload.tools.provenance import Run
+    from cloudload.tools.provenance.state_run import Run
 
 _MOST_ROWS, _ROWS_PER_STEP = 1_024, 8
 _EXAMPLE = """\
@@ -61,8 +61,8 @@ def add_rows(commands: command.Commands) -> None:
 @without_start_log()
 def _rows(options: argparse.Namespace) -> int:
     from cloudload.loading import counted
-    from cloudload.tools.provenance import view_rows
     from cloudload.tools.provenance.row_page import render_rows
+    from cloudload.tools.provenance.viewed_rows import view_rows
 
     if not options.json:
         command.check_output_path("--out", options.out, options)
@@ -110,7 +110,7 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
             )
         [run], delivery = open_runs_of(options)
         return run, delivery
-    from cloudload.tools.provenance import start_run
+    from cloudload.tools.provenance.state_run import start_run
 
     arguments = read_loader_options(options)
     try:

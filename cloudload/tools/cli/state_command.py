@@ -12,7 +12,7 @@ from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.trace_commands import without_start_log
 
 if TYPE_CHECKING:
-    from cloudload.tools.provenance import Difference, StateDescription
+    from cloudload.tools.provenance.describe_state import Difference, StateDescription
 
 _MOST_WORLDS = 24
 _EXAMPLE = """\
@@ -58,7 +58,7 @@ def add_state(commands: command.Commands) -> None:
 
 @without_start_log()
 def _state(options: argparse.Namespace) -> int:
-    from cloudload.tools.provenance import load_state
+    from cloudload.tools.provenance.checkpoint import load_state
 
     has_loader = any((options.config, options.yaml, options.option, options.data))
     expected = 2 if options.action == "diff" and not has_loader else 1
@@ -77,7 +77,7 @@ def _state(options: argparse.Namespace) -> int:
 
 
 def _show(state: Mapping[str, Any], *, as_json: bool) -> int:
-    from cloudload.tools.provenance import describe_state
+    from cloudload.tools.provenance.describe_state import describe_state
 
     found = describe_state(state)
     if as_json:
@@ -149,7 +149,7 @@ def _describe_worlds(found: StateDescription) -> str:
 
 
 def _diff(before: Mapping[str, Any], after: Mapping[str, Any], *, as_json: bool) -> int:
-    from cloudload.tools.provenance import compare_states, describe_state
+    from cloudload.tools.provenance.describe_state import compare_states, describe_state
 
     differences = compare_states(before, after)
     is_refused = any(each.rule.startswith("held") for each in differences)
@@ -170,7 +170,7 @@ def _diff(before: Mapping[str, Any], after: Mapping[str, Any], *, as_json: bool)
 
 def _diff_with_loader(state: Mapping[str, Any], options: argparse.Namespace) -> int:
     from cloudload.loading import CloudLoader
-    from cloudload.tools.provenance import compare_with_loader
+    from cloudload.tools.provenance.describe_state import compare_with_loader
 
     arguments = {"batch_size": 1, **read_loader_options(options)}
     alone = {"dp_rank": 0, "dp_world_size": 1, "device_mesh": None, "num_workers": 0}

@@ -14,7 +14,8 @@ from cloudload.tools.cli.output import escape, print_json, print_message, print_
 
 if TYPE_CHECKING:
     from cloudload.loading import TracedSpan
-    from cloudload.tools.provenance import Occurrence, Run
+    from cloudload.tools.provenance.find_document import Occurrence
+    from cloudload.tools.provenance.state_run import Run
 
 
 _START_LOGGERS = tuple(f"cloudload.{name}" for name in ("start", "wait", "tokenizer", "lengths"))
@@ -173,7 +174,8 @@ def open_runs_of(
     options: argparse.Namespace,
 ) -> tuple[list[Run], dict[str, Any]]:
     """Open the parts of the run that `options` name. Also return the loader's delivery options."""
-    from cloudload.tools.provenance import load_state, open_runs
+    from cloudload.tools.provenance.checkpoint import load_state
+    from cloudload.tools.provenance.state_run import open_runs
 
     runs = open_runs(
         [load_state(path) for path in options.states],
@@ -188,7 +190,8 @@ def open_runs_of(
 
 @without_start_log()
 def _trace(options: argparse.Namespace) -> int:
-    from cloudload.tools.provenance import split_steps, trace_steps
+    from cloudload.tools.provenance.state_run import split_steps
+    from cloudload.tools.provenance.viewed_rows import trace_steps
 
     runs, delivery = open_runs_of(options)
     num_steps = 0
@@ -220,7 +223,7 @@ def _print_span(step: int, row: int, span: TracedSpan, options: argparse.Namespa
 
 @without_start_log()
 def _where(options: argparse.Namespace) -> int:
-    from cloudload.tools.provenance import explain_absence, find_samples
+    from cloudload.tools.provenance.find_document import explain_absence, find_samples
 
     runs, delivery = open_runs_of(options)
     if options.sample is not None:
@@ -249,7 +252,8 @@ def _find(
     options: argparse.Namespace,
     delivery: Mapping[str, Any],
 ) -> Iterator[Occurrence]:
-    from cloudload.tools.provenance import find_document, split_steps
+    from cloudload.tools.provenance.find_document import find_document
+    from cloudload.tools.provenance.state_run import split_steps
 
     first = runs[0].saved.position.batches + 1
     steps = range(min(first, options.until), options.until + 1)
