@@ -181,8 +181,8 @@ def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -
 
     The message begins with `what`, and names the first row that differs.
     """
-    for number, (one, other) in enumerate(zip(found, expected, strict=False)):
-        assert one == other, f"{what}: row {number} is {one}, expected {other}"
+    for row, (one, other) in enumerate(zip(found, expected, strict=False)):
+        assert one == other, f"{what}: row {row} is {one}, expected {other}"
     assert len(found) == len(expected), f"{what}: found {len(found)} rows, expected {len(expected)}"
 
 
@@ -297,13 +297,13 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
         for index, *span in batch.spans.tolist():
             spans[index].append(tuple(span))
         columns = (batch.rows, batch["input_ids"], batch["labels"])
-        for number, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
-            assert number not in rows, f"row {number} was received twice"
-            rows[number] = Row(tuple(ids), tuple(labels), tuple(own))
+        for row, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
+            assert row not in rows, f"row {row} was received twice"
+            rows[row] = Row(tuple(ids), tuple(labels), tuple(own))
     assert sorted(rows) == list(range(min(rows), max(rows) + 1)), (
         f"some rows are missing, because only rows {sorted(rows)} were received"
     )
-    return [rows[number] for number in sorted(rows)]
+    return [rows[row] for row in sorted(rows)]
 
 
 def _common_state(loaders: list[CloudLoader]) -> State:

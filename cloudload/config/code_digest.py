@@ -199,7 +199,7 @@ class CodeDigest:
             if not isinstance(value, ModuleType)
         }
         steps = list_steps(code)
-        for number, step in enumerate(steps):
+        for index, step in enumerate(steps):
             name = loaded_name(step)
             is_global = step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
             if name in imported:
@@ -211,7 +211,7 @@ class CodeDigest:
                 continue
             else:
                 continue
-            used |= dict(self._follow(*pair, steps[number + 1 :]) for pair in pairs)
+            used |= dict(self._follow(*pair, steps[index + 1 :]) for pair in pairs)
         for inner in code.co_consts:
             used |= self._globals_of(inner, names, imported) if isinstance(inner, CodeType) else {}
         return used
@@ -373,11 +373,11 @@ def loaded_name(step: dis.Instruction) -> str | None:
 def list_imports(code: CodeType, names: Mapping[str, Any]) -> Iterator[Import]:
     """Yield the imports in code, in their order. `names` are the globals of the code."""
     steps = list_steps(code)
-    for number, step in enumerate(steps):
+    for index, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
-            level, listed = steps[number - 2].argval, steps[number - 1].argval
+            level, listed = steps[index - 2].argval, steps[index - 1].argval
             module = _resolve(step.argval, level, names)
-            yield from _list_bound(steps[number + 1 :], module, listed)
+            yield from _list_bound(steps[index + 1 :], module, listed)
 
 
 def _list_bound(

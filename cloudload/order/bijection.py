@@ -74,11 +74,11 @@ def _feistel(indices: Words, sizes: Words, keys: Words, rounds: int, inverse: bo
     columns = (sizes + rows - np.uint64(1)) // rows
     row = indices // columns
     column = indices - row * columns
-    for number in reversed(range(rounds)) if inverse else range(rounds):
-        moving, fixed, size = (column, row, columns) if number % 2 else (row, column, rows)
+    for round_index in reversed(range(rounds)) if inverse else range(rounds):
+        moving, fixed, size = (column, row, columns) if round_index % 2 else (row, column, rows)
         by = fixed * GOLDEN
         by += keys
-        by += np.uint64(number)
+        by += np.uint64(round_index)
         scramble(by)
         by >>= HALF_BITS
         by *= size

@@ -101,14 +101,14 @@ class Lanes:
         return self.first_positions % self.num_nodes
 
 
-def _reverse_digits(number: int) -> Ints:
-    """0, 1, … `number` - 1, each with its digits reversed: int64 [number]. For 4: 0 2 1 3.
+def _reverse_digits(count: int) -> Ints:
+    """0, 1, … `count` - 1, each with its digits reversed: int64 [count]. For 4: 0 2 1 3.
 
-    The digits have mixed bases, the prime factors of `number`.
+    The digits have mixed bases, the prime factors of `count`.
     """
-    numbers, reversed_numbers = np.arange(number), np.zeros(number, np.int64)
-    weight = rest = number
-    for base in range(2, number + 1):
+    numbers, reversed_numbers = np.arange(count), np.zeros(count, np.int64)
+    weight = rest = count
+    for base in range(2, count + 1):
         while rest % base == 0:
             rest //= base
             weight //= base

@@ -45,7 +45,7 @@ def count_rows(mixture: Mixture, num_lanes: int, start: int, stop: int) -> Ints:
     return counted
 
 
-def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tuple[Ints, Ints]:
+def rows_in_lanes(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tuple[Ints, Ints]:
     """Each row's component, and its index among its lane's rows of that component since `start`.
 
     `rows` is int64 [rows], each at least `start`, in any order. Both results are int64 [rows].
@@ -56,11 +56,11 @@ def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tup
     if len(mixture.names) == 1:
         return np.zeros(len(rows), np.int64), (rows - start) // num_lanes
     components = mixture.components(rows, num_lanes)
-    numbers = [
+    indices = [
         MixtureCounter(mixture, num_lanes, component, row % num_lanes).count(start, row)
         for row, component in zip(rows.tolist(), components.tolist(), strict=True)
     ]
-    return components, np.array(numbers, np.int64)
+    return components, np.array(indices, np.int64)
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class MixtureCounter:
             if max(first, start) < min(after, stop)
         )
 
-    def find(self, start: int, number: int) -> int:
-        """The walk's row with index `number`, counted from row `start`; `NEVER` if it has fewer."""
-        left = number + 1
+    def find(self, start: int, index: int) -> int:
+        """The walk's row with index `index`, counted from row `start`; `NEVER` if it has fewer."""
+        left = index + 1
         for first, after, weights in list_entries(self.mixture):
             low, streams = max(first, start), list_arcs(weights)[0]
             if low >= after or self.component not in streams:
@@ -99,12 +99,10 @@ class MixtureCounter:
             left -= counted
         return NEVER
 
-    def _bisect(self, weights: Weights, start: int, stop: int, number: int) -> int:
-        """The smallest row for which the walk has `number` rows in [`start`, row)."""
+    def _bisect(self, weights: Weights, start: int, stop: int, count: int) -> int:
+        """The smallest row for which the walk has `count` rows in [`start`, row)."""
         stops = range(start + 1, stop + 1)
-        return stops[
-            bisect_left(stops, number, key=lambda row: self._count_in(weights, start, row))
-        ]
+        return stops[bisect_left(stops, count, key=lambda row: self._count_in(weights, start, row))]
 
     def _count_in(self, weights: Weights, start: int, stop: int) -> int:
         """Count the walk's rows between two rows of a schedule entry with `weights`."""
@@ -143,32 +141,32 @@ def count_lane_rows(num_lanes: int, start: int, stop: int) -> Ints:
 def _count_arcs(ends: list[int], num_lanes: int, start: int, stop: int) -> Ints:
     """Count rows by arc and lane: int64 [arcs, lanes]. `ends` lacks the end of the last arc."""
     counts = np.empty((len(ends) + 1, num_lanes), np.int64)
-    for lane, number in enumerate(count_lane_rows(num_lanes, start, stop).tolist()):
-        below = _count_below(ends, num_lanes, lane, start, number)
-        counts[:, lane] = np.diff([0, *below, number])
+    for lane, count in enumerate(count_lane_rows(num_lanes, start, stop).tolist()):
+        below = _count_below(ends, num_lanes, lane, start, count)
+        counts[:, lane] = np.diff([0, *below, count])
     return counts
 
 
 def _count_below(
-    ends: Sequence[int], num_lanes: int, lane: int, start: int, number: int
+    ends: Sequence[int], num_lanes: int, lane: int, start: int, count: int
 ) -> list[int]:
-    """Count the points below each end among a lane's first `number` rows at or after `start`."""
+    """Count the points below each end among a lane's first `count` rows at or after `start`."""
     step = find_step(num_lanes)
     first = (start + (lane - start) % num_lanes) * step % TURN
     stride = num_lanes * step % TURN
-    return _count_points(ends, first, stride, number)
+    return _count_points(ends, first, stride, count)
 
 
-def _count_points(ends: Sequence[int], first: int, stride: int, number: int) -> list[int]:
-    """Count the first `number` points of a walk, by `stride` from `first`, that are below each end.
+def _count_points(ends: Sequence[int], first: int, stride: int, count: int) -> list[int]:
+    """Count the first `count` points of a walk, by `stride` from `first`, that are below each end.
 
     Ends, `first` and `stride` are in units of 2⁻⁶⁴ of the circle.
     """
-    turns = floor_sum(number, TURN, stride, first)
-    return [turns - floor_sum(number, TURN, stride, first + TURN - end) + number for end in ends]
+    turns = floor_sum(count, TURN, stride, first)
+    return [turns - floor_sum(count, TURN, stride, first + TURN - end) + count for end in ends]
 
 
-def floor_sum(number: int, modulus: int, stride: int, first: int) -> int:
+def floor_sum(count: int, modulus: int, stride: int, first: int) -> int:
     """The sum of ⌊(first + i · stride) / modulus⌋ for 0 ≤ i < number. No argument is negative.
 
     Swaps the roles of the modulus and the stride, as Euclid's algorithm does.
@@ -176,11 +174,11 @@ def floor_sum(number: int, modulus: int, stride: int, first: int) -> int:
     total = 0
     while True:
         turns, stride = divmod(stride, modulus)
-        total += turns * (number * (number - 1) // 2)
+        total += turns * (count * (count - 1) // 2)
         turns, first = divmod(first, modulus)
-        total += turns * number
-        last = first + stride * number
+        total += turns * count
+        last = first + stride * count
         if last < modulus:
             return total
-        number, first = divmod(last, modulus)
+        count, first = divmod(last, modulus)
         modulus, stride = stride, modulus

@@ -313,10 +313,10 @@ def hash_fixed_order(shuffle_algo: str, is_sampled: bool) -> str:
         seed=17,
     )
     sampling = _SAMPLING if is_sampled else None
-    number = num_positions(_SHARD_SIZES, sampling)
-    order = np.empty(number, np.int64)
+    size = num_positions(_SHARD_SIZES, sampling)
+    order = np.empty(size, np.int64)
     if config.is_seekable:
-        order[:] = seekable_order(_SHARD_SIZES, config, 1, sampling)[np.arange(number)]
+        order[:] = seekable_order(_SHARD_SIZES, config, 1, sampling)[np.arange(size)]
     else:
         fill_order(order, _SHARD_SIZES, config, 1, sampling)
     return hashlib.sha256(order.astype("<i8").tobytes()).hexdigest()[:16]

@@ -65,16 +65,16 @@ def weigh(shard_sizes: Ids, weights: Weights, draw: int) -> ShardSpans:
     The samples that the stream contributes beyond its full passes are divided among the draws of
     its shards. `draw`, a random word of the epoch, decides which draws are rounded up.
     """
-    stops = np.cumsum([number for number, _ in weights]).tolist()
+    stops = np.cumsum([num_shards for num_shards, _ in weights]).tolist()
     shards, sizes, is_draw = [], [], []
-    for stop, (number, chosen) in zip(stops, weights, strict=True):
-        of_stream = shard_sizes[stop - number : stop].astype(np.int64)
+    for stop, (num_shards, chosen) in zip(stops, weights, strict=True):
+        of_stream = shard_sizes[stop - num_shards : stop].astype(np.int64)
         passes, rest = divmod(chosen, max(1, int(of_stream.sum())))
         of_runs = np.repeat(of_stream[:, None], passes + 1, axis=1)
         of_runs[:, passes] = _shares(of_stream, rest, draw)
-        shards.append(np.repeat(np.arange(stop - number, stop), passes + 1))
+        shards.append(np.repeat(np.arange(stop - num_shards, stop), passes + 1))
         sizes.append(of_runs.ravel())
-        is_draw.append(np.tile(np.arange(passes + 1) == passes, number))
+        is_draw.append(np.tile(np.arange(passes + 1) == passes, num_shards))
     return ShardSpans(np.concatenate(sizes), np.concatenate(shards), np.concatenate(is_draw))
 
 
@@ -317,8 +317,8 @@ class SeekableOrder:
         """Permute indices within their nodes, block by block, or apply the inverse."""
         if self._block_size is None:
             return within
-        starts, sizes, numbers = self._blocks(nodes, within)
-        keys = numbers.astype(np.uint64) * bijection.GOLDEN
+        starts, sizes, blocks = self._blocks(nodes, within)
+        keys = blocks.astype(np.uint64) * bijection.GOLDEN
         keys += self._node_keys[nodes]
         bijection.scramble(keys)
         shuffled = bijection.permute(
@@ -336,11 +336,11 @@ class SeekableOrder:
         block, firsts = self._block_size, self._first_blocks[nodes]
         node_sizes = self._node_starts[nodes + 1] - self._node_starts[nodes]
         last = np.maximum(0, (node_sizes - firsts + block // 2) // block)
-        numbers = np.minimum((within - firsts + block) // block, last)
-        numbers = np.maximum(numbers, 0)
-        starts = np.where(numbers > 0, firsts + (numbers - 1) * block, 0)
-        stops = np.where(numbers < last, firsts + numbers * block, node_sizes)
-        return starts, stops - starts, numbers
+        indices = np.minimum((within - firsts + block) // block, last)
+        indices = np.maximum(indices, 0)
+        starts = np.where(indices > 0, firsts + (indices - 1) * block, 0)
+        stops = np.where(indices < last, firsts + indices * block, node_sizes)
+        return starts, stops - starts, indices
 
     def _draw(self, within: Ids, shards: Ids, *, inverse: bool = False) -> Ids:
         """Map indices in a shard's draw to indices in the shard, or apply the inverse."""

@@ -92,9 +92,9 @@ def shuffle_nodes(
         raise ValueError(f"unknown shuffle_algo {algorithm!r}")
 
 
-def _permutation(rng: np.random.Generator, number: int) -> Ids:
+def _permutation(rng: np.random.Generator, size: int) -> Ids:
     # shuffle a list, as Streaming does
-    indices = list(range(number))
+    indices = list(range(size))
     rng.shuffle(indices)
     return np.array(indices, np.int64)
 
@@ -201,10 +201,10 @@ def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generato
     at_once = max(_SORTED_AT_ONCE, 2 * int(reach))
     landed: list[Ids] = []
     first = written = waiting = 0
-    for number, size in enumerate(sizes):
+    for index, size in enumerate(sizes):
         landed.append(_land(first, size, len(ids), block_size, rng))
         first, waiting = first + size, waiting + size
-        is_last = number == len(sizes) - 1
+        is_last = index == len(sizes) - 1
         if waiting < at_once and not is_last:
             continue
         points = np.concatenate(landed)

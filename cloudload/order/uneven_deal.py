@@ -49,7 +49,7 @@ class UnevenDeal:
         )
         ranks = self.owners[lanes]
         is_own = self.hosts[ranks] == row_hosts
-        is_own[is_own] = number_in_group(ranks[is_own]) < batch_size
+        is_own[is_own] = index_in_group(ranks[is_own]) < batch_size
         self._fill_up(ranks, np.flatnonzero(~is_own), row_hosts, batch_size)
         dealt: Ints = rows[np.argsort(ranks, kind="stable")].reshape(-1, batch_size)
         return dealt
@@ -70,7 +70,7 @@ class UnevenDeal:
 
         An owner assigns its lanes to its workers round-robin.
         """
-        workers: Ints = number_in_group(self.owners)[rows % len(self.owners)] % num_workers
+        workers: Ints = index_in_group(self.owners)[rows % len(self.owners)] % num_workers
         return workers
 
 
@@ -80,12 +80,12 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> UnevenDeal:
     Each machine owns the lanes on one part of the line, whose length is proportional to the number
     of its ranks. It assigns these lanes to its ranks round-robin.
     """
-    numbers = np.arange(lanes.num_lanes)
-    points = (lanes.nodes + numbers // lanes.num_nodes * _GOLDEN_RATIO % 1) / lanes.num_nodes
+    indices = np.arange(lanes.num_lanes)
+    points = (lanes.nodes + indices // lanes.num_nodes * _GOLDEN_RATIO % 1) / lanes.num_nodes
     per_host = np.bincount(hosts)
     borders = np.cumsum(per_host)[:-1] / len(hosts)
     lane_hosts = np.searchsorted(borders, points, side="right")
-    turns = number_in_group(lane_hosts) % per_host[lane_hosts]
+    turns = index_in_group(lane_hosts) % per_host[lane_hosts]
     firsts = np.cumsum(per_host) - per_host
     owners = np.argsort(hosts, kind="stable")[firsts[lane_hosts] + turns]
     return UnevenDeal(points, owners, hosts)
@@ -112,13 +112,13 @@ def find_lane_hosts(num_lanes: int, hosts: Ints, dealing: UnevenDeal | None) -> 
     return lane_hosts
 
 
-def number_in_group(groups: Ints) -> Ints:
+def index_in_group(groups: Ints) -> Ints:
     """The index of each element within its group: int64 [elements].
 
     Example: 5 7 5 5 7 gives 0 0 1 2 1.
     """
     order = np.argsort(groups, kind="stable")
     in_order = groups[order]
-    numbers = np.empty_like(order)
-    numbers[order] = np.arange(len(groups)) - np.searchsorted(in_order, in_order)
-    return numbers
+    indices = np.empty_like(order)
+    indices[order] = np.arange(len(groups)) - np.searchsorted(in_order, in_order)
+    return indices

@@ -64,9 +64,11 @@ class Component(ComponentSpec):
         each epoch. If one of N documents has tokens, a lane misses it 20 · N times in a row with a
         probability of e⁻²⁰. From 5,000 documents on, fewer epochs are read.
         """
-        number = self.lanes.num_positions
+        num_positions = self.lanes.num_positions
         varies = self.order.shuffle or self.sampling is not None
-        return max(number, min(20 * number, _MOST_BARREN)) if varies else number
+        return (
+            max(num_positions, min(20 * num_positions, _MOST_BARREN)) if varies else num_positions
+        )
 
     @property
     def order_ids(self) -> str:
@@ -88,10 +90,12 @@ def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec
 
     Raises `ValueError` if a `repeat` or `choose` is invalid or selects no samples.
     """
-    number = len(config.streams)
+    num_streams = len(config.streams)
     if config.is_mixed:
-        return [_specify(config, corpus, range(stream, stream + 1)) for stream in range(number)]
-    return [_specify(config, corpus, range(number))]
+        return [
+            _specify(config, corpus, range(stream, stream + 1)) for stream in range(num_streams)
+        ]
+    return [_specify(config, corpus, range(num_streams))]
 
 
 def build_components(

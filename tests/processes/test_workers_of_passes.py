@@ -196,7 +196,7 @@ def test_a_worker_halts_between_blocks_and_forgets_what_it_had_read_ahead(
 
     def note(worker: Worker, plan: WorkerPlan) -> None:
         with log.open("a") as file:
-            file.write(f"{worker.number} {type(plan.phase).__name__}\n")
+            file.write(f"{worker.index} {type(plan.phase).__name__}\n")
 
     note_calls(monkeypatch, Worker, "read_blocks", note)
     loader = make_loader(

@@ -97,10 +97,10 @@ class TrafficCounter:
         with self._lock:
             self._missed.add(shard)
 
-    def count_download(self, number: int, nanoseconds: int) -> None:
-        """Add a download of `number` bytes."""
+    def count_download(self, num_bytes: int, nanoseconds: int) -> None:
+        """Add a download of `num_bytes` bytes."""
         with self._lock:
-            self._traffic += Traffic(bytes_downloaded=number, download_ns=nanoseconds)
+            self._traffic += Traffic(bytes_downloaded=num_bytes, download_ns=nanoseconds)
 
     def count_unpacking(self, nanoseconds: int) -> None:
         """Add the time that it took to check and decompress a download."""

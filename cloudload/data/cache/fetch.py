@@ -102,11 +102,11 @@ class Fetcher:
     """Maps the URL of each slow or failed download to a description of its wait."""
 
     def fetch(
-        self, number: int, dataset: Dataset, info: shard_entries.ShardInfo, *, wait: bool = True
+        self, index: int, dataset: Dataset, info: shard_entries.ShardInfo, *, wait: bool = True
     ) -> Path | None:
         """Fetch a raw shard unless it is on disk and valid, and return its path.
 
-        `number` is the shard's index in the corpus. Returns None if `wait` is False and another
+        `index` is the shard's index in the corpus. Returns None if `wait` is False and another
         thread or process is fetching the shard. Raises `StoreError` if the download fails,
         `DatasetError` if two downloads are invalid, or if the shard has no hash and is newer than
         the cache folder, and `CacheError` if the shard does not fit in the cache or cannot be
@@ -116,7 +116,7 @@ class Fetcher:
         path = shard_path(folder, info)
         if self._is_valid(path, info):
             return path
-        self.traffic.count_miss(number)
+        self.traffic.count_miss(index)
         try:
             temp_files.make_folder(folder)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,9 +223,9 @@ class Fetcher:
     def _download_once(self, url: str, info: shard_entries.ShardInfo, file: BinaryIO) -> Download:
         times = [time.perf_counter_ns()]
 
-        def count_bytes(number: int) -> None:
+        def count_bytes(num_bytes: int) -> None:
             times.append(time.perf_counter_ns())
-            self.traffic.count_download(number, times[1] - times[0])
+            self.traffic.count_download(num_bytes, times[1] - times[0])
 
         found = download_shard(
             url,

@@ -51,29 +51,29 @@ class MemoryShards:
         self._kept: tuple[int, Shard] | None = None
         self._buffer = bytearray()
 
-    def shard(self, number: int) -> Shard:
-        """Return the shard with index `number`.
+    def shard(self, index: int) -> Shard:
+        """Return the shard with index `index`.
 
         Raises `StoreError` if the download fails, `DatasetError` if two downloads are invalid, and
         the errors of `ShardCache.shard` for a shard that uses the cache.
         """
-        if self._kept is not None and self._kept[0] == number:
+        if self._kept is not None and self._kept[0] == index:
             return self._kept[1]
-        dataset, info = self._corpus.find_shard(number)
+        dataset, info = self._corpus.find_shard(index)
         if not _fits(dataset, info):
-            return self._cache.shard(number)
+            return self._cache.shard(index)
         self._kept = None
-        self._kept = number, self._fetch_twice(number, dataset, info)
+        self._kept = index, self._fetch_twice(index, dataset, info)
         return self._kept[1]
 
-    def prefetch(self, numbers: Iterable[int]) -> None:
+    def prefetch(self, indices: Iterable[int]) -> None:
         """Start fetching shards in the given order. If a fetch fails, `shard` fetches again."""
-        for number in numbers:
-            dataset, info = self._corpus.find_shard(number)
+        for index in indices:
+            dataset, info = self._corpus.find_shard(index)
             if not _fits(dataset, info):
-                self._cache.prefetch([number])
-            elif number not in self._fetches and (not self._kept or self._kept[0] != number):
-                self._fetches[number] = self._threads.submit(self._fetch, dataset, info)
+                self._cache.prefetch([index])
+            elif index not in self._fetches and (not self._kept or self._kept[0] != index):
+                self._fetches[index] = self._threads.submit(self._fetch, dataset, info)
 
     def close(self) -> None:
         """Stop prefetching, waiting up to 2 s for downloads in progress, and close the cache."""
@@ -82,9 +82,9 @@ class MemoryShards:
         self._kept = None
         self._cache.close()
 
-    def _fetch_twice(self, number: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Shard:
+    def _fetch_twice(self, index: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Shard:
         url = urls.join_url(dataset.url, info.stored.name)
-        fetch = self._fetches.pop(number, None)
+        fetch = self._fetches.pop(index, None)
         stored = await_unless_failed(fetch) or self._fetch(dataset, info)
         shard = self._open(*stored, info, url)
         if isinstance(shard, str):

@@ -74,36 +74,36 @@ class ShardCache:
         if open_files != resource.RLIM_INFINITY:
             self._most_open = min(MOST_OPEN_SHARDS, open_files // 2)
 
-    def shard(self, number: int) -> Shard:
-        """Return the shard with index `number`, mapped into memory; fetch it if necessary.
+    def shard(self, index: int) -> Shard:
+        """Return the shard with index `index`, mapped into memory; fetch it if necessary.
 
         Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid, or is
         missing from a local dataset. Raises `CacheError` if the shard does not fit in the cache or
         cannot be written.
         """
-        if number in self._open:
-            shard, used_at = self._open[number]
-            self._open.move_to_end(number)
+        if index in self._open:
+            shard, used_at = self._open[index]
+            self._open.move_to_end(index)
             if time.monotonic() - used_at > TOUCH_EVERY_S:
-                self._keep(number, shard)
+                self._keep(index, shard)
             return shard
-        dataset, info = self._corpus.find_shard(number)
+        dataset, info = self._corpus.find_shard(index)
         if is_in_place(dataset, info):
             shard = self._map_in_place(dataset, info)
         else:
-            shard = self._map_cached(number, dataset, info)
-            self.traffic.count_open(number)
-        self._keep(number, shard)
+            shard = self._map_cached(index, dataset, info)
+            self.traffic.count_open(index)
+        self._keep(index, shard)
         return shard
 
-    def prefetch(self, numbers: Iterable[int]) -> None:
+    def prefetch(self, indices: Iterable[int]) -> None:
         """Start fetching shards in the given order. If a fetch fails, `shard` fetches again."""
-        for number in numbers:
-            if number in self._open or number in self._fetches:
+        for index in indices:
+            if index in self._open or index in self._fetches:
                 continue
-            if not self._corpus.is_in_place(number):
-                dataset, info = self._corpus.find_shard(number)
-                self._fetches[number] = self._threads.submit(self._prefetch, number, dataset, info)
+            if not self._corpus.is_in_place(index):
+                dataset, info = self._corpus.find_shard(index)
+                self._fetches[index] = self._threads.submit(self._prefetch, index, dataset, info)
 
     def close(self) -> None:
         """Stop prefetching and unmap every shard.
@@ -114,20 +114,18 @@ class ShardCache:
         self._open.clear()
         self._fetches.clear()
 
-    def _prefetch(
-        self, number: int, dataset: Dataset, info: shard_entries.ShardInfo
-    ) -> Path | None:
+    def _prefetch(self, index: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Path | None:
         # if another process is fetching this shard, do not wait, so that this thread fetches others
-        return self._fetcher.fetch(number, dataset, info, wait=False)
+        return self._fetcher.fetch(index, dataset, info, wait=False)
 
-    def _map_cached(self, number: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Shard:
+    def _map_cached(self, index: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Shard:
         for attempt in range(_ATTEMPTS):
-            fetch = self._fetches.pop(number, None)
+            fetch = self._fetches.pop(index, None)
             with (
                 self._wait,
                 activity.doing(lambda: self._fetcher.describe(dataset, info)),
             ):
-                path = await_unless_failed(fetch) or self._fetcher.fetch(number, dataset, info)
+                path = await_unless_failed(fetch) or self._fetcher.fetch(index, dataset, info)
             assert path is not None
             try:
                 return Shard(path, info)
@@ -157,13 +155,13 @@ class ShardCache:
             ) from None
         return shard
 
-    def _keep(self, number: int, shard: Shard) -> None:
-        dataset, info = self._corpus.find_shard(number)
+    def _keep(self, index: int, shard: Shard) -> None:
+        dataset, info = self._corpus.find_shard(index)
         shard.url = redact(urls.join_url(dataset.url, info.stored.name))
         if not is_in_place(dataset, info):
             verified_files.mark_used(shard.path)
-        self._open[number] = (shard, time.monotonic())
-        self._open.move_to_end(number)
+        self._open[index] = (shard, time.monotonic())
+        self._open.move_to_end(index)
         while len(self._open) > self._most_open:
             self._open.popitem(last=False)
         if self._limit_bytes is not None and time.monotonic() - self._last_check > TOUCH_EVERY_S:

@@ -51,10 +51,10 @@ class Dataset:
     """Number of shards at the end of the index that are left out, because they were appended after
     the run began."""
 
-    def take(self, number: int) -> Dataset:
-        """Return this dataset with only its first `number` shards."""
-        left_out = self.num_left_out + len(self.shards) - number
-        return replace(self, shards=self.shards[:number], num_left_out=left_out)
+    def take(self, count: int) -> Dataset:
+        """Return this dataset with only its first `count` shards."""
+        left_out = self.num_left_out + len(self.shards) - count
+        return replace(self, shards=self.shards[:count], num_left_out=left_out)
 
     @cached_property
     def table(self) -> ShardTable:
@@ -68,8 +68,8 @@ class Dataset:
         If such a shard is rewritten at the same size, the index stays the same.
         """
         return sum(
-            number
-            for form, number in self.table.count_forms().items()
+            count
+            for form, count in self.table.count_forms().items()
             if fastest_hash(dict.fromkeys((*form.raw_hashes, *(form.zipped_hashes or ())), ""))
             is None
         )
@@ -105,20 +105,20 @@ class Corpus:
         """The index of each dataset's first shard, and the number of all shards."""
         return [0, *itertools.accumulate(len(dataset.shards) for dataset in self.datasets)]
 
-    def find_owner(self, number: int) -> tuple[int, int]:
+    def find_owner(self, index: int) -> tuple[int, int]:
         """The index of a shard's dataset, and the shard's index within that dataset."""
-        owner = bisect.bisect_right(self._first_shards, number) - 1
-        return owner, number - self._first_shards[owner]
+        owner = bisect.bisect_right(self._first_shards, index) - 1
+        return owner, index - self._first_shards[owner]
 
-    def find_shard(self, number: int) -> tuple[Dataset, shard_entries.ShardInfo]:
-        """The dataset of the shard with index `number`, and the shard's entry in its index."""
-        owner, shard = self.find_owner(number)
+    def find_shard(self, index: int) -> tuple[Dataset, shard_entries.ShardInfo]:
+        """The dataset of the shard with index `index`, and the shard's entry in its index."""
+        owner, shard = self.find_owner(index)
         dataset = self.datasets[owner]
         return dataset, dataset.shards[shard]
 
-    def is_in_place(self, number: int) -> bool:
-        """Whether the shard with index `number` is mapped in place instead of from the cache."""
-        owner, shard = self.find_owner(number)
+    def is_in_place(self, index: int) -> bool:
+        """Whether the shard with index `index` is mapped in place instead of from the cache."""
+        owner, shard = self.find_owner(index)
         dataset = self.datasets[owner]
         return is_local(dataset.url) and dataset.table.find_form(shard).compression is None
 
@@ -156,10 +156,10 @@ class Corpus:
         """
         return self._fingerprint(streams, SAMPLES)
 
-    def take(self, numbers: Sequence[int]) -> Corpus:
-        """Return a corpus that has only the first `numbers[d]` shards of each dataset `d`."""
-        pairs = zip(self.datasets, numbers, strict=True)
-        return Corpus(tuple(dataset.take(number) for dataset, number in pairs))
+    def take(self, counts: Sequence[int]) -> Corpus:
+        """Return a corpus that has only the first `counts[d]` shards of each dataset `d`."""
+        pairs = zip(self.datasets, counts, strict=True)
+        return Corpus(tuple(dataset.take(count) for dataset, count in pairs))
 
     def find_beginning(self, stream: int, fingerprint: str, samples: str) -> int | None:
         """Find how many shards at the start of a dataset together have one of the fingerprints.

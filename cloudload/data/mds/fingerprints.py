@@ -51,10 +51,10 @@ def find_beginning(table: ShardTable, wanted: str, kind: str) -> int | None:
     Returns None if no number of shards has this fingerprint.
     """
     digest = hashlib.sha256(_DATASET)
-    for number, lines in enumerate(_encode(table) if wanted else (), 1):
+    for count, lines in enumerate(_encode(table) if wanted else (), 1):
         digest.update(lines[kind])
         if digest.hexdigest()[:_DIGITS] == wanted:
-            return number
+            return count
     return None
 
 

@@ -227,11 +227,11 @@ def sweep_indexes(root: Path) -> None:
 
 def _remove_old(folder: Path) -> None:
     """Remove files that were not used recently. A process can still read a file that it maps."""
-    numbers = Counter[str]()
+    counts = Counter[str]()
     for used_s, path in _list_by_use(folder):
         dataset, kind = path.name.partition("-")[0], path.suffix
-        numbers.update([dataset, kind])
-        is_kept = numbers[dataset] <= _MOST_OF_DATASET and numbers[kind] <= _MOST_KEPT
+        counts.update([dataset, kind])
+        is_kept = counts[dataset] <= _MOST_OF_DATASET and counts[kind] <= _MOST_KEPT
         if time.time() - used_s > (_MOST_UNUSED_S if is_kept else _LEAST_UNUSED_S):
             with contextlib.suppress(OSError):  # the file may be another user's
                 path.unlink()

@@ -239,11 +239,11 @@ class Shard:
         sample is damaged, or if an encoding is not supported, such as pkl.
         """
         columns = self.info.columns
-        numbers = {column.name: number for number, column in enumerate(columns)}
-        parts = {name: self.read_bytes(sample, numbers[name]) for name in names if name in numbers}
+        indices = {column.name: index for index, column in enumerate(columns)}
+        parts = {name: self.read_bytes(sample, indices[name]) for name in names if name in indices}
         try:
             return {
-                name: decode_value(columns[numbers[name]].encoding, data)
+                name: decode_value(columns[indices[name]].encoding, data)
                 for name, data in parts.items()
             }
         except (ValueError, struct.error, RecursionError) as error:

@@ -120,8 +120,8 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
         is_zipped: Flags = np.array(of_forms)[self._numbers[_FORM]]
         return is_zipped
 
-    def _column(self, number: int) -> Ints:
-        column: Ints = self._numbers[number]
+    def _column(self, row: int) -> Ints:
+        column: Ints = self._numbers[row]
         return column
 
     def find_form(self, index: int) -> Form:
@@ -153,8 +153,8 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
             if step != 1:
                 return ShardTable.of(self[each] for each in range(start, stop, step))
             return self._cut(start, max(start, stop))
-        number = range(len(self))[index]
-        return next(self._make(number, number + 1))
+        shard = range(len(self))[index]  # an index below 0 counts from the end
+        return next(self._make(shard, shard + 1))
 
     def __iter__(self) -> Iterator[shard_entries.ShardInfo]:
         for start in range(0, len(self), _AT_ONCE):
@@ -255,11 +255,11 @@ class TableBuilder:
             words.append(shard.samples_hash)
         rest = shard.compression, tuple(raw.hashes), zipped_hashes, shard.samples_hash is not None
         # most shards share one columns object, and looking up its ID is faster than comparing it
-        if (number := self._known.get((id(shard.columns), rest))) is None:
-            number = self._forms.setdefault(Form(shard.columns, *rest), len(self._forms))
-            self._known[id(shard.columns), rest] = number
+        if (form := self._known.get((id(shard.columns), rest))) is None:
+            form = self._forms.setdefault(Form(shard.columns, *rest), len(self._forms))
+            self._known[id(shard.columns), rest] = form
             self._columns.append(shard.columns)  # keep it, so that no other object gets its ID
-        self._numbers.extend((shard.samples, raw.bytes, shard.stored.bytes, number))
+        self._numbers.extend((shard.samples, raw.bytes, shard.stored.bytes, form))
         self._texts += _ENCODER.encode(words).encode() + b","
         self._starts.append(len(self._texts))
         self.names.append(raw.name)

@@ -153,19 +153,19 @@ class PackedShard:
 
 def pack_shard(
     form: ShardFormat,
-    number: int,
+    index: int,
     sizes: Ints,
     samples: Iterable[bytes | memoryview],
     buffer: ShardBuffer | None = None,
 ) -> PackedShard:
-    """Build, compress and hash the shard with index `number`.
+    """Build, compress and hash the shard with index `index`.
 
     `samples` are the encoded samples, in order, as pieces of any size. `sizes` are the sizes of the
     samples in bytes, int64 [samples]. A shard that will be compressed is joined in `buffer`, if
     given. Raises `ValueError` if the shard would have 4 GiB or more.
     """
     head = encode_shard_head(form, sizes)
-    name, zipped = f"shard.{number:05}.mds", None
+    name, zipped = f"shard.{index:05}.mds", None
     raw: bytes | memoryview
     if form.compression and buffer:
         raw = buffer.join([head, *samples], form.shard_bytes)

@@ -37,7 +37,7 @@ class BlockStream:
         self._closing = threading.Event()
         self.current: list[Block] = []
         """The current block of each worker; empty before the first one."""
-        self.number = 0
+        self.index = 0
         """The index of the current batch in the current blocks."""
         self.is_open = False
         """Whether the workers are in a phase. Otherwise they wait for their next phase."""
@@ -67,14 +67,14 @@ class BlockStream:
 
     def advance(self) -> None:
         """Make the workers' next batch the current one. If a worker failed, raise its error."""
-        self.number += 1
-        if not self.current or self.number >= self.current[0].num_batches:
+        self.index += 1
+        if not self.current or self.index >= self.current[0].num_batches:
             assert self._workers is not None
             plan, blocks = self._workers
             if self._change is not None:
                 self._log.meter.num_received = 0
             change, self._change = self._change, None
-            self.current, self.number = blocks.send(change), 0
+            self.current, self.index = blocks.send(change), 0
             self._log.meter.receive(len(self.current))
             for block in self.current:
                 self._log.meter.traffic += block.traffic

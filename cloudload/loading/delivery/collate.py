@@ -21,12 +21,12 @@ from cloudload.system import Ints
 
 def join_blocks(
     blocks: Sequence[Block],
-    number: int,
+    index: int,
     batch_rows: Sequence[slice | Ints],
     rows: range | Ints,
     delivery: DeliveryConfig,
 ) -> Batch:
-    """Join the workers' parts of the batch with index `number` in each block.
+    """Join the workers' parts of the batch with index `index` in each block.
 
     `rows` has the indices of the batch's rows in the run. For each worker, `batch_rows` has the
     indices of the worker's rows within the batch: int64 [rows], or a slice.
@@ -38,13 +38,13 @@ def join_blocks(
     parts: SpanParts = []
     is_full = True
     for block, own in zip(blocks, batch_rows, strict=True):
-        of_batch = block.rows_of(number)
+        of_batch = block.rows_of(index)
         ids[own] = block.tokens[of_batch]
-        parts.append((block.spans[block.spans_of(number)], of_batch.start, own))
+        parts.append((block.spans[block.spans_of(index)], of_batch.start, own))
         is_full = is_full and block.is_full
     targets[:] = ids
     if not is_full:
-        _mask_padding(targets, blocks, number, batch_rows)
+        _mask_padding(targets, blocks, index, batch_rows)
     batch = Batch({"input_ids": input_ids, "labels": labels}, parts, rows)
     if delivery.mask_edges or delivery.fields:
         _add_fields(batch, targets, delivery, pin_memory)
@@ -61,11 +61,11 @@ def _new(shape: tuple[int, int], pin_memory: bool) -> tuple[torch.Tensor, Ints]:
 
 
 def _mask_padding(
-    labels: Ints, blocks: Sequence[Block], number: int, batch_rows: Sequence[slice | Ints]
+    labels: Ints, blocks: Sequence[Block], index: int, batch_rows: Sequence[slice | Ints]
 ) -> None:
     lengths = np.empty(len(labels), np.int64)
     for block, own in zip(blocks, batch_rows, strict=True):
-        lengths[own] = block.lengths[block.rows_of(number)]
+        lengths[own] = block.lengths[block.rows_of(index)]
     mask_after(labels, lengths)
 
 

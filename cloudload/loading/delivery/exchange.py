@@ -208,10 +208,10 @@ class DistributedExchange(Exchange):
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
             own = self._dist.get_rank()
-            [(number, self.processes)] = [each for each in enumerate(groups) if own in each[1]]
+            [(group, self.processes)] = [each for each in enumerate(groups) if own in each[1]]
             index, size = self.processes.index(own), len(self.processes)
             with self._explained():
-                self._group = self._open(index, size, f"group/{number}")
+                self._group = self._open(index, size, f"group/{group}")
         return True
 
     def _exchange_objects(self, own: dict[str, Any]) -> list[dict[str, Any]]:
@@ -230,8 +230,8 @@ class DistributedExchange(Exchange):
 def _open_store(dist: Any) -> Any:
     """Return a store for the next exchange between the processes of torch.distributed."""
     job = dist.group.WORLD
-    number = _opened[job] = _opened.get(job, 0) + 1
-    return dist.PrefixStore(f"cloudload/{number}", dist.distributed_c10d._get_default_store())
+    count = _opened[job] = _opened.get(job, 0) + 1
+    return dist.PrefixStore(f"cloudload/{count}", dist.distributed_c10d._get_default_store())
 
 
 def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:
@@ -240,11 +240,11 @@ def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:
     `ranks` has the data-parallel rank of each process. Raises `RanksDisagreeError` if ranks have
     different numbers of processes.
     """
-    numbers = np.bincount(ranks, minlength=world_size)
-    if (numbers != numbers[0]).any():
+    counts = np.bincount(ranks, minlength=world_size)
+    if (counts != counts[0]).any():
         raise RanksDisagreeError(
             f"the {len(ranks)} processes cannot be grouped evenly, because the data-parallel ranks "
-            f"0 to {world_size - 1} have {numbers.tolist()} processes. Give each rank the same "
+            f"0 to {world_size - 1} have {counts.tolist()} processes. Give each rank the same "
             "number of processes by passing device_mesh, or the correct dp_rank and dp_world_size, "
             "in every process"
         )

@@ -208,7 +208,7 @@ class Iteration(Iterator[Batch]):
                 self._take_rows(plan.rank_rows(first, end), end)
         rows = plan.rank_rows(start, stop)
         batch_rows = self._take_rows(rows, stop)
-        current, number = self._blocks.current, self._blocks.number
+        current, number = self._blocks.current, self._blocks.index
         batch = join_blocks(current, number, batch_rows, rows, plan.delivery)
         self._fetched_rows = stop
         return _Fetched(batch, stop, *self._start_exchange(stop))
@@ -226,7 +226,7 @@ class Iteration(Iterator[Batch]):
             progress.check_not_dry(self._blocks.current, stop, plan.num_lanes)
         if self._known is not None:
             return batch_rows
-        current, number = self._blocks.current, self._blocks.number
+        current, number = self._blocks.current, self._blocks.index
         report = progress.report_batch(
             current, number, batch_rows, stop=stop, rank_index=plan.world_index
         )

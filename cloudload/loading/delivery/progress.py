@@ -51,7 +51,7 @@ class Report(NamedTuple):
 
 def report_batch(
     blocks: Sequence[Block],
-    number: int,
+    batch: int,
     batch_rows: Sequence[slice | Ints],
     *,
     stop: int,
@@ -59,18 +59,18 @@ def report_batch(
 ) -> Report:
     """Build this rank's report on a batch that ends before row `stop` of the run.
 
-    `number` is the batch's index in the workers' blocks. For each worker, `batch_rows` has the
+    `batch` is the batch's index in the workers' blocks. For each worker, `batch_rows` has the
     indices of the worker's rows within the rank's batch.
     """
     first_dry = min(block.first_dry for block in blocks)
     first_dry = first_dry if first_dry < stop else NEVER
     if len(blocks) == 1:
         [block] = blocks
-        rows = block.rows_of(number)
+        rows = block.rows_of(batch)
         residues = block.residues[rows]
-        counts = block.counts[number]
+        counts = block.counts[batch]
         return Report(stop, rank_index, first_dry, counts, block.cursors[rows], residues)
-    ranges = [block.rows_of(number) for block in blocks]
+    ranges = [block.rows_of(batch) for block in blocks]
     num_rows = sum(rows.stop - rows.start for rows in ranges)
     cursors = np.empty((num_rows, tables.NUM_CURSOR_COLUMNS), np.int64)
     residues = [b""] * num_rows if any(block.residues for block in blocks) else []
@@ -80,7 +80,7 @@ def report_batch(
             indices = np.arange(num_rows)[own].tolist()
             for index, residue in zip(indices, block.residues[rows], strict=True):
                 residues[index] = residue
-    counts = np.sum([block.counts[number] for block in blocks], axis=0)
+    counts = np.sum([block.counts[batch] for block in blocks], axis=0)
     return Report(stop, rank_index, first_dry, counts, cursors, residues)
 
 
@@ -166,10 +166,10 @@ class Window(NamedTuple):
             cursors=np.concatenate(parts).reshape(-1, tables.NUM_CURSOR_COLUMNS),
             residues=[
                 residue
-                for message, stop, number in zip(messages, stops, num_rows.tolist(), strict=True)
+                for message, stop, count in zip(messages, stops, num_rows.tolist(), strict=True)
                 if len(message) > stop
                 for residue in split_residues(
-                    message[stop + number :].tobytes(), message[stop : stop + number].tolist()
+                    message[stop + count :].tobytes(), message[stop : stop + count].tolist()
                 )
             ],
         )

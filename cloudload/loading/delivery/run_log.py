@@ -259,8 +259,8 @@ def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: Wor
             parts.append(f"{percent}% {_WORDS[name]}")
             if name == "fetch":
                 parts[-1] += f" ({num_bytes / seconds / 1e6:,.1f} MB/s downloaded)"
-    number = plan.num_workers
-    who = f"The {number} workers" if number > 1 else "The worker"
+    count = plan.num_workers
+    who = f"The {count} workers" if count > 1 else "The worker"
     if not plan.delivery.has_worker_processes:
         who = "The training process (num_workers=0)"
     return f"{who} spent {', '.join(parts)}"

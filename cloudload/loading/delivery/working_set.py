@@ -274,15 +274,15 @@ def _find_uses(
     is_over = not len(lanes)
     while not is_over:
         ordinals = heads + np.arange(step)[:, None]
-        numbers = np.broadcast_to(lanes, ordinals.shape)
-        found = sizes.measure(numbers, ordinals)
+        all_lanes = np.broadcast_to(lanes, ordinals.shape)
+        found = sizes.measure(all_lanes, ordinals)
         # rows of best_fit are assumed full, so its units are tokens, too
         units = units_of(packing, found.tokens) if of_row == 1 else found.tokens
         stops = before + np.cumsum(units, axis=0)
         first = np.maximum(0, stops - units) // of_row
         # a document without tokens is still read, with the row that follows it
         last = np.maximum(first, (stops - 1) // of_row)
-        epochs, _ = division.epoch_positions(numbers, ordinals)
+        epochs, _ = division.epoch_positions(all_lanes, ordinals)
         # lanes begin at different ordinals, so continue until each has passed the last epoch
         is_over, is_read = int(epochs[-1].min()) > last_epoch, found.sizes != tables.Size.ABSENT
         shards = recipe.corpus.shards_of(found.samples[is_read])

@@ -113,7 +113,7 @@ def keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     tokenizer = recipe.tokenizer
     pairs = [re.fullmatch(r"(None|\d{1,9})/(None|\d{1,9})", text) for text in texts]
     frames = tuple((_read_id(pair[1]), _read_id(pair[2])) for pair in pairs if pair)
-    known = [number < tokenizer.vocab_size for pair in frames for number in pair if number]
+    known = [token_id < tokenizer.vocab_size for pair in frames for token_id in pair if token_id]
     if len(frames) < len(pairs) or len(frames) > len(tokenizer.frames) or not all(known):
         return recipe
     logger.warning(

@@ -84,13 +84,13 @@ class SkipLog:
     def record(self, stream: str, error: BadDocumentError) -> None:
         """Record a document of `stream` that is left out because of `error`."""
         self._num_skipped[stream] += 1
-        number = self._num_skipped[stream]
-        if number & (number - 1) == 0:
+        count = self._num_skipped[stream]
+        if count & (count - 1) == 0:
             logger.warning(
                 "on_error='skip' left out a document: %s. This process has left out %s of the %s "
                 "documents that it read from %s",
                 error.summary,
-                f"{number:,}",
+                f"{count:,}",
                 f"{self._num_read[stream]:,}",
                 stream,
             )

@@ -65,14 +65,14 @@ def merge_ids(parts: Sequence[IdsOfDocuments]) -> tuple[Tokens, Ints]:
 class ShardSource(Protocol):
     """The shards of a corpus, by index: a `ShardCache` or `MemoryShards`."""
 
-    def shard(self, number: int) -> Shard:
-        """Return the shard with index `number`, and fetch it if necessary.
+    def shard(self, index: int) -> Shard:
+        """Return the shard with index `index`, and fetch it if necessary.
 
         Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid.
         """
         ...
 
-    def prefetch(self, numbers: Iterable[int]) -> None:
+    def prefetch(self, indices: Iterable[int]) -> None:
         """Start fetching shards, in this order. If a fetch fails, `shard` raises the error."""
         ...
 
@@ -98,10 +98,10 @@ class DocumentReader:
         errors of `ShardCache.shard` if a shard cannot be fetched.
         """
         texts: list[TextOrError] = [None] * len(samples)
-        for number, indices, within in self._by_shard(samples):
-            found = self._read_shard(self._open(number), within.tolist())
+        for shard, indices, within in self._by_shard(samples):
+            found = self._read_shard(self._open(shard), within.tolist())
             if not self._text_check.is_over:
-                self._check_texts(number, samples[indices], found)
+                self._check_texts(shard, samples[indices], found)
             if len(indices) == len(samples):
                 return list(found)
             for index, text in zip(indices.tolist(), found, strict=True):
@@ -167,8 +167,8 @@ class DocumentReader:
         """
         values: list[memoryview] = [memoryview(b"")] * len(samples)
         indices_of: defaultdict[np.dtype[Any], list[Ints]] = defaultdict(list)
-        for number, indices, within in self._by_shard(samples):
-            shard, owner = self._open(number), self._corpus.find_owner(number)[0]
+        for shard_index, indices, within in self._by_shard(samples):
+            shard, owner = self._open(shard_index), self._corpus.find_owner(shard_index)[0]
             column = self._columns[owner]
             assert column is not None
             with stage(READ_SHARDS):
@@ -182,9 +182,9 @@ class DocumentReader:
                 for dtype, indices in indices_of.items()
             ]
 
-    def _open(self, number: int) -> Shard:
+    def _open(self, shard: int) -> Shard:
         with stage(FETCH):
-            return self._cache.shard(number)
+            return self._cache.shard(shard)
 
     def _join(
         self, indices: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
@@ -218,18 +218,18 @@ class DocumentReader:
         """
         if not len(samples):
             return
-        numbers = self._corpus.shards_of(samples)
-        if (numbers == numbers[0]).all():
-            number = int(numbers[0])
-            yield number, np.arange(len(samples)), samples - self._corpus.shard_starts[number]
+        shards = self._corpus.shards_of(samples)
+        if (shards == shards[0]).all():
+            shard = int(shards[0])
+            yield shard, np.arange(len(samples)), samples - self._corpus.shard_starts[shard]
             return
-        order = np.argsort(numbers, kind="stable")
-        within = (samples - self._corpus.shard_starts[numbers])[order]
-        opened, firsts = np.unique(numbers[order], return_index=True)
-        for number, first, stop in zip(
+        order = np.argsort(shards, kind="stable")
+        within = (samples - self._corpus.shard_starts[shards])[order]
+        opened, firsts = np.unique(shards[order], return_index=True)
+        for shard, first, stop in zip(
             opened.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(samples)], strict=True
         ):
-            yield number, order[first:stop], within[first:stop]
+            yield shard, order[first:stop], within[first:stop]
 
     def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
         """Read a sample, and return its shard and its values by column name.
@@ -257,8 +257,8 @@ class DocumentReader:
         return shard.where(within)
 
     def _find(self, sample: int) -> tuple[Shard, int]:
-        [number] = self._corpus.shards_of(np.array([sample]))
-        return self._cache.shard(int(number)), sample - int(self._corpus.shard_starts[number])
+        [shard] = self._corpus.shards_of(np.array([sample]))
+        return self._cache.shard(int(shard)), sample - int(self._corpus.shard_starts[shard])
 
     def prefetch(self, samples: Ints) -> None:
         """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""

@@ -140,9 +140,9 @@ class LaneDocuments:
         found = FoundDocuments(flat_lanes, ordinals, epochs, samples)
         return found if samples.min(initial=0) >= 0 else found[np.flatnonzero(samples >= 0)]
 
-    def _find(self, number: int, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+    def _find(self, index: int, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
         """The epoch and sample of each document of one component. The sample of a hole is -1."""
-        component, order = self._components[number], self._orders[number]
+        component, order = self._components[index], self._orders[index]
         epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
         samples = np.full_like(positions, -1)
         is_there = positions < component.lanes.num_positions
@@ -240,15 +240,15 @@ class LaneDocuments:
         if self._skips:
             labels = [self._labels[stream] for stream in streams.tolist()]
             self._skip_log.count_read(labels)
-            for number, text in enumerate(texts):
+            for index, text in enumerate(texts):
                 if isinstance(text, BadDocumentError):
-                    if has_begun is not None and has_begun[indices[number]]:
+                    if has_begun is not None and has_begun[indices[index]]:
                         raise StreamChangedError(
                             f"{text.summary}. The run has already read a part of this document. "
                             f"{CHANGED_ADVICE}"
                         )
-                    left_out[number] = FAILED
-                    self._skip_log.record(labels[number], text)
+                    left_out[index] = FAILED
+                    self._skip_log.record(labels[index], text)
 
         if None in texts:
             left_out[[text is None for text in texts]] = FILTERED

@@ -145,11 +145,11 @@ class LaneReader:
             lanes, wanted, means = lanes[short], wanted[short], means[short]
             needed = missing[short] / means
             eager = max(1.0, min(eagerness, self._enough_documents / needed.sum()))
-            numbers = np.clip(np.ceil(eager * needed), 1, MOST_DOCUMENTS_OF_LANE)
-            numbers = np.minimum(numbers.astype(np.int64), room[short])
-            repeated = np.repeat(lanes, numbers)
-            ordinals = self.next_ordinals[repeated] + count_within(numbers)
-            self.next_ordinals[lanes] += numbers
+            counts = np.clip(np.ceil(eager * needed), 1, MOST_DOCUMENTS_OF_LANE)
+            counts = np.minimum(counts.astype(np.int64), room[short])
+            repeated = np.repeat(lanes, counts)
+            ordinals = self.next_ordinals[repeated] + count_within(counts)
+            self.next_ordinals[lanes] += counts
             self._add(self._documents.find(repeated, ordinals), is_awaited)
             eagerness = min(2 * eagerness, _MOST_EAGERNESS_OF_FILL)
 
@@ -205,10 +205,10 @@ class LaneReader:
 
     def _count_barren(self, flat_lanes: Ints, sizes: Ints) -> None:
         lanes, firsts = np.unique(flat_lanes, return_index=True)
-        numbers = np.diff(np.append(firsts, len(flat_lanes)))
+        counts = np.diff(np.append(firsts, len(flat_lanes)))
         last_full = np.maximum.reduceat(np.where(sizes > 0, np.arange(len(sizes)), -1), firsts)
-        trailing = firsts + numbers - 1 - last_full
-        self._barren[lanes] = np.where(last_full >= firsts, trailing, self._barren[lanes] + numbers)
+        trailing = firsts + counts - 1 - last_full
+        self._barren[lanes] = np.where(last_full >= firsts, trailing, self._barren[lanes] + counts)
         for lane in lanes[last_full < firsts].tolist():
             self._check_barren(lane)
 
@@ -218,14 +218,14 @@ class LaneReader:
         The limit is `Component.most_barren`, or an epoch's documents if this process has found no
         tokens at all in as many documents of the component.
         """
-        number, lane = divmod(flat_lane, self._num_lanes)
-        component = self._components[number]
+        index, lane = divmod(flat_lane, self._num_lanes)
+        component = self._components[index]
         is_endless, most = component.lanes.epochs is None, component.most_barren
-        if self._barren_of_component[number] > most:
+        if self._barren_of_component[index] > most:
             most = component.lanes.num_positions
         if is_endless and self._barren[flat_lane] > most:
             raise DatasetError(
-                f"lane {lane} of {self._label(number)} has no tokens. Its last "
+                f"lane {lane} of {self._label(index)} has no tokens. Its last "
                 f"{self._barren[flat_lane]:,} documents, which are more than an epoch has, are all "
                 "empty, filtered out, or left out by on_error='skip'. Set an eos, use a different "
                 "transform or min_tokens, or start a new run with more documents or a smaller "

@@ -80,10 +80,10 @@ class Prefetcher:
             self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes],
             self._ends[lanes],
         )
-        numbers = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
-        self._looked_ahead[lanes] = froms + numbers
-        flat_lanes = np.repeat(lanes, numbers)
-        ordinals = np.repeat(froms, numbers) + count_within(numbers)
+        counts = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
+        self._looked_ahead[lanes] = froms + counts
+        flat_lanes = np.repeat(lanes, counts)
+        ordinals = np.repeat(froms, counts) + count_within(counts)
         nearest = np.argsort(ordinals - self._next_ordinals[flat_lanes], kind="stable")
         later = self._documents.find(flat_lanes[nearest], ordinals[nearest])
         self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
@@ -99,15 +99,15 @@ class Prefetcher:
         components = flat_lanes // self._plan.num_lanes
         for component in np.unique(components).tolist():
             own, lanes = components == component, self._components[component].lanes
-            numbers = flat_lanes[own] % lanes.num_lanes
+            own_lanes = flat_lanes[own] % lanes.num_lanes
             epochs, _ = lanes.epoch_positions(
-                numbers, np.maximum(0, self._next_ordinals[flat_lanes[own]] - 1)
+                own_lanes, np.maximum(0, self._next_ordinals[flat_lanes[own]] - 1)
             )
             last = int(epochs.max())
             if self._documents.has_order(component, last + 1):
                 epochs = np.where(epochs == last, last + 1, epochs)
             ends[own] = -(
-                -((epochs + 1) * lanes.stride - lanes.first_positions[numbers]) // lanes.num_lanes
+                -((epochs + 1) * lanes.stride - lanes.first_positions[own_lanes]) // lanes.num_lanes
             )
         return ends
 

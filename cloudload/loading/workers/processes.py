@@ -72,11 +72,11 @@ _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -s
 
 def inline_blocks(plan: WorkerPlan, counts: WorkerCounts) -> Blocks:
     """Yield blocks from workers that run in this process."""
-    numbers = range(plan.num_workers)
+    indices = range(plan.num_workers)
     with contextlib.ExitStack() as stack:
         workers = [
-            stack.enter_context(contextlib.closing(Worker(plan, number, counts.of(number))))
-            for number in numbers
+            stack.enter_context(contextlib.closing(Worker(plan, index, counts.of(index))))
+            for index in indices
         ]
         while True:
             streams, change = [worker.read_blocks(plan) for worker in workers], None
@@ -86,8 +86,8 @@ def inline_blocks(plan: WorkerPlan, counts: WorkerCounts) -> Blocks:
                 counts.tokens(0)[0] += sum(block.num_tokens for block in blocks)
                 change = yield blocks
             plan = plan.enter(change)
-            for number, worker in enumerate(workers):
-                worker.receive(plan.part_of(change, number))
+            for index, worker in enumerate(workers):
+                worker.receive(plan.part_of(change, index))
 
 
 def process_blocks(plan: WorkerPlan, counts: WorkerCounts, closing: threading.Event) -> Blocks:
@@ -106,8 +106,8 @@ def process_blocks(plan: WorkerPlan, counts: WorkerCounts, closing: threading.Ev
             if change is not None:
                 plan = plan.enter(change)
                 dropped = _halt(workers, memory)
-                for number, worker in enumerate(workers):
-                    worker.enter(plan.part_of(change, number))
+                for index, worker in enumerate(workers):
+                    worker.enter(plan.part_of(change, index))
 
 
 def _halt(workers: Sequence[WorkerProcess], memory: Memory) -> list[list[Block]]:
@@ -138,11 +138,11 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, plan: WorkerPlan, number: int, memory: Memory, closing: threading.Event
+        self, plan: WorkerPlan, index: int, memory: Memory, closing: threading.Event
     ) -> None:
-        self._plan, self._number, self._activities = plan, number, memory.activities
+        self._plan, self._index, self._activities = plan, index, memory.activities
         self._closing = closing
-        self._arguments = (number, memory)
+        self._arguments = (index, memory)
         self._context: Any = multiprocessing.get_context(plan.delivery.start_method)
         self._is_forked = self._context.get_start_method() == "fork"
         if not self._is_forked and (script := find_missing_script()):
@@ -161,21 +161,21 @@ class WorkerProcess:
 
     def describe(self) -> str:
         """Describe the worker and its current activity, for a message."""
-        pid, doing_now = self._process.pid, self._activities.read_text(self._number)
+        pid, doing_now = self._process.pid, self._activities.read_text(self._index)
         now = "stopped (SIGSTOP)" if pid is not None and is_stopped(pid) else doing_now
-        return f"worker {self._number} (process {pid}) is {now}{self._describe_other(now)}"
+        return f"worker {self._index} (process {pid}) is {now}{self._describe_other(now)}"
 
     def _describe_other(self, now: str) -> str:
         """If this worker waits for another process, describe a downloading worker, if any."""
         if not now.startswith("waiting for another process") or "downloading" in now:
             return ""
-        for number in range(self._activities.num_slots):
-            if "downloading" in (text := self._activities.read_text(number)):
-                return f"; worker {number} is {text}"
+        for index in range(self._activities.num_slots):
+            if "downloading" in (text := self._activities.read_text(index)):
+                return f"; worker {index} is {text}"
         return ""
 
     def _begin(self) -> None:
-        self._activities.write_text(self._number, "starting")
+        self._activities.write_text(self._index, "starting")
         self._connection, theirs = self._context.Pipe()
         plan = self._plan if self._is_forked else None
         if plan and plan.recipe.has_text:
@@ -340,8 +340,8 @@ def running_workers(
     workers: list[WorkerProcess] = []
     try:
         with activity.doing("starting worker processes", grace_s=_START_GRACE_S):
-            for number in range(plan.num_workers):
-                workers.append(WorkerProcess(plan, number, memory, closing))
+            for index in range(plan.num_workers):
+                workers.append(WorkerProcess(plan, index, memory, closing))
         for worker in workers:
             worker.await_start()
         yield workers

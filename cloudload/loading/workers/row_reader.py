@@ -79,13 +79,13 @@ class RowReader:
         table = np.zeros((len(keys), tables.NUM_DOCUMENT_COLUMNS), np.int64)
         buffers: list[memoryview] = []
         missing = np.ones(len(keys), np.bool_)
-        for number, (lane, ordinal) in enumerate(
+        for index, (lane, ordinal) in enumerate(
             zip(lanes.tolist(), ordinals.tolist(), strict=True)
         ):
             held = self._held.get(lane, {}).get(ordinal)
             if held is not None:
-                table[number], missing[number] = held.document, False
-                table[number, tables.BUFFER] = len(buffers)
+                table[index], missing[index] = held.document, False
+                table[index, tables.BUFFER] = len(buffers)
                 buffers.append(held.tokens)
         if missing.any():
             found = self._documents.find(lanes[missing], ordinals[missing])
@@ -107,11 +107,11 @@ class RowReader:
         np.maximum.at(furthest, pieces[:, tables.PIECE_DOCUMENT], pieces[:, tables.PIECE_STOP])
         is_left = (furthest < table[:, tables.SIZE]).tolist()
         # ordinals ascend within a lane, so later documents replace earlier ones
-        for number, lane in enumerate(lanes.tolist()):
+        for index, lane in enumerate(lanes.tolist()):
             held = self._held.setdefault(lane, {})
-            self._release(held, int(table[number, tables.ORDINAL]))
-            if is_left[number] and (self._own_lanes is None or self._own_lanes[lane]):
-                document = table[number].copy()
+            self._release(held, int(table[index, tables.ORDINAL]))
+            if is_left[index] and (self._own_lanes is None or self._own_lanes[lane]):
+                document = table[index].copy()
                 low = max(0, int(document[tables.BASE]))
                 tokens = lane_packer.copy_tokens(
                     buffers[document[tables.BUFFER]],

@@ -106,10 +106,10 @@ class TailReader:
         For example, for own 0 1, heads 3 5, and ends 5 6, the result has the sizes of documents 3
         and 4 of lane 0, and of document 5 of lane 1.
         """
-        numbers, documents = ends - heads, self._documents
-        lanes = np.repeat(own, numbers)
-        firsts = np.cumsum(numbers) - numbers
-        ordinals = np.repeat(heads, numbers) + count_within(numbers)
+        counts, documents = ends - heads, self._documents
+        lanes = np.repeat(own, counts)
+        firsts = np.cumsum(counts) - counts
+        ordinals = np.repeat(heads, counts) + count_within(counts)
         sizes = np.full(len(lanes), tables.Size.ABSENT, np.int64)
         canonical = np.lexsort((lanes, ordinals))
         found = documents.find(lanes[canonical], ordinals[canonical])
@@ -169,11 +169,11 @@ class TailReader:
             )
         )
         self._read(dict(zip(keys, remnants[:, tables.REMNANT_STOP].tolist(), strict=True)))
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        table = np.stack([self._held[key][0] for key in numbers])
+        indices = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+        table = np.stack([self._held[key][0] for key in indices])
         table[:, tables.BUFFER] = np.arange(len(table))
-        pieces[:, tables.PIECE_DOCUMENT] = [numbers[key] for key in keys]
-        return Pieces(table, [self._held[key][1] for key in numbers], pieces)
+        pieces[:, tables.PIECE_DOCUMENT] = [indices[key] for key in keys]
+        return Pieces(table, [self._held[key][1] for key in indices], pieces)
 
     def _read(self, sizes: Mapping[Key, int]) -> None:
         """Read the documents in `sizes` that are not in memory, and release all other documents.

@@ -161,13 +161,13 @@ class Tracer:
 
         `samples` maps each (stream, sample) to the sample's index in the corpus.
         """
-        numbers = np.fromiter(samples.values(), np.int64, len(samples))
-        nowhere = np.zeros_like(numbers)
-        found = FoundDocuments(nowhere, nowhere, nowhere, numbers)
-        documents = reader.documents.read(found, np.full_like(numbers, tables.Size.UNKNOWN))
+        indices = np.fromiter(samples.values(), np.int64, len(samples))
+        nowhere = np.zeros_like(indices)
+        found = FoundDocuments(nowhere, nowhere, nowhere, indices)
+        documents = reader.documents.read(found, np.full_like(indices, tables.Size.UNKNOWN))
         sizes = documents.table[:, tables.SIZE]
         pieces = np.column_stack(
-            [np.zeros_like(numbers), np.arange(len(numbers)), np.zeros_like(numbers), sizes]
+            [np.zeros_like(indices), np.arange(len(indices)), np.zeros_like(indices), sizes]
         )
         joined = np.empty((1, int(sizes.sum())), np.int32)
         fill_rows(joined, documents.table, [documents.ids.data], pieces, self._framing)
@@ -178,16 +178,16 @@ class Tracer:
 
         `stream` and `sample` are indices. Raises the errors of `LaneDocuments.read`.
         """
-        number = np.array([self._starts[stream] + sample])
-        nowhere = np.zeros_like(number)
-        found = FoundDocuments(nowhere, nowhere, nowhere, number)
+        index = np.array([self._starts[stream] + sample])
+        nowhere = np.zeros_like(index)
+        found = FoundDocuments(nowhere, nowhere, nowhere, index)
         with self._readers.lend() as reader:
             if not self._is_tokenized[stream]:
-                [text] = reader.samples.read_texts(number)
+                [text] = reader.samples.read_texts(index)
                 if isinstance(text, BadDocumentError):
                     return f"on_error='skip' leaves out the document: {text.summary}"
             count = reader.documents.read(found).table[0, tables.COUNT]
-            where = reader.samples.where(number[0])
+            where = reader.samples.where(index[0])
         if count == FILTERED:
             return f"the transform or min_tokens filters out {where}"
         return f"{where} has no tokens" if count == EMPTY else None

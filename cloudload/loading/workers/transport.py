@@ -68,7 +68,7 @@ class Slots:
     def reset(self) -> None:
         """Mark all slots as free."""
         self._slots, self._num_free = itertools.cycle(self._own), len(self._own)
-        self._number = self._own.start
+        self._slot = self._own.start
 
     def new_tokens(self, num_rows: int, seq_len: int) -> Tokens:
         """Allocate the next block's tokens: int32 [rows, seq_len], in its slot if they fit."""
@@ -76,10 +76,10 @@ class Slots:
             self._num_free -= 1
         else:
             self._await_free()
-        self._number = next(self._slots)
+        self._slot = next(self._slots)
         if 4 * num_rows * seq_len > self._ring.slot_bytes:
             return np.empty((num_rows, seq_len), np.int32)
-        return self._ring.array(self._number, np.int32, (num_rows, seq_len))
+        return self._ring.array(self._slot, np.int32, (num_rows, seq_len))
 
     def pack(self, block: Block) -> PackedBlock:
         """Write the rest of a block after its tokens if it fits, and return the message to send."""
@@ -87,11 +87,11 @@ class Slots:
         arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts, sizes]
         lengths = [array.size for array in arrays]
         header = np.array([*lengths, block.first_dry, *block.traffic], np.int64)
-        numbers = np.concatenate([header, *(array.ravel() for array in arrays)])
-        rest = b"".join([numbers.tobytes(), *block.residues])
+        values = np.concatenate([header, *(array.ravel() for array in arrays)])
+        rest = b"".join([values.tobytes(), *block.residues])
         num_rows, seq_len = block.tokens.shape
         packed = PackedBlock(
-            self._number,
+            self._slot,
             (num_rows, seq_len),
             len(rest),
             first_fetch=block.first_fetch,
@@ -102,7 +102,7 @@ class Slots:
             return replace(packed, tokens=block.tokens.tobytes(), rest=rest)
         if used + len(rest) > self._ring.slot_bytes:
             return replace(packed, rest=rest)
-        self._ring.slot(self._number)[used : used + len(rest)] = rest
+        self._ring.slot(self._slot)[used : used + len(rest)] = rest
         return packed
 
 

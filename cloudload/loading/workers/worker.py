@@ -57,12 +57,12 @@ class Worker:
     """
 
     def __init__(
-        self, plan: WorkerPlan, number: int, retries: Ints, new_tokens: NewTokens | None = None
+        self, plan: WorkerPlan, index: int, retries: Ints, new_tokens: NewTokens | None = None
     ) -> None:
-        self.number, self.new_tokens = number, new_tokens or _new_tokens
+        self.index, self.new_tokens = index, new_tokens or _new_tokens
         self._cache = open_cache(plan, retries)
         try:
-            self.documents = open_documents(plan, self._cache, compares=plan.compares(number))
+            self.documents = open_documents(plan, self._cache, compares=plan.compares(index))
         except BaseException:
             self._cache.close()
             raise
@@ -111,11 +111,11 @@ class _Rows:
     """Makes the blocks of one worker in one phase."""
 
     def __init__(self, worker: Worker, plan: WorkerPlan) -> None:
-        self._plan, self._worker, self._documents = plan, worker.number, worker.documents
+        self._plan, self._worker, self._documents = plan, worker.index, worker.documents
         self._tail, self._traffic, self._new_tokens = worker.tail, worker.traffic, worker.new_tokens
         self._packing = plan.recipe.packing
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
-        self._dealt = None if plan.is_even else DealtRows(plan, worker.number, worker.documents)
+        self._dealt = None if plan.is_even else DealtRows(plan, worker.index, worker.documents)
         self._mixture = _open_mixture(plan)
         self._first_dry, self._is_awaited = NEVER, True
 
@@ -317,8 +317,8 @@ def check_some_lengths(plan: WorkerPlan, documents: LaneDocuments) -> None:
     """
     corpus, retry = plan.recipe.corpus, plan.delivery.retry
     try:
-        for number, samples in choose_samples(corpus):
-            with _open_start(corpus, number, retry) as starts:
+        for shard, samples in choose_samples(corpus):
+            with _open_start(corpus, shard, retry) as starts:
                 documents.compare(samples, DocumentReader(plan.recipe, starts))
     except StoreError as error:
         logger.info(
@@ -342,28 +342,28 @@ def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
         sizes = corpus.datasets[stream].table.samples
         full = group.first + np.flatnonzero(sizes[group.first : group.stop])
         within = int(full[int(group.digest, 16) % len(full)])
-        number = int(first_shards[stream]) + within
-        first = int(corpus.shard_starts[number])
-        yield number, np.arange(first, first + min(_SAMPLES_OF_SHARD, int(sizes[within])))
+        shard = int(first_shards[stream]) + within
+        first = int(corpus.shard_starts[shard])
+        yield shard, np.arange(first, first + min(_SAMPLES_OF_SHARD, int(sizes[within])))
 
 
 class _ShardStart:
     """A shard source for a `DocumentReader` that has only the start of one shard."""
 
-    def __init__(self, number: int, shard: Shard) -> None:
-        self._number, self._shard = number, shard
+    def __init__(self, index: int, shard: Shard) -> None:
+        self._index, self._shard = index, shard
 
-    def shard(self, number: int) -> Shard:
+    def shard(self, index: int) -> Shard:
         """Return the shard, which is the only one available."""
-        assert number == self._number
+        assert index == self._index
         return self._shard
 
-    def prefetch(self, numbers: Iterable[int]) -> None:
+    def prefetch(self, indices: Iterable[int]) -> None:
         """Do nothing, because the shard is already open."""
 
 
 @contextlib.contextmanager
-def _open_start(corpus: Corpus, number: int, retry: Retry) -> Iterator[_ShardStart]:
-    dataset, info = corpus.find_shard(number)
+def _open_start(corpus: Corpus, index: int, retry: Retry) -> Iterator[_ShardStart]:
+    dataset, info = corpus.find_shard(index)
     with open_shard_start(dataset, info, _SAMPLES_OF_SHARD, retry) as shard:
-        yield _ShardStart(number, shard)
+        yield _ShardStart(index, shard)

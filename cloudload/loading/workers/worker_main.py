@@ -83,7 +83,7 @@ class Memory:
         return Slots(self.blocks, worker * self.slots_each, self.slots_each, await_free)
 
 
-def work(number: int, memory: Memory, connection: Connection, plan: WorkerPlan | None) -> None:
+def work(index: int, memory: Memory, connection: Connection, plan: WorkerPlan | None) -> None:
     """Make and send a worker's blocks. This is the main function of a worker process.
 
     If `plan` is None, the process receives it over `connection`.
@@ -101,11 +101,11 @@ def work(number: int, memory: Memory, connection: Connection, plan: WorkerPlan |
         plan = receive_work(connection) if plan is None else plan
         with (
             activity.published(
-                partial(memory.activities.write_text, number), "making its next rows"
+                partial(memory.activities.write_text, index), "making its next rows"
             ),
-            stopwatch(memory.counts.times(number), PACK),
+            stopwatch(memory.counts.times(index), PACK),
         ):
-            _make_phases(number, memory, connection, plan)
+            _make_phases(index, memory, connection, plan)
     except (EOFError, ConnectionError):
         pass  # the training process has exited
     except CloudloadError as error:
@@ -115,22 +115,22 @@ def work(number: int, memory: Memory, connection: Connection, plan: WorkerPlan |
         connection.send(Failed(traceback.format_exc()))
 
 
-def _make_phases(number: int, memory: Memory, connection: Connection, plan: WorkerPlan) -> None:
+def _make_phases(index: int, memory: Memory, connection: Connection, plan: WorkerPlan) -> None:
     """Make the blocks of a plan and of all its later phases, until the connection closes."""
     inbox, counts = _Inbox(connection), memory.counts
-    slots = memory.slots(number, inbox.await_free)
-    worker = Worker(plan, number, counts.of(number), slots.new_tokens)
+    slots = memory.slots(index, inbox.await_free)
+    worker = Worker(plan, index, counts.of(index), slots.new_tokens)
     with contextlib.closing(worker):
         while True:
             with contextlib.suppress(_HaltedError):
                 for block in worker.read_blocks(plan):
                     packed = slots.pack(block)
-                    counts.blocks(number)[0] += 1
-                    counts.tokens(number)[0] += block.num_tokens
+                    counts.blocks(index)[0] += 1
+                    counts.tokens(index)[0] += block.num_tokens
                     connection.send(packed)
                     inbox.look()
                 inbox.await_halt()
-            inbox.num_free, counts.blocks(number)[0] = 0, 0
+            inbox.num_free, counts.blocks(index)[0] = 0, 0
             slots.reset()
             connection.send(HALTED)
             change = receive_work(connection)

@@ -145,9 +145,9 @@ def split_documents(table: Ints, seq_len: int) -> Ints:
     lefts = table[:, tables.SIZE] - table[:, tables.START]
     if lefts.max(initial=0) <= seq_len:
         return table
-    numbers = np.maximum(1, -(-lefts // seq_len))
-    pieces: Ints = np.repeat(table, numbers, axis=0)
-    pieces[:, tables.START] += seq_len * count_within(numbers)
+    counts = np.maximum(1, -(-lefts // seq_len))
+    pieces: Ints = np.repeat(table, counts, axis=0)
+    pieces[:, tables.START] += seq_len * count_within(counts)
     return pieces
 
 
@@ -186,7 +186,7 @@ def decode_pieces(groups: Sequence[bytes]) -> tuple[Ints, Ints]:
 
     Returns the index of each piece's group, and the pieces: int64 [pieces] each.
     """
-    numbers = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
-    return np.repeat(np.arange(len(groups)), numbers), np.frombuffer(
+    counts = np.array(list(map(len, groups)), np.int64) // _PIECE_BYTES
+    return np.repeat(np.arange(len(groups)), counts), np.frombuffer(
         b"".join(groups), np.int32
     ).astype(np.int64)

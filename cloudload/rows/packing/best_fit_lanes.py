@@ -87,15 +87,15 @@ class BestFitLanes:
         ):
             (lanes[flat_lane] or self._open(flat_lane)).pack(piece, size, span, ordinal, offset)
 
-    def _new_pieces(self, number: int) -> Ints:
-        if len(self._unused) < number:
-            held, more = len(self._table), max(number, len(self._table))
+    def _new_pieces(self, count: int) -> Ints:
+        if len(self._unused) < count:
+            held, more = len(self._table), max(count, len(self._table))
             self._table = np.concatenate(
                 [self._table, np.empty((more, tables.NUM_DOCUMENT_COLUMNS), np.int64)]
             )
             self._tokens = np.concatenate([self._tokens, np.full(more, b"", np.object_)])
             self._unused = np.concatenate([self._unused, np.arange(held, held + more)])
-        first = len(self._unused) - number
+        first = len(self._unused) - count
         pieces, self._unused = self._unused[first:], self._unused[:first]
         return pieces
 

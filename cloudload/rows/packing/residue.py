@@ -63,21 +63,21 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
     """
     if not residue:
         return [], []
-    numbers = array("i")
-    if len(residue) % numbers.itemsize:
+    values = array("i")
+    if len(residue) % values.itemsize:
         raise ValueError(f"a residue of {len(residue)} bytes, which ends within a number")
-    numbers.frombytes(residue)
+    values.frombytes(residue)
     if sys.byteorder == "big":
-        numbers.byteswap()
+        values.byteswap()
     groups: list[list[Span]] = []
     index = 0
-    while index < len(numbers):
-        stop = index + 1 + 3 * numbers[index]
+    while index < len(values):
+        stop = index + 1 + 3 * values[index]
         spans = [
-            (numbers[at], numbers[at + 1], numbers[at + 2])
-            for at in range(index + 1, min(stop, len(numbers) - 2), 3)
+            (values[at], values[at + 1], values[at + 2])
+            for at in range(index + 1, min(stop, len(values) - 2), 3)
         ]
-        is_cut_short = numbers[index] < 0 or stop > len(numbers)
+        is_cut_short = values[index] < 0 or stop > len(values)
         if is_cut_short or any(not (0 <= d < ordinal and 0 <= a < b) for d, a, b in spans):
             raise ValueError("spans outside the documents read so far, or incomplete spans")
         groups.append(spans)
@@ -96,7 +96,7 @@ def list_residue_spans(residues: Sequence[bytes]) -> tuple[Ints, Ints]:
     Returns the index of each span's residue (int64 [spans]), and the spans (int64 [spans, 3]), in
     any order.
     """
-    numbers = np.frombuffer(b"".join(residues), "<i4").astype(np.int64)
+    values = np.frombuffer(b"".join(residues), "<i4").astype(np.int64)
     stops = np.cumsum(list(map(len, residues)), dtype=np.int64) // _NUMBER_BYTES
     left = np.flatnonzero(np.diff(stops, prepend=0))
     indices = np.concatenate([[0], stops[:-1]])[left]
@@ -104,13 +104,13 @@ def list_residue_spans(residues: Sequence[bytes]) -> tuple[Ints, Ints]:
     while len(left):
         owners.append(left)
         groups.append(indices)
-        sizes.append(numbers[indices])
-        indices = indices + 1 + 3 * numbers[indices]
+        sizes.append(values[indices])
+        indices = indices + 1 + 3 * values[indices]
         is_left = indices < stops[left]
         left, indices = left[is_left], indices[is_left]
     counts = np.concatenate(sizes)
     firsts = np.repeat(np.concatenate(groups) + 1, counts) + 3 * count_within(counts)
-    return np.repeat(np.concatenate(owners), counts), numbers[firsts[:, None] + np.arange(3)]
+    return np.repeat(np.concatenate(owners), counts), values[firsts[:, None] + np.arange(3)]
 
 
 def split_residues(joined: bytes, sizes: Sequence[int]) -> list[bytes]:

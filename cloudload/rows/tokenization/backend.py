@@ -350,10 +350,10 @@ def _check_added_tokens(
     tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, int]
 ) -> str | None:
     for token in tokens:
-        name, number = token["content"], token["id"]
-        if vocabulary.get(name, number) != number:
+        name, token_id = token["content"], token["id"]
+        if vocabulary.get(name, token_id) != token_id:
             return (
-                f"the tokenizer's added token {name!r} has the ID {number}, but its ID in the "
+                f"the tokenizer's added token {name!r} has the ID {token_id}, but its ID in the "
                 f"vocabulary is {vocabulary[name]}"
             )
         if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:

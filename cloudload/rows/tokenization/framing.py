@@ -145,15 +145,15 @@ def _take(backend: Tokenizer, token: TokenName, field: str, where: str) -> Frami
     if token is None:
         return FramingToken(None, f"no {kind}")
     if isinstance(token, int):
-        number, name = token, backend.id_to_token(token) if token < MOST_IDS else None
+        token_id, name = token, backend.id_to_token(token) if token < MOST_IDS else None
     else:
-        number, name = backend.token_to_id(token), token
-    if number is None or name is None:
+        token_id, name = backend.token_to_id(token), token
+    if token_id is None or name is None:
         raise TokenizerError(
             f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to tokens of "
             "this tokenizer or to None"
         )
-    return FramingToken(int(number), f"{kind} {name!r} ({where})")
+    return FramingToken(int(token_id), f"{kind} {name!r} ({where})")
 
 
 def _doubt(backend: Tokenizer, token: str, where: str) -> str | None:

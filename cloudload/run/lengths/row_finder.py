@@ -85,7 +85,7 @@ class RowFinder:
         `rows`.
         """
         num_lanes = self._recipe.num_lanes
-        components, numbers = mixture_counts.number_rows(
+        components, numbers = mixture_counts.rows_in_lanes(
             self._recipe.mixture, num_lanes, self._position.table_rows, rows
         )
         parts = []
@@ -170,7 +170,7 @@ class BestFitRows:
 
     def _list_pieces(self, runs: row_pieces.RowSpans, first_rows: Ints) -> Ints:
         """List the pieces of runs, by ascending row: int64 [pieces, 5]."""
-        turns = uneven_deal.number_in_group(
+        turns = uneven_deal.index_in_group(
             runs.lanes
         )  # play the runs of a lane one after the other
         taken: list[list[bytes]] = [[] for _ in first_rows]

@@ -14,7 +14,7 @@ from cloudload.order.mixture_counts import (
     count_rows,
     floor_sum,
     list_entries,
-    number_rows,
+    rows_in_lanes,
 )
 from cloudload.system.arrays import NEVER
 
@@ -60,16 +60,16 @@ def test_a_lane_has_every_fourth_row(start: int, stop: int, counts: list[int]) -
 
 def test_rows_are_numbered_within_their_lane_and_stream() -> None:
     """Row 4 is the third row of stream a in lane 0, and row 9 the third row of b in lane 1."""
-    found = number_rows(MIXTURE, 2, 0, np.array([9, 4, 0]))
+    found = rows_in_lanes(MIXTURE, 2, 0, np.array([9, 4, 0]))
     assert [array.tolist() for array in found] == [[1, 0, 0], [2, 2, 0]]
-    from_row_3 = number_rows(MIXTURE, 2, 3, np.array([9, 4, 3]))
+    from_row_3 = rows_in_lanes(MIXTURE, 2, 3, np.array([9, 4, 3]))
     assert [array.tolist() for array in from_row_3] == [[1, 0, 1], [2, 0, 0]]
 
 
 def test_without_a_mixture_rows_are_numbered_within_their_lane() -> None:
     one = Mixture(("a",), ((0, (1.0,)),))
     for start, numbers in [(0, [1, 2]), (3, [0, 1])]:
-        found = number_rows(one, 4, start, np.array([4, 9]))
+        found = rows_in_lanes(one, 4, start, np.array([4, 9]))
         assert [array.tolist() for array in found] == [[0, 0], numbers]
 
 
@@ -146,7 +146,7 @@ def test_the_number_of_a_row_in_its_lane_is_that_of_the_rows_before_it(
 ) -> None:
     every = np.arange(3_001)
     of_every = mixture.components(every, num_lanes)
-    components, numbers = number_rows(mixture, num_lanes, 0, np.array(rows, np.int64))
+    components, numbers = rows_in_lanes(mixture, num_lanes, 0, np.array(rows, np.int64))
     for row, component, number in zip(rows, components, numbers, strict=True):
         assert component == of_every[row]
         is_same = (of_every[:row] == component) & (every[:row] % num_lanes == row % num_lanes)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.order.lanes import Lanes
-from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts, number_in_group, share_lanes
+from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts, index_in_group, share_lanes
 from cloudload.system.arrays import Ints
 
 HOSTS = st.lists(st.integers(1, 9), min_size=1, max_size=9).map(
@@ -17,8 +17,8 @@ HOSTS = st.lists(st.integers(1, 9), min_size=1, max_size=9).map(
 
 
 def test_elements_are_numbered_within_their_groups() -> None:
-    assert number_in_group(np.array([5, 7, 5, 5, 7])).tolist() == [0, 0, 1, 2, 1]
-    assert number_in_group(np.array([], np.int64)).tolist() == []
+    assert index_in_group(np.array([5, 7, 5, 5, 7])).tolist() == [0, 0, 1, 2, 1]
+    assert index_in_group(np.array([], np.int64)).tolist() == []
 
 
 LANES = Lanes(6, 100, None, 3)
