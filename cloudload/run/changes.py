@@ -161,18 +161,18 @@ def _show_at(value: Any, name: str, side: int, locations: Changes) -> str:
 def check_moment(saved: Saved, changes: Changes) -> None:
     """Raise `StreamChangedError` if there are changes that the saved position does not allow."""
     position, names = saved.position, ", ".join(changes)
-    if changes and position.tail is not None:
-        raise StreamChangedError(
-            f"{names}: cannot change in the tail of a finite run, or after its end. From row "
-            f"{position.table_rows:,} on, the rows contain the leftover tokens of all lanes, so no "
-            "lane can continue after them. Restore the saved values, load a state that was saved "
-            "before that row, or start a new run, which may have a different seed"
-        )
     ended = [
         name
         for name, stages in zip(saved.mixture.names, position.lanes.arrays.tails, strict=False)
         if stages
     ]
+    if changes and ended and len(saved.mixture.names) == 1:
+        raise StreamChangedError(
+            f"{names}: cannot change in the tail of a finite run, or after its end. From row "
+            f"{position.lanes_row:,} on, the rows contain the leftover tokens of all lanes, so no "
+            "lane can continue after them. Restore the saved values, load a state that was saved "
+            "before that row, or start a new run, which may have a different seed"
+        )
     if changes and ended:
         raise StreamChangedError(
             f"{names}: cannot change once a stream of the mixture is in its tail or has ended "

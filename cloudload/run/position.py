@@ -43,8 +43,9 @@ class LaneArrays:
     counts: Ints
     """int64 [streams, counts], with columns `stats.COUNTS`."""
     tails: tuple[Stages, ...] = ()
-    """In a mixture whose streams end, the stages of each component's tail so far. The stages are
-    empty for a component that is not in its tail, and `tails` is empty if no component is."""
+    """The stages of each component's tail so far. They are empty for a component that is not in its
+    tail, and `tails` is empty if no component is. In its tail, the cursors and residues of a
+    component stay where its lanes ended."""
 
     @staticmethod
     def blank(
@@ -162,15 +163,12 @@ DATA_START = Origin()
 class Position:
     """A point in the run: `rows` rows were delivered, and `lanes` are as of row `table_rows`.
 
-    Before the tail, a resume reads rows `table_rows` to `rows` again and drops them. In the tail,
-    `lanes` hold the cursors at which the lanes ended, and only their counts still change.
+    A resume reads rows `table_rows` to `rows` again and drops them. There are none in a tail.
     """
 
     rows: int
     table_rows: int
     lanes: LaneLog
-    tail: Stages | None = None
-    """The stages of the tail so far. None before the tail."""
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges of rows [start, stop) that were skipped."""
     batches: int = 0
@@ -211,6 +209,19 @@ class Position:
         """The stages of a component's tail; empty if it is not in its tail. See `LaneArrays`."""
         tails = self.lanes.arrays.tails
         return tails[component] if tails else ()
+
+    @property
+    def is_in_tail(self) -> bool:
+        """Whether all lanes have ended, so that all later rows are of tails."""
+        tails = self.lanes.arrays.tails
+        return bool(tails) and all(tails)
+
+    @property
+    def lanes_row(self) -> int:
+        """The row of the cursors: `table_rows`, or the start of the tail of the only component."""
+        tails = self.lanes.arrays.tails
+        stages = tails[0] if len(tails) == 1 else ()
+        return self.table_rows - sum(rows for _, rows in stages)
 
     def steps_of(self, rows: Ints) -> Ints:
         """The step, counted from 1, that delivered each of `rows`: int64 [rows].

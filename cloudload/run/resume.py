@@ -159,10 +159,8 @@ def _skip_open_documents(position: Position, changes: Changes) -> Position:
 def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
     """Turn the open rows in residues, which fit only the saved `seq_len`, into waiting spans.
 
-    Returns a position in the tail unchanged, because resuming packs the tail again.
+    Components in their tails do not change, because resuming packs their tails again.
     """
-    if position.tail is not None:
-        return position
     if position.rows != position.table_rows:
         raise StreamChangedError(
             f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but seq_len cannot change on a "
@@ -172,17 +170,17 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
         return position
     residues = position.residues.copy()
     for index in np.ndindex(residues.shape):
+        if position.stages_of(index[0]):
+            continue
         ordinal = int(position.cursors[index][tables.CURSOR_ORDINAL])
         residues[index] = unpack_residue(residues[index], ordinal)
     return position.with_lanes(residues=residues)
 
 
 def check_cursors(position: Position, components: Sequence[Component]) -> None:
-    """Raise `StreamChangedError` for an impossible cursor, residue, or tail."""
+    """Raise `StreamChangedError` for an impossible cursor or residue."""
     for component, cursors in zip(components, position.cursors, strict=True):
         _check_lanes(component.lanes, cursors)
-    if position.tail is not None:
-        _check_tail(position, components[0].lanes.epochs)
     if position.residues is not None:
         for index, lane in np.ndindex(position.residues.shape):
             ordinal = int(position.cursors[index, lane, tables.CURSOR_ORDINAL])
@@ -218,35 +216,22 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
 
 
 def check_stream_tails(position: Position, recipe: Recipe) -> None:
-    """Raise `StreamChangedError` if a stream of the mixture has an impossible tail."""
-    if recipe.has_stream_ends and (position.rows != position.table_rows or position.tail):
+    """Raise `StreamChangedError` if a component has an impossible tail."""
+    if recipe.has_stream_ends and position.rows != position.table_rows:
         raise StreamChangedError(
             f"table_rows: a mixture whose streams end is at row {position.rows:,}, but its cursors "
             f"are from row {position.table_rows:,}. The state is damaged. Load an earlier one"
         )
     for component, stages in zip(recipe.components, position.lanes.arrays.tails, strict=False):
-        is_possible = all(seq_len >= 1 for seq_len, _ in stages) and recipe.has_stream_ends
+        is_possible = all(seq_len >= 1 for seq_len, _ in stages)
         if stages and (component.lanes.epochs is None or not is_possible):
+            name, of = "stream_tails", "a stream"
+            if len(recipe.components) == 1:
+                name, of = "tail", "a run"
             raise StreamChangedError(
-                f"stream_tails: {stages} (seq_len, rows) is not a tail of a stream with "
+                f"{name}: {stages} (seq_len, rows) is not a tail of {of} with "
                 f"epochs={component.lanes.epochs}. The state is damaged. Load an earlier one"
             )
-
-
-def _check_tail(position: Position, epochs: int | None) -> None:
-    assert position.tail is not None
-    if epochs is None:
-        raise StreamChangedError(
-            "tail: the state has a tail, but the run is endless. The state is damaged. Load an "
-            "earlier one"
-        )
-    delivered = sum(rows for _, rows in position.tail)
-    is_possible = all(seq_len >= 1 and rows >= 0 for seq_len, rows in position.tail)
-    if not is_possible or delivered != position.rows - position.table_rows:
-        raise StreamChangedError(
-            f"tail: the stages {position.tail} (seq_len, rows) do not cover rows "
-            f"{position.table_rows} to {position.rows}. The state is damaged. Load an earlier one"
-        )
 
 
 def keep_beginning(saved: Saved, recipe: Recipe) -> Recipe:

@@ -127,7 +127,7 @@ def build_state(
         "version": VERSION,
         "cloudload": __version__,
         "rows": position.rows,
-        "table_rows": position.table_rows,
+        "table_rows": position.lanes_row,
         "batches": position.batches,
         "global_batch": position.global_batch,
         "seq_len": recipe.config.seq_len,
@@ -136,7 +136,7 @@ def build_state(
         "sources": recipe.sources,
         "tokenizer_backend": tokenizer_backend,
         "part": part,
-        "tail": "" if position.tail is None else state_codec.join_pairs(position.tail),
+        "tail": "",
         "skipped": state_codec.join_pairs(position.skipped),
         **encode_lanes(position.lanes.arrays, position.lanes.texts),
         **({"origin": state_codec.join_pairs([origin])} if any(origin) else {}),
@@ -162,7 +162,7 @@ def encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
     return {
         "counts": state_codec.encode_counts(arrays.counts),
         **texts.encode(arrays.cursors, arrays.residues),
-        **({"stream_tails": state_codec.join_tails(arrays.tails)} if any(arrays.tails) else {}),
+        **state_codec.encode_tails(arrays.tails),
     }
 
 
@@ -344,13 +344,11 @@ def read_position(state: Mapping[str, Any]) -> Position:
         state_codec.decode_residues(state, cursors),
         state_codec.read_counts(state["counts"]),
     )
+    tails = state_codec.read_tails(state, len(cursors))
     return Position(
         rows=rows,
-        table_rows=table_rows,
-        lanes=LaneLog(
-            LaneArrays(cursors, residues, counts, state_codec.read_tails(state, len(cursors)))
-        ),
-        tail=state_codec.read_pairs("tail", state["tail"]) or None,
+        table_rows=rows if state["tail"] else table_rows,
+        lanes=LaneLog(LaneArrays(cursors, residues, counts, tails)),
         skipped=skipped,
         batches=state["batches"],
         global_batch=state["global_batch"],

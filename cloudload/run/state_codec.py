@@ -143,14 +143,31 @@ def read_pairs(name: str, text: Any) -> tuple[tuple[int, int], ...]:
         ) from error
 
 
-def join_tails(tails: Sequence[Sequence[tuple[int, int]]]) -> str:
-    return ";".join(map(join_pairs, tails))
+Tails = tuple[tuple[tuple[int, int], ...], ...]
 
 
-def read_tails(
-    state: Mapping[str, Any], num_components: int
-) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Decode the stages of each component's tail; empty if the state has none."""
+def encode_tails(tails: Tails) -> dict[str, str]:
+    """Encode the stages of each component's tail as fields of a state.
+
+    `tail` has the stages of an only component, and `stream_tails` those of several, if any.
+    """
+    if len(tails) == 1:
+        return {"tail": join_pairs(tails[0])}
+    return {"stream_tails": ";".join(map(join_pairs, tails))} if any(tails) else {}
+
+
+def read_tails(state: Mapping[str, Any], num_components: int) -> Tails:
+    """Decode the stages of each component's tail; empty if the state has none.
+
+    Raises `StreamChangedError` if they are damaged, or do not cover the rows since the lanes ended.
+    """
+    if stages := read_pairs("tail", state["tail"]):
+        first, rows = state["table_rows"], state["rows"]
+        if sum(count for _, count in stages) != rows - first or num_components > 1:
+            raise damaged(
+                "tail", f"the stages {stages} (seq_len, rows) do not cover rows {first} to {rows}"
+            )
+        return (stages,)
     if not (text := state.get("stream_tails", "")):
         return ()
     parts = text.split(";") if isinstance(text, str) else [text]

@@ -257,7 +257,7 @@ class Iteration(Iterator[Batch]):
         Returns False if the batch was discarded because the lanes ended in it.
         """
         before, window = self._position, fetched.window
-        lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
+        lanes, table_rows = before.lanes, before.table_rows
         if window is not None:
             with self._log.meter.exchanging():
                 joined = fetched.finish()
@@ -275,11 +275,12 @@ class Iteration(Iterator[Batch]):
             elif self._known is not None:
                 lanes = self._known.at(fetched.stop)
             table_rows = fetched.stop
-            if self._plan.end is not None and fetched.stop > self._plan.phase.start:
-                if self._known is None:
-                    lanes = self._lanes_end.with_lanes(counts=lanes.arrays.counts).lanes
-                table_rows, seq_len = self._plan.phase.start, self._plan.recipe.config.seq_len
-                tail = next_stages(tail or (), seq_len, table_rows, fetched.stop)
+            is_in_tail = self._plan.end is not None and fetched.stop > self._plan.phase.start
+            if is_in_tail and self._known is None:
+                seq_len, start = self._plan.recipe.config.seq_len, self._plan.phase.start
+                stages = next_stages(before.stages_of(0), seq_len, start, fetched.stop)
+                counts = lanes.arrays.counts
+                lanes = self._lanes_end.with_lanes(counts=counts, tails=(stages,)).lanes
         rows, skipped = fetched.stop, before.skipped
         if self._is_skipping:
             skipped = join_ranges(skipped, (before.rows, rows))
@@ -287,7 +288,6 @@ class Iteration(Iterator[Batch]):
             rows=rows,
             table_rows=table_rows,
             lanes=lanes,
-            tail=tail,
             skipped=skipped,
             batches=before.batches + 1,
             global_batch=rows - before.rows,
@@ -321,7 +321,7 @@ class Iteration(Iterator[Batch]):
             self._blocks.advance()
         message = tail_sharing.join_sizes(plan, self._blocks.current, self._discarded_tokens)
         messages = self._exchange.start(message)()
-        tail = tail_sharing.pack_rest(plan, self._position.tail or (), messages)
+        tail = tail_sharing.pack_rest(plan, self._position.stages_of(0), messages)
         self._lanes_end, self._discarded_tokens = plan.position, tail_sharing.sum_tokens(messages)
         self._continue_in(InTail(plan.phase.start, tail))
 

@@ -143,7 +143,7 @@ def explain_later_working_set(plan: WorkerPlan, lengths: RunLengths, world: Worl
     tail. Raises `CacheError` if an order cannot be built.
     """
     limit = plan.delivery.cache_limit_bytes()
-    if limit is None or plan.position.tail is not None:
+    if limit is None or plan.position.is_in_tail:
         return None
     lanes, last_epoch = plan.machine_lanes(), _find_last_epoch(plan)
     if last_epoch is None:

@@ -189,9 +189,11 @@ class CurrentRun:
             raise ValueError(f"rows is {rows:,}, but the run has {end:,} rows. Use at most {end:,}")
         if (found := self.advance(position, rows, pads=True)) is not None:
             return found
-        tail = position.tail
-        tail = tail and next_stages(tail, self.recipe.config.seq_len, position.table_rows, rows)
-        return replace(position, rows=rows, tail=tail)
+        if not position.is_in_tail:
+            return replace(position, rows=rows)
+        stages, seq_len = position.stages_of(0), self.recipe.config.seq_len
+        stages = next_stages(stages, seq_len, position.lanes_row, rows)
+        return replace(position.with_lanes(tails=(stages,)), rows=rows, table_rows=rows)
 
     def _find_end(self) -> int | None:
         """Return the row at which the run ends, or None if it is endless or the row is unknown."""

@@ -44,7 +44,7 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
     if position.table_rows < position.rows:
         position = run.advance(position, position.rows) or position
     run.check_world(world.size)
-    phase: Phase = Steady() if position.tail is None else Measuring(position.table_rows)
+    phase: Phase = Measuring(position.lanes_row) if position.is_in_tail else Steady()
     lengths = run.open_lengths()
     if run.recipe.has_stream_ends:
         assert lengths is not None, "without lengths, the ends of the streams would be lost"

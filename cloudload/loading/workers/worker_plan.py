@@ -252,8 +252,7 @@ class WorkerPlan:
     @property
     def window_start(self) -> int:
         """The row at which the first window to exchange starts."""
-        position = self.position
-        return position.table_rows if position.rows < self.phase.start else position.rows
+        return self.position.table_rows
 
     def replays(self) -> Iterator[tuple[int, int]]:
         """Yield ranges [start, stop) of rows to read and drop before the first batch.

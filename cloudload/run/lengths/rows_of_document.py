@@ -58,19 +58,19 @@ def find_spans(
         return _find_in_mixture(lengths, position, component, sample, stop_row)
     end_of_lanes = stop_row
     found = _advance(lengths, position, stop_row)
-    if found.tail is not None:
-        end_of_lanes = found.table_rows
+    if found.is_in_tail:
+        end_of_lanes = found.lanes_row
     lanes = lengths.recipe.components[component].lanes
     ends, _ = lanes.epoch_positions(
         np.arange(lanes.num_lanes), found.cursors[component][:, tables.CURSOR_ORDINAL]
     )
-    last = int(ends.max()) if lanes.epochs is None or found.tail is None else lanes.epochs - 1
+    last = int(ends.max()) if lanes.epochs is None or not found.is_in_tail else lanes.epochs - 1
     readings = list(_list_readings(lengths, position, component, sample, last))
     if not readings:
         return []
     find = _find_in_lanes if position.residues is None else _find_in_played_lanes
     spans = list(find(lengths, position, component, readings, end_of_lanes))
-    if found.tail is not None:
+    if found.is_in_tail:
         spans += _find_in_tail(lengths, position, readings, stop_row)
     return sorted(spans)
 

@@ -141,7 +141,7 @@ class RunLengths:
         """
         if self.recipe.has_stream_ends:
             return self._advance_mixture(position, row, pads=pads)
-        if position.tail is not None:
+        if position.is_in_tail:
             return self._advance_in_tail(position, row, pads=pads)
         if position.table_rows <= row and (found := self._advance_lanes(position, row)) is not None:
             return found
@@ -220,8 +220,8 @@ class RunLengths:
         _, counted = self._tail_counts(ending)
         counts = ending.lanes.counts + counted.before(row) - counted.before(ending.counted)
         stages = next_stages(ending.stages, self.recipe.config.seq_len, ending.start, row)
-        lanes = LaneLog(replace(ending.lanes, counts=counts))
-        return replace(position, rows=row, table_rows=ending.start, lanes=lanes, tail=stages)
+        lanes = LaneLog(replace(ending.lanes, counts=counts, tails=(stages,)))
+        return replace(position, rows=row, table_rows=row, lanes=lanes)
 
     def count_rows(self, position: Position) -> int | None:
         """The number of rows from a position to the end of a finite run, including its tail.
@@ -234,7 +234,7 @@ class RunLengths:
         if self.recipe.has_stream_ends:
             end = self.find_tails(position).ending.end
             return None if end == NEVER else end - position.rows
-        if position.tail is not None or len(self.walkers) > 1:
+        if position.is_in_tail or len(self.walkers) > 1:
             return None
         if packing.has_residue:
             return self._count_played_rows(position)
@@ -273,7 +273,7 @@ class RunLengths:
         True if this takes only seconds, if it `is_needed`, or in the tail. All ranks at a position
         get the same answer.
         """
-        if position.tail is not None or is_needed:
+        if position.is_in_tail or is_needed:
             return True
         [component] = self.recipe.components
         lanes, first = component.lanes, int(position.cursors[0, :, tables.CURSOR_ORDINAL].min())
@@ -289,7 +289,7 @@ class RunLengths:
         """
         ending = self._ending
         if ending is None:
-            find = self._find_ending if position.tail is None else self._find_ending_in_tail
+            find = self._find_ending_in_tail if position.is_in_tail else self._find_ending
             ending = self._ending = find(position)
         return ending
 
@@ -319,10 +319,9 @@ class RunLengths:
 
     def _find_ending_in_tail(self, position: Position) -> Ending:
         """Find the end of a run from a position in its tail."""
-        assert position.tail is not None
-        start, arrays = position.table_rows, position.lanes.arrays
-        tail = self.pack_rest(start, arrays, position.tail)
-        return Ending(start, tail.end, arrays, position.rows, position.tail)
+        start, arrays, stages = position.lanes_row, position.lanes.arrays, position.stages_of(0)
+        tail = self.pack_rest(start, arrays, stages)
+        return Ending(start, tail.end, arrays, position.rows, stages)
 
     def pack_rest(self, start: int, ended: LaneArrays, stages: Stages) -> Tail:
         """Pack the tail of a run whose lanes ended at row `start`.

@@ -111,7 +111,7 @@ class NodeReads:
     def find(self, row: int) -> Ints | None:
         """Return the cursors at a row: int64 [components, lanes, 3]; None if a lane has ended."""
         found = self.lengths.advance(self.start, row)
-        return None if found is None or found.tail is not None else found.cursors
+        return None if found is None or found.is_in_tail else found.cursors
 
     @cached_property
     def tail_starts(self) -> tuple[int, ...]:

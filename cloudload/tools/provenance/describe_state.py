@@ -132,7 +132,9 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
     """Describe a whole state. Raises `StreamChangedError` if it is damaged."""
     saved = read_state(state)
     position, counts = saved.position, saved.position.counts
+    tails, is_one = position.lanes.arrays.tails, len(saved.mixture.names) == 1
     names, data, tokenizer = _list_streams(saved, len(counts))
+    in_tails = tuple(name for name, tail in zip(names, tails, strict=False) if tail)
     return StateDescription(
         cloudload=str(state["cloudload"]),
         rows=position.rows,
@@ -142,11 +144,9 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
         tokens=int(counts[:, TOKENS].sum()),
         padding=int(counts[:, PADDING].sum()),
         failed=int(counts[:, FAILED].sum()),
-        rows_to_replay=0 if position.tail is not None else position.rows - position.table_rows,
-        is_in_tail=position.tail is not None,
-        streams_in_tail=tuple(
-            name for name, tail in zip(names, position.lanes.arrays.tails, strict=False) if tail
-        ),
+        rows_to_replay=position.rows - position.table_rows,
+        is_in_tail=is_one and position.is_in_tail,
+        streams_in_tail=() if is_one else in_tails,
         skipped=position.skipped,
         streams=tuple(_describe_streams(saved, names)),
         num_lanes=saved.layout.num_lanes,

@@ -107,7 +107,7 @@ def _find_by_lengths(
 ) -> Iterator[Occurrence] | None:
     """Return the occurrences up to `last_row`; None if token lengths do not determine them."""
     position = plan.position
-    if plan.lengths is None or position.tail is not None:
+    if plan.lengths is None or position.is_in_tail:
         return None
     if position.table_rows < position.rows:
         return None

@@ -176,7 +176,8 @@ def test_a_run_starts_at_the_first_document_of_every_lane() -> None:
     assert start.residues is not None
     assert start.residues.shape == (2, 2)
     assert start.counts.shape == (2, 7)
-    assert (start.rows, start.table_rows, start.tail, start.origin) == (0, 0, None, DATA_START)
+    assert (start.rows, start.table_rows, start.origin) == (0, 0, DATA_START)
+    assert not start.is_in_tail
     assert start.residue(1, 0) == b""
 
 
@@ -200,6 +201,19 @@ def test_the_stages_of_a_component_are_empty_unless_a_tail_began() -> None:
     assert tails.stages_of(0) == ()
     assert tails.stages_of(1) == ((5, 2),)
     assert plain.stages_of(1) == ()
+
+
+def test_a_position_is_in_the_tail_once_all_lanes_have_ended() -> None:
+    plain = Position(9, 9, LaneLog(arrays(0)))
+    assert not plain.with_lanes(tails=((), ((5, 2),))).is_in_tail
+    assert plain.with_lanes(tails=(((5, 1),), ((5, 2),))).is_in_tail
+
+
+def test_the_lanes_of_a_corpus_in_its_tail_are_of_the_row_where_they_ended() -> None:
+    plain = Position(9, 9, LaneLog(arrays(0)))
+    assert plain.lanes_row == 9
+    assert plain.with_lanes(tails=(((5, 1), (7, 2)),)).lanes_row == 6
+    assert plain.with_lanes(tails=((), ((5, 2),))).lanes_row == 9
 
 
 def test_new_arrays_of_a_position_replace_only_what_is_named() -> None:

@@ -19,8 +19,8 @@ from cloudload.run.state_codec import (
     damaged,
     decode_residues,
     encode_counts,
+    encode_tails,
     join_pairs,
-    join_tails,
     read_counts,
     read_cursors,
     read_numbers,
@@ -189,21 +189,29 @@ def test_other_text_is_not_a_list_of_pairs(text: Any) -> None:
         read_pairs("tail", text)
 
 
-@given(tails=st.lists(PAIRS, min_size=1, max_size=3).filter(any))
-def test_tails_are_read_as_they_were_joined(tails: list[list[tuple[int, int]]]) -> None:
-    text = join_tails(tails)
-    assert text.count(";") == len(tails) - 1
-    assert read_tails({"stream_tails": text}, len(tails)) == tuple(map(tuple, tails))
+@given(tails=st.lists(PAIRS, min_size=2, max_size=3).filter(any))
+def test_tails_of_streams_are_read_as_they_were_encoded(tails: list[list[tuple[int, int]]]) -> None:
+    fields = encode_tails(tuple(map(tuple, tails)))
+    assert fields["stream_tails"].count(";") == len(tails) - 1
+    assert read_tails({"tail": "", **fields}, len(tails)) == tuple(map(tuple, tails))
+
+
+def test_the_only_tail_of_a_corpus_has_a_field_of_its_own() -> None:
+    fields = encode_tails((((5, 2), (7, 1)),))
+    assert fields == {"tail": "5:2,7:1"}
+    assert read_tails({**fields, "table_rows": 6, "rows": 9}, 1) == (((5, 2), (7, 1)),)
 
 
 def test_a_state_without_tails_has_none() -> None:
-    assert read_tails({}, 2) == ()
+    assert encode_tails(()) == {}
+    assert encode_tails(((), ())) == {}
+    assert read_tails({"tail": ""}, 2) == ()
 
 
 @pytest.mark.parametrize("text", ["5:1", "5:1;;", 7])
 def test_tails_of_another_number_of_streams_are_damaged(text: Any) -> None:
     with pytest.raises(StreamChangedError, match=r"stream_tails: .* tails for 2 streams"):
-        read_tails({"stream_tails": text}, 2)
+        read_tails({"tail": "", "stream_tails": text}, 2)
 
 
 # ------------------------------------------------------------------------- residues

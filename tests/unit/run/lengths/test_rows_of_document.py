@@ -71,7 +71,7 @@ def test_every_sample_is_found_where_a_walk_over_all_rows_finds_it(
 ) -> None:
     run = TinyRun(lengths, epochs=epochs, shuffle=shuffle, **options)
     position, stop = run.lengths.advance(run.start, rows[0]), sum(rows)
-    if position is None or position.tail is not None:
+    if position is None or position.is_in_tail:
         return
     try:
         expected = walk(run, position, stop)

@@ -117,7 +117,7 @@ def test_in_the_tail_lanes_stay_where_they_ended_and_stages_count_the_rows() -> 
     run = TinyRun([22, 5], epochs=1)
     found = run.lengths.advance(run.start, 5)
     assert found is not None
-    assert (found.rows, found.table_rows, found.tail) == (5, 3, ((5, 2),))
+    assert (found.rows, found.lanes_row, found.stages_of(0)) == (5, 3, ((5, 2),))
     assert found.cursors.tolist() == [[[0, 10, 22], [1, 0, 0]]]
     assert named(found) == {"tokens": 25, "documents": 1}
 
@@ -197,7 +197,7 @@ def test_an_end_is_foreseen_if_few_documents_are_left(options: dict[str, Any], m
 def test_an_end_that_is_needed_and_one_in_the_tail_is_always_foreseen() -> None:
     run = TinyRun([1] * 4, epochs=1 << 30)
     assert run.lengths.can_foresee(run.start, is_needed=True)
-    assert run.lengths.can_foresee(replace(run.start, tail=()), is_needed=False)
+    assert run.lengths.can_foresee(run.start.with_lanes(tails=(((5, 0),),)), is_needed=False)
 
 
 def test_a_run_that_resumes_in_its_tail_with_longer_rows_begins_a_stage() -> None:
@@ -208,7 +208,7 @@ def test_a_run_that_resumes_in_its_tail_with_longer_rows_begins_a_stage() -> Non
     assert before is not None
     found = tiny_lengths(longer.recipe, lengths).advance(before, 5)
     assert found is not None
-    assert found.tail == ((5, 1), (8, 1))
+    assert found.stages_of(0) == ((5, 1), (8, 1))
     assert named(found) == {"tokens": 27, "documents": 2, "padding": 1}
 
 
