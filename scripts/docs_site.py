@@ -197,7 +197,7 @@ def _documented_arguments(cls: type) -> dict[str, str]:
 
 def _show_default(option: Field[Any]) -> str:
     if option.default_factory is not MISSING:
-        return f"`{option.type}()`"
+        return f"`{type(option.default_factory()).__name__}()`"
     return _show(option.default)
 
 

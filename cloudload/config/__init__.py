@@ -1,10 +1,10 @@
 """The options of a loader, in two configs. Each option is defined and documented once.
 
-    options ─► read_options ─► RowsConfig          which tokens, in which order; most may not
-                           │     └─► Stream        change on resume
-                           └─► DeliveryConfig      how rows are delivered; may always change
+    CloudLoader(…) ─┬─► RowsConfig          which tokens, in which order; most may not change on
+                    │     └─► Stream        resume
+                    └─► DeliveryConfig      how rows are delivered; may always change
 
-    rows       `RowsConfig`                   options      split options into the configs
+    rows       `RowsConfig`                   options      checks of both configs together
     delivery   `DeliveryConfig`               choices      accepted values
     stream     `Stream`, names of streams     checks       errors for wrong values
     transform  `Text`, names of transforms    code_digest  a digest of a function's code
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         Verification,
     )
     from cloudload.config.delivery import DeliveryConfig
-    from cloudload.config.options import as_streams, read_options, read_rows
+    from cloudload.config.options import as_streams, settle_together
     from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig, TokensColumn
     from cloudload.config.stream import Stream, name_streams
     from cloudload.config.transform import GIVEN_ID, Text, Transform, show_function

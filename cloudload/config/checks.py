@@ -1,7 +1,8 @@
 """Checks of options and of arguments, which raise a `ValueError` that states the valid values.
 
-    seek(np.int64(4))      ─► as_integer  ─► 4
-    packing=Names.CONCAT   ─► as_choice   ─► "concat"
+    seek(np.int64(4))                             ─► as_integer     ─► 4
+    RowsConfig(packing=Names.CONCAT)              ─► as_choice      ─► "concat"
+    seed: Annotated[int, within(0, 9)], seed=12   ─► check_fields   ─► an error
 
 A check returns the value as a plain type, because a state is made of plain types.
 """
@@ -10,10 +11,17 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cloudload.config.choices import SAME, TOKEN_DTYPES
+
+Check = Callable[[str, Any], Any]
+"""Takes the name of an option and its value, and returns the value as a plain type. Raises
+`ValueError` if the value is invalid."""
 
 
 def parse_bytes(value: int | str) -> int:
@@ -107,14 +115,54 @@ def as_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     return choices[choices.index(value)]
 
 
-def settle_options(
-    config: object, names: Iterable[str], check: Callable[..., Any], *bounds: Any
-) -> None:
-    """Replace fields of a frozen dataclass by the results of `check(name, value, *bounds)`."""
-    for name in names:
-        object.__setattr__(config, name, check(name, getattr(config, name), *bounds))
+def within(least: int, most: int | None = None) -> Check:
+    """Return the check of an integer from `least` to `most`."""
+    return partial(as_integer, least=least, most=most)
 
 
-def settle_given(config: object, names: Iterable[str], *check: Any) -> None:
-    """Do the same for the fields that are not None."""
-    settle_options(config, [name for name in names if getattr(config, name) is not None], *check)
+Count = Annotated[int, within(1)]
+"""An option that is an integer of at least 1."""
+
+
+def check_fields(config: Any) -> None:
+    """Check the fields of a frozen dataclass by their types, and make their values plain.
+
+        seed: int                            an integer
+        shuffle: bool                        True or False
+        packing: Literal["concat", …]        one of these values
+        bos: Annotated[str | int, check]     what `check` accepts and returns
+        epochs: Count | None                 the same, or None
+
+    Other types are not checked. Raises `ValueError` if a value is invalid.
+    """
+    for name, check in _list_checks(config.__class__).items():
+        object.__setattr__(config, name, check(name, getattr(config, name)))
+
+
+@cache
+def _list_checks(config: Any) -> dict[str, Check]:
+    hints = get_type_hints(config, include_extras=True)
+    found = {each.name: _find_check(hints[each.name]) for each in fields(config)}
+    return {name: check for name, check in found.items() if check is not None}
+
+
+def _find_check(hint: Any) -> Check | None:
+    """Return the check of a type, or None if the type alone does not determine one."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        check: Check = hint.__metadata__[0]
+        return check
+    if kind is Literal:
+        return partial(as_choice, choices=parts)
+    if kind in (Union, UnionType) and parts[1:] == (NoneType,):
+        if get_origin(parts[0]) is Literal:
+            return partial(as_choice, choices=(None, *get_args(parts[0])))
+        inner = _find_check(parts[0])
+        return None if inner is None else partial(_check_given, inner)
+    if hint is bool:
+        return partial(as_choice, choices=(True, False))
+    return as_integer if hint is int else None
+
+
+def _check_given(check: Check, name: str, value: Any) -> Any:
+    return None if value is None else check(name, value)

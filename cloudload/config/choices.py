@@ -49,16 +49,7 @@ InputFormat = Literal[
     "lines",
 ]
 
-SHUFFLE_ALGORITHMS = get_args(ShuffleAlgorithm)
-PACKINGS = get_args(PackingName)
-OVERFLOWS = get_args(Overflow)
 ON_ERROR = get_args(OnError)
 STOPPINGS = get_args(Stopping)
-TAILS = get_args(TailMode)
-START_METHODS = (None, *get_args(StartMethod))
-VERIFICATIONS = get_args(Verification)
-TOKENIZER_BACKENDS = get_args(TokenizerBackend)
 TOKEN_DTYPES = document_columns.TOKEN_DTYPES
 INPUT_FORMATS = get_args(InputFormat)
-QUOTINGS = get_args(Quoting)
-TEXT_ERRORS = get_args(TextErrors)

@@ -6,35 +6,72 @@ import multiprocessing
 import os
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from cloudload.config import checks
-from cloudload.config.choices import (
-    AUTO,
-    EPOCH,
-    OFF,
-    REQUIRE,
-    START_METHODS,
-    TAILS,
-    TOKENIZER_BACKENDS,
-    VERIFICATIONS,
-    StartMethod,
-    TailMode,
-    TokenizerBackend,
-    Verification,
-)
+from cloudload.config import checks, choices
+from cloudload.config.checks import Count, within
+from cloudload.config.choices import StartMethod, TailMode, TokenizerBackend, Verification
 from cloudload.data import Retry, check_seconds
 from cloudload.segments import FIELDS
 from cloudload.system import option_help
 
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "tail": TAILS,
-    "mask_edges": (True, False),
-    "pin_memory": (True, False),
-    "tokenizer_backend": TOKENIZER_BACKENDS,
-    "verify": VERIFICATIONS,
-    "start_method": START_METHODS,
-}
+
+def _as_fields(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Sequence | Set):
+        raise ValueError(f"{name} is {value!r}. Use a list with any of {', '.join(FIELDS)}")
+    given = (value,) if isinstance(value, str) else tuple(value)
+    return tuple(checks.as_choice(name, each, tuple(FIELDS)) for each in given)
+
+
+def _as_folder(name: str, value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{name} is {value!r}. Use the path of a folder")
+    return os.fspath(value)
+
+
+def _as_size(name: str, value: Any) -> int | str:
+    try:
+        checks.parse_bytes(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    size: int | str = value
+    return size
+
+
+def _as_lengths(name: str, value: Any) -> str:
+    location = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
+    if location == "learn":
+        raise ValueError(
+            f"{name} is 'learn', but a run does not write token lengths. Run cloudload count, and "
+            f"use {name}='auto'"
+        )
+    is_named = location in (choices.AUTO, choices.REQUIRE, choices.OFF)
+    if not is_named and "/" not in location and not os.path.isdir(location):
+        raise ValueError(
+            f"{name} is {value!r}. Use 'auto', 'require', 'off', or the URL or folder of token "
+            "lengths"
+        )
+    return location
+
+
+def _as_retry(name: str, value: Any) -> Retry:
+    if not isinstance(value, Retry):
+        raise ValueError(f"{name} is {value!r}. Pass cloudload.Retry(timeout_s=…, deadline_s=…)")
+    return value
+
+
+def _as_stop(name: str, value: Any) -> int | str:
+    if not isinstance(value, str):
+        return checks.as_integer(name, value, 1)
+    if value != choices.EPOCH:
+        raise ValueError(f"{name} is {value!r}. Use a number of batches, or {choices.EPOCH!r}")
+    return value
+
+
+def _as_seconds(name: str, value: Any) -> float:
+    check_seconds(name, value)
+    seconds: float = value
+    return seconds
 
 
 @option_help.explained
@@ -46,44 +83,44 @@ class DeliveryConfig:
     loader refuses.
     """
 
-    batch_size: int
+    batch_size: Count
     """Rows per rank and step. The global batch is `batch_size` times the number of data-parallel
     ranks."""
     tail: TailMode = "pad"
     """What to do with the last global batch of a finite run if it is not full: `pad` it with masked
     rows, or `drop` it."""
-    fields: Sequence[str] = ()
+    fields: Annotated[Sequence[str], _as_fields] = ()
     """Tensors to add to each batch besides input_ids and labels: `position_ids`, `segment_ids`,
     `stream_ids`, `document_ids`, `cu_seqlens` (with `max_seqlen`)."""
     mask_edges: bool = False
     """Whether to mask the label of a document's first token in each row, because any tokens before
     it belong to other documents."""
-    local: str | os.PathLike[str] | None = None
+    local: Annotated[str | os.PathLike[str], _as_folder] | None = None
     """Folder of the node's cache for shards, epoch orders and tokenizer checks. By default
     `$CLOUDLOAD_CACHE`, else `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`."""
     tokenizer_backend: TokenizerBackend = "auto"
     """The library that encodes text: `hf`, `fastokens`, or `auto`. Before fastokens is used,
     checks compare its token IDs with hf's. If a check fails, `fastokens` raises an error, and
     `auto` uses hf, which is many times slower, and logs a warning."""
-    num_workers: int | None = None
+    num_workers: Annotated[int, within(0)] | None = None
     """Number of worker processes per loader. A loader uses at most one for each lane of its rank.
     With 0, the training process does the work. The default is 1 if there is no transform and the
     data is token IDs or fastokens encodes it, because one worker then produces tens of millions of
     tokens per second. Otherwise, the default is 4, or the number of cores per rank if that is
     lower."""
-    prefetch_batches: int = 4
+    prefetch_batches: Count = 4
     """Number of batches that worker processes read ahead of the training loop. They may read more,
     because they read whole blocks of batches, and at least two blocks."""
-    predownload: int | None = None
+    predownload: Count | None = None
     """Approximate number of documents whose shards each worker fetches ahead of time, at least one
     per lane. By default, the workers of all ranks together look ahead by about two shards in each
     canonical node."""
-    download_threads: int = 4
+    download_threads: Count = 4
     """Number of threads with which each worker fetches shards ahead of time."""
-    cache_limit: int | str | None = None
+    cache_limit: Annotated[int | str, _as_size] | None = None
     """Maximum size of the node's shard cache, in bytes or as text such as `200gb`. None means no
     limit."""
-    lengths: str | os.PathLike[str] = "auto"
+    lengths: Annotated[str | os.PathLike[str], _as_lengths] = "auto"
     """Whether to use token lengths, which `cloudload count` writes. They save work, such as reading
     when the loader seeks, and never change a row. `auto`: use them if all streams have them.
     `require`: raise an error if a stream has none. `off`: do not use them. A URL or folder: use the
@@ -93,17 +130,17 @@ class DeliveryConfig:
     only if its file was modified. `always`: also whenever a process maps it, even from a local
     dataset. `off`: never. Sizes and headers are always checked. A shard that has no hash in
     the index must not be newer than its cache folder, except with `off`."""
-    retry: Retry = field(default_factory=Retry)
+    retry: Annotated[Retry, _as_retry] = field(default_factory=Retry)
     """How long to retry requests to stores. By default `Retry()`."""
-    stop_every: int | Literal["epoch"] | None = None
+    stop_every: Annotated[int | Literal["epoch"], _as_stop] | None = None
     """When a pass over the loader ends. A number N: after every N batches, counted from the start
     of the run. `epoch`: at the end of each epoch of the data. None: only at the end of the run."""
-    exchange_every: int = 1
+    exchange_every: Count = 1
     """Number of batches between exchanges of cursors among the ranks, or, with token lengths,
     between checks that the ranks are in step. On resume, at most exchange_every - 1 batches are
     read again, unless there are token lengths. Always 1 with `epochs`, `max_epochs` of a stream, or
     stop_every="epoch"."""
-    exchange_timeout_s: float = 1800.0
+    exchange_timeout_s: Annotated[float, _as_seconds] = 1800.0
     """Seconds that a rank waits for the other ranks in an exchange before it raises an error."""
     start_method: StartMethod | None = None
     """How workers start: `fork`, `spawn` or `forkserver`. None means Python's default."""
@@ -119,59 +156,12 @@ class DeliveryConfig:
     """Whether `dp_rank` and `dp_world_size` are from a `device_mesh`."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.fields, Sequence | Set):
-            raise ValueError(
-                f"fields is {self.fields!r}. Use a list with any of {', '.join(FIELDS)}"
-            )
-        given = (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
-        object.__setattr__(self, "fields", given)
-        self._check_lengths()
-        if self.local is not None:
-            if not isinstance(self.local, str | os.PathLike):
-                raise ValueError(f"local is {self.local!r}. Use the path of a folder")
-            object.__setattr__(self, "local", os.fspath(self.local))
-        numbers = ("batch_size", "prefetch_batches", "download_threads", "exchange_every")
-        checks.settle_options(self, numbers, checks.as_integer, 1)
-        checks.settle_given(self, ("num_workers",), checks.as_integer, 0)
-        checks.settle_given(self, ("predownload",), checks.as_integer, 1)
-        checks.settle_given(self, ("dp_rank", "dp_world_size"), checks.as_integer)
-        for name, choices in _CHOICES.items():
-            checks.settle_options(self, (name,), checks.as_choice, choices)
-        for name in self.fields:
-            checks.as_choice("fields", name, tuple(FIELDS))
-        if isinstance(self.stop_every, str) and self.stop_every != EPOCH:
-            raise ValueError(
-                f"stop_every is {self.stop_every!r}. Use a number of batches, or {EPOCH!r}"
-            )
-        if not isinstance(self.stop_every, str):
-            checks.settle_given(self, ("stop_every",), checks.as_integer, 1)
-        check_seconds("exchange_timeout_s", self.exchange_timeout_s)
-        if not isinstance(self.retry, Retry):
-            raise ValueError(
-                f"retry is {self.retry!r}. Pass cloudload.Retry(timeout_s=…, deadline_s=…)"
-            )
+        checks.check_fields(self)
         if (self.dp_rank is None) != (self.dp_world_size is None):
             raise ValueError(
                 f"dp_rank is {self.dp_rank}, but dp_world_size is {self.dp_world_size}. Set both "
                 "or neither"
             )
-        self.cache_limit_bytes()
-
-    def _check_lengths(self) -> None:
-        is_location = isinstance(self.lengths, str | os.PathLike)
-        location = os.fspath(self.lengths) if is_location else ""
-        if location == "learn":
-            raise ValueError(
-                "lengths is 'learn', but a run does not write token lengths. Run cloudload count, "
-                "and use lengths='auto'"
-            )
-        is_named = location in (AUTO, REQUIRE, OFF)
-        if not is_named and "/" not in location and not os.path.isdir(location):
-            raise ValueError(
-                f"lengths is {self.lengths!r}. Use 'auto', 'require', 'off', or the URL or folder "
-                "of token lengths"
-            )
-        object.__setattr__(self, "lengths", location)
 
     @property
     def has_worker_processes(self) -> bool:
@@ -190,8 +180,5 @@ class DeliveryConfig:
         return self.num_workers == 0 or (self.start_method or default) == "fork"
 
     def cache_limit_bytes(self) -> int | None:
-        """The cache limit in bytes, or None. Raises `ValueError` if it is not a size."""
-        try:
-            return None if self.cache_limit is None else checks.parse_bytes(self.cache_limit)
-        except ValueError as error:
-            raise ValueError(f"cache_limit: {error}") from None
+        """The cache limit in bytes, or None."""
+        return None if self.cache_limit is None else checks.parse_bytes(self.cache_limit)

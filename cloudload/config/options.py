@@ -1,49 +1,37 @@
-"""Split a loader's options into its two configs."""
+"""Checks that involve both configs of a loader, and its streams."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from cloudload.config import choices
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
-from cloudload.data import Retry
 from cloudload.system import machine
 
 _BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels are int64
 _BLOCK_BYTES_PER_TOKEN = 4  # token IDs are int32
 
 
-def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig]:
-    """Create a loader's two configs from its options, which are `CloudLoader`'s arguments by name.
+def settle_together(rows: RowsConfig, delivery: DeliveryConfig) -> DeliveryConfig:
+    """Return the delivery options that suit the options of the rows.
 
     `exchange_every` becomes 1 if a pass can end with the data or an epoch, because the ranks must
-    then agree on the last batch before they deliver it. Raises `ValueError` if an option is
-    invalid.
+    then agree on the last batch before they deliver it. Raises `ValueError` if an option of one
+    config contradicts one of the other.
     """
-    rows = read_rows(options)
-    retry = options["retry"]
-    given = {**_pick(DeliveryConfig, options), "retry": Retry() if retry is None else retry}
-    delivery = DeliveryConfig(**given)
     _check_memory(rows, delivery)
-    if rows.epochs is not None or rows.has_stream_ends or delivery.stop_every == choices.EPOCH:
-        delivery = replace(delivery, exchange_every=1)
     if delivery.stop_every == choices.EPOCH and rows.is_mixed:
         raise ValueError(
             f"stop_every is {choices.EPOCH!r}, but streams that are mixed by proportion each have "
-            "their "
-            "own epochs. Set stop_every to a number of batches"
+            "their own epochs. Set stop_every to a number of batches"
         )
-    return rows, delivery
-
-
-def read_rows(options: Mapping[str, Any]) -> RowsConfig:
-    """Create a `RowsConfig` from a loader's options. Raises `ValueError` if one is invalid."""
-    return RowsConfig(streams=as_streams(options["data"]), **_pick(RowsConfig, options))
+    if rows.epochs is not None or rows.has_stream_ends or delivery.stop_every == choices.EPOCH:
+        return replace(delivery, exchange_every=1)
+    return delivery
 
 
 def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
@@ -57,11 +45,6 @@ def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
             f"read ahead, need at least {needed / 2**30:,.1f} GiB of memory, but this machine has "
             f"{total / 2**30:,.1f} GiB. Use a smaller seq_len, batch_size, or prefetch_batches"
         )
-
-
-def _pick(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    names = [option.name for option in fields(config) if option.name in options]
-    return {name: options[name] for name in names}
 
 
 def as_streams(data: Any) -> tuple[Stream, ...]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from cloudload.config import checks
+from cloudload.config.checks import Count, within
 from cloudload.config.choices import (
     AUTO,
     FIRST,
-    ON_ERROR,
-    OVERFLOWS,
-    PACKINGS,
     RAISE,
     SAME,
-    SHUFFLE_ALGORITHMS,
-    STOPPINGS,
     OnError,
     Overflow,
     PackingName,
@@ -26,21 +22,13 @@ from cloudload.config.choices import (
     TokenDtype,
 )
 from cloudload.config.stream import Stream, name_streams
-from cloudload.config.transform import GIVEN_ID, Transform, name_function
+from cloudload.config.transform import GIVEN_ID, Transform, as_transform, name_function
 from cloudload.data import redact
 from cloudload.system import divisors, option_help
 
 MAX_LANES = 1 << 22
 
 TEXT_KEY = "text"
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "shuffle": (True, False),
-    "shuffle_algo": SHUFFLE_ALGORITHMS,
-    "packing": PACKINGS,
-    "overflow": OVERFLOWS,
-    "on_error": ON_ERROR,
-    "stopping": STOPPINGS,
-}
 
 
 class TokensColumn(NamedTuple):
@@ -68,12 +56,12 @@ class RowsConfig:
 
     streams: tuple[Stream, ...]
     """The datasets. Without proportions or a schedule, they form one corpus, in this order."""
-    seq_len: int
+    seq_len: Count
     """Tokens per row. This may change on resume."""
     packing: PackingName = "concat"
     """How documents fill rows. `concat`: documents continue in the next row. `best_fit`: a document
     that fits in a row is never split. `one_per_row`: each row has tokens of one document."""
-    open_rows: int = 16
+    open_rows: Count = 16
     """Maximum number of rows that `best_fit` keeps open in each lane. A run starts with fewer open
     rows, so that its first rows are a fair sample of the documents."""
     overflow: Overflow = "cut"
@@ -84,25 +72,25 @@ class RowsConfig:
     shuffle_algo: ShuffleAlgorithm = "py1e"
     """The shuffle algorithm: one of StreamingDataset's, or `seekable`, which is like py1br but
     computes the document at a position on demand. Use `seekable` for 10^8 or more documents."""
-    shuffle_block_size: int | None = None
+    shuffle_block_size: Count | None = None
     """Approximate number of documents that are shuffled with each other in each canonical node, for
     py1e, py1br and seekable. By default, the documents of about four shards."""
-    num_canonical_nodes: int | None = None
+    num_canonical_nodes: Count | None = None
     """Number of parts into which the shuffled epoch is divided. If the number of machines divides
     it, each machine reads whole parts, so only shards at the borders of parts are downloaded more
     than once. This does not hold for the naive shuffle, or if an epoch repeats samples. The default
     is at most 64, and each part has at least 32 shards unless there is only one part. With more
     parts, more machines can share the downloads of a small dataset, but the first batch needs more
     shards."""
-    seed: int = 17
+    seed: Annotated[int, within(0, (1 << 32) - 1)] = 17
     """Seed of the shuffle, from 0 to 2^32 - 1. Each epoch is shuffled differently."""
-    num_lanes: int | None = None
+    num_lanes: Annotated[int, within(1, MAX_LANES)] | None = None
     """Number of logical shards that are packed separately. Without token lengths, every world
     size must divide it. By default, 12 to 3,840, depending on the number of documents. If
     `num_canonical_nodes` is set, the default is a multiple of it, which may be larger. 3,840 is
     divisible by every power of two up to 256, and by 3, 5 and 15 times these. For 512 or 1,024
     ranks, count token lengths, or set `num_lanes`, for example to 4,096, when the run starts."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Number of passes over the data. None repeats the data forever. In a mixture, each stream ends
     after this many passes over its data, and all streams need token lengths; see `stopping`."""
     stopping: Stopping = "all"
@@ -112,7 +100,7 @@ class RowsConfig:
     """Pairs (row, weights). The weights, by name or URL of a stream, apply from that row on. The
     first row must be 0. Streams that are not named have weight 0. None means to use the streams'
     proportions."""
-    text_key: str = TEXT_KEY
+    text_key: Annotated[str, checks.as_text] = TEXT_KEY
     """The column that holds the document."""
     tokens_key: str | None = None
     """The column that holds the documents as token IDs, if the data is pre-tokenized. Its encoding
@@ -122,7 +110,7 @@ class RowsConfig:
     tokens_dtype: TokenDtype | None = None
     """The dtype of the token IDs in a column of bytes, such as `uint16`, because the index does not
     record it. llm-foundry writes `int64`."""
-    transform: Transform | None = None
+    transform: Annotated[Transform, as_transform] | None = None
     """A function that returns the text of a sample (a dict), or None to filter it out. It replaces
     `text_key`. It must be deterministic. It must be picklable if worker processes are not
     forked."""
@@ -130,7 +118,7 @@ class RowsConfig:
     """Name that identifies the transform on resume. Change it whenever the transform's output
     changes. By default, a hash of the transform's code and of the values that it uses, as they are
     when the loader is created."""
-    min_tokens: int = 0
+    min_tokens: Annotated[int, within(0)] = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
     on_error: OnError = "raise"
     """What to do with a document whose text is not UTF-8, or whose transform raises an error or
@@ -138,10 +126,10 @@ class RowsConfig:
     document out, as a filter does, logs it, and counts it as `failed`. Errors of the machine, the
     store, the shard, or the tokenizer are never skipped, and the option does not apply to token
     IDs. On resume, `raise` may become `skip`."""
-    bos: str | int | None = AUTO
+    bos: Annotated[str | int | None, checks.as_token] = AUTO
     """Token before each document: a token, its ID, None, or `auto`, which is the bos that the
     tokenizer's template adds, if any."""
-    eos: str | int | None = AUTO
+    eos: Annotated[str | int | None, checks.as_token] = AUTO
     """Token after each document: a token, its ID, None, or `auto`, which is the tokenizer's eos
     token. It is an error if the tokenizer has none."""
 
@@ -151,42 +139,27 @@ class RowsConfig:
             object.__setattr__(self, "schedule", _read_schedule(self.schedule, self.streams))
         if not self.streams:
             raise ValueError("data is empty. Pass a URL, a Stream, or a list of them")
-        checks.settle_options(self, ("seq_len", "open_rows"), checks.as_integer, 1)
-        checks.settle_options(self, ("min_tokens",), checks.as_integer, 0)
-        checks.settle_options(self, ("seed",), checks.as_integer, 0, (1 << 32) - 1)
-        numbers = ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs")
-        checks.settle_given(self, numbers, checks.as_integer, 1)
-        if self.num_lanes is not None and self.num_lanes > MAX_LANES:
-            raise ValueError(f"num_lanes is {self.num_lanes:,}. Use at most {MAX_LANES:,}")
+        checks.check_tokens_column(self.tokens_key, self.tokens_dtype)
+        checks.check_fields(self)
+        self._check_order()
+        self._check_tokens_columns()
+        self._check_transform_id()
+        self._check_mixing()
+
+    def _check_order(self) -> None:
         if self.shuffle_block_size == 1:
             raise ValueError(
                 "shuffle_block_size is 1. Use at least 2. To keep the order of the data, use "
                 "shuffle=False"
             )
-        checks.settle_options(self, ("text_key",), checks.as_text)
-        checks.settle_options(self, ("bos", "eos"), checks.as_token)
-        for name, choices in _CHOICES.items():
-            checks.settle_options(self, (name,), checks.as_choice, choices)
-        self._check_tokens_columns()
-        if self.transform is not None and not callable(self.transform):
+        lanes, nodes = self.num_lanes, self.num_canonical_nodes
+        if lanes and nodes and lanes % nodes:
             raise ValueError(
-                f"transform is {self.transform!r}. Use a function that takes a sample (a dict) and "
-                "returns text or None"
-            )
-        self._check_transform_id()
-        self._check_mixing()
-        if (
-            self.num_lanes
-            and self.num_canonical_nodes
-            and self.num_lanes % self.num_canonical_nodes
-        ):
-            raise ValueError(
-                f"num_canonical_nodes {self.num_canonical_nodes} does not divide num_lanes "
-                f"{self.num_lanes}. Use one of {divisors(self.num_lanes)}, or a different num_lanes"
+                f"num_canonical_nodes {nodes} does not divide num_lanes {lanes}. Use one of "
+                f"{divisors(lanes)}, or a different num_lanes"
             )
 
     def _check_tokens_columns(self) -> None:
-        checks.check_tokens_column(self.tokens_key, self.tokens_dtype)
         if SAME in (self.tokens_key, self.tokens_dtype):
             raise ValueError(
                 f"tokens_key is {self.tokens_key!r} and tokens_dtype is {self.tokens_dtype!r}, but "

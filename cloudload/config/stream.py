@@ -90,8 +90,8 @@ class Stream:
             )
         for name in ("choose", "max_epochs"):
             if (value := getattr(self, name)) is not None:
-                number = checks.as_integer(f"{name} of {self.label}", value, 1)
-                object.__setattr__(self, name, number)
+                count = checks.as_integer(f"{name} of {self.label}", value, 1)
+                object.__setattr__(self, name, count)
         for name in ("bos", "eos"):
             token = checks.as_token(f"{name} of {self.label}", getattr(self, name))
             object.__setattr__(self, name, token)

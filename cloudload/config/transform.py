@@ -54,6 +54,17 @@ def name_function(function: Callable[..., Any]) -> str:
     return f"{name}#{digest.hexdigest[:12]}"
 
 
+def as_transform(name: str, value: Any) -> Transform:
+    """Return a function. Raises `ValueError` if the value cannot be called."""
+    if not callable(value):
+        raise ValueError(
+            f"{name} is {value!r}. Use a function that takes a sample (a dict) and returns text or "
+            "None"
+        )
+    function: Transform = value
+    return function
+
+
 def show_function(function: Callable[..., Any]) -> str:
     """The name of a function for a message, such as `module.name`."""
     inner = function.func if isinstance(function, functools.partial) else function

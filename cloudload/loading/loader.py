@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from cloudload.config import (
-    TEXT_KEY,
     DeliveryConfig,
     OnError,
     Overflow,
@@ -29,8 +28,9 @@ from cloudload.config import (
     TokenizerBackend,
     Transform,
     Verification,
+    as_streams,
     checks,
-    choices,
+    settle_together,
 )
 from cloudload.data import Retry
 from cloudload.loading.batch import Batch
@@ -40,13 +40,13 @@ from cloudload.loading.delivery.passes import Pass, reason_to_refuse_caller
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.session import reader, saving
 from cloudload.loading.session.current_run import CurrentRun, Membership
-from cloudload.loading.session.opening import open_current_run, read_arguments
+from cloudload.loading.session.opening import open_current_run, ranks_of
 from cloudload.loading.session.preparation import make_worker_plan
 from cloudload.loading.session.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import tables
-from cloudload.run import Recipe, State, read_state, start_from_streaming
+from cloudload.run import Recipe, State, adopt_streaming, read_state, start_from_streaming
 from cloudload.stats import Stats
 from cloudload.system import Ints, option_help
 
@@ -97,51 +97,103 @@ class CloudLoader:
         tokenizer: Any = None,
         seq_len: int,
         batch_size: int,
-        local: str | os.PathLike[str] | None = None,
-        packing: PackingName = "concat",
-        open_rows: int = 16,
-        overflow: Overflow = "cut",
-        schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
-        stopping: Stopping = "all",
-        shuffle: bool = True,
-        seed: int = 17,
-        shuffle_algo: ShuffleAlgorithm = "py1e",
-        shuffle_block_size: int | None = None,
-        num_canonical_nodes: int | None = None,
-        num_lanes: int | None = None,
-        epochs: int | None = None,
-        text_key: str = TEXT_KEY,
-        tokens_key: str | None = None,
-        tokens_dtype: TokenDtype | None = None,
-        transform: Transform | None = None,
-        transform_id: str | None = None,
-        min_tokens: int = 0,
-        on_error: OnError = "raise",
-        bos: str | int | None = choices.AUTO,
-        eos: str | int | None = choices.AUTO,
-        tail: TailMode = "pad",
-        fields: Sequence[str] = (),
-        mask_edges: bool = False,
-        tokenizer_backend: TokenizerBackend = "auto",
-        num_workers: int | None = None,
-        prefetch_batches: int = 4,
-        predownload: int | None = None,
-        download_threads: int = 4,
-        cache_limit: int | str | None = None,
-        lengths: str | os.PathLike[str] = "auto",
-        verify: Verification = "once",
+        local: str | os.PathLike[str] | None = DeliveryConfig.local,
+        packing: PackingName = RowsConfig.packing,
+        open_rows: int = RowsConfig.open_rows,
+        overflow: Overflow = RowsConfig.overflow,
+        schedule: Sequence[tuple[int, Mapping[str, float]]] | None = RowsConfig.schedule,
+        stopping: Stopping = RowsConfig.stopping,
+        shuffle: bool = RowsConfig.shuffle,
+        seed: int = RowsConfig.seed,
+        shuffle_algo: ShuffleAlgorithm = RowsConfig.shuffle_algo,
+        shuffle_block_size: int | None = RowsConfig.shuffle_block_size,
+        num_canonical_nodes: int | None = RowsConfig.num_canonical_nodes,
+        num_lanes: int | None = RowsConfig.num_lanes,
+        epochs: int | None = RowsConfig.epochs,
+        text_key: str = RowsConfig.text_key,
+        tokens_key: str | None = RowsConfig.tokens_key,
+        tokens_dtype: TokenDtype | None = RowsConfig.tokens_dtype,
+        transform: Transform | None = RowsConfig.transform,
+        transform_id: str | None = RowsConfig.transform_id,
+        min_tokens: int = RowsConfig.min_tokens,
+        on_error: OnError = RowsConfig.on_error,
+        bos: str | int | None = RowsConfig.bos,
+        eos: str | int | None = RowsConfig.eos,
+        tail: TailMode = DeliveryConfig.tail,
+        fields: Sequence[str] = DeliveryConfig.fields,
+        mask_edges: bool = DeliveryConfig.mask_edges,
+        tokenizer_backend: TokenizerBackend = DeliveryConfig.tokenizer_backend,
+        num_workers: int | None = DeliveryConfig.num_workers,
+        prefetch_batches: int = DeliveryConfig.prefetch_batches,
+        predownload: int | None = DeliveryConfig.predownload,
+        download_threads: int = DeliveryConfig.download_threads,
+        cache_limit: int | str | None = DeliveryConfig.cache_limit,
+        lengths: str | os.PathLike[str] = DeliveryConfig.lengths,
+        verify: Verification = DeliveryConfig.verify,
         retry: Retry | None = None,
-        stop_every: int | Literal["epoch"] | None = None,
-        exchange_every: int = 1,
-        exchange_timeout_s: float = 1800.0,
-        start_method: StartMethod | None = None,
-        pin_memory: bool = False,
-        dp_rank: int | None = None,
-        dp_world_size: int | None = None,
+        stop_every: int | Literal["epoch"] | None = DeliveryConfig.stop_every,
+        exchange_every: int = DeliveryConfig.exchange_every,
+        exchange_timeout_s: float = DeliveryConfig.exchange_timeout_s,
+        start_method: StartMethod | None = DeliveryConfig.start_method,
+        pin_memory: bool = DeliveryConfig.pin_memory,
+        dp_rank: int | None = DeliveryConfig.dp_rank,
+        dp_world_size: int | None = DeliveryConfig.dp_world_size,
         device_mesh: Any = None,
     ) -> None:
-        arguments, created_at = dict(locals()), time.monotonic()
-        asked, delivery = read_arguments(arguments, CloudLoader)
+        created_at = time.monotonic()
+        source = adopt_streaming(data, seed=seed, retry=retry)
+        rank, size = ranks_of(device_mesh, dp_rank, dp_world_size)
+        rows = RowsConfig(
+            streams=as_streams(source.data),
+            seq_len=seq_len,
+            packing=packing,
+            open_rows=open_rows,
+            overflow=overflow,
+            shuffle=shuffle,
+            shuffle_algo=shuffle_algo,
+            shuffle_block_size=shuffle_block_size,
+            num_canonical_nodes=num_canonical_nodes,
+            seed=seed,
+            num_lanes=num_lanes,
+            epochs=epochs,
+            stopping=stopping,
+            schedule=schedule,
+            text_key=text_key,
+            tokens_key=tokens_key,
+            tokens_dtype=tokens_dtype,
+            transform=transform,
+            transform_id=transform_id,
+            min_tokens=min_tokens,
+            on_error=on_error,
+            bos=bos,
+            eos=eos,
+        )
+        delivery = DeliveryConfig(
+            batch_size=batch_size,
+            tail=tail,
+            fields=fields,
+            mask_edges=mask_edges,
+            local=local,
+            tokenizer_backend=tokenizer_backend,
+            num_workers=num_workers,
+            prefetch_batches=prefetch_batches,
+            predownload=predownload,
+            download_threads=download_threads,
+            cache_limit=cache_limit,
+            lengths=lengths,
+            verify=verify,
+            retry=source.retry,
+            stop_every=stop_every,
+            exchange_every=exchange_every,
+            exchange_timeout_s=exchange_timeout_s,
+            start_method=start_method,
+            pin_memory=pin_memory,
+            dp_rank=rank,
+            dp_world_size=size,
+            has_mesh=device_mesh is not None,
+        )
+        asked = source.apply_to(rows)
+        delivery = settle_together(asked, source.apply_to(delivery))
         member = Membership(current_environment(), delivery)
         start_log = StartLog(created_at, is_shown=member.is_first)
         run = CurrentRun(open_current_run(asked, delivery, tokenizer, start_log))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING, Field, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -16,6 +16,8 @@ from cloudload.system.option_help import field_docs
 NOT_FIELDS = {"self", "data", "tokenizer", "device_mesh"}
 NOT_OPTIONS = {"streams", "has_mesh"}
 PARAMETERS = inspect.signature(CloudLoader.__init__).parameters
+TYPES = get_type_hints(CloudLoader.__init__)
+DECLARED = get_type_hints(RowsConfig) | get_type_hints(DeliveryConfig)
 OPTIONS = [
     option
     for option in (*fields(RowsConfig), *fields(DeliveryConfig))
@@ -32,9 +34,9 @@ def test_signature_and_config_agree(option: Field[Any]) -> None:
     parameter = PARAMETERS[option.name]
     assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
     if option.name == "retry":  # the default None means a new Retry()
-        assert (parameter.annotation, parameter.default) == ("Retry | None", None)
+        assert (TYPES["retry"], parameter.default) == (Retry | None, None)
         return
-    assert parameter.annotation == option.type
+    assert TYPES[option.name] == DECLARED[option.name]
     default = inspect.Parameter.empty if option.default is MISSING else option.default
     assert parameter.default == default
 

@@ -1,27 +1,24 @@
 """Open the run that a loader's options specify.
 
-arguments ─► RowsConfig ─────► recipe: data, tokenizer, layout ─► token lengths
-         └─► DeliveryConfig ─► cache folder, tokenizer backend
+RowsConfig ─────► recipe: data, tokenizer, layout ─► token lengths
+DeliveryConfig ─► cache folder, tokenizer backend
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudload.config import DeliveryConfig, RowsConfig, choices, read_options
+from cloudload.config import DeliveryConfig, RowsConfig, choices
 from cloudload.data import Retry, cache_folder, urls
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.world import rank_in_mesh
 from cloudload.rows import Choice, choose_backend, start_loading
 from cloudload.run import (
     Recipe,
-    adopt_streaming,
     find_lengths,
     length_files,
     open_recipe,
@@ -45,30 +42,21 @@ class OpenedRun:
     retry: Retry
 
 
-def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConfig, DeliveryConfig]:
-    """Create the two configs from arguments of the class `callee`.
+def ranks_of(
+    device_mesh: Any, dp_rank: int | None, dp_world_size: int | None
+) -> tuple[int | None, int | None]:
+    """Return the rank and the number of ranks that a loader's arguments specify, or None for both.
 
-    Arguments that are objects of Streaming are converted. Raises `ValueError` for an invalid
-    argument.
+    Raises `ValueError` if both a mesh and a rank or world size are given.
     """
-    options, mesh = dict(arguments), arguments["device_mesh"]
-    if mesh is not None:
-        rank, size = options["dp_rank"], options["dp_world_size"]
-        if rank is not None or size is not None:
-            raise ValueError(
-                f"device_mesh is set, but dp_rank is {rank} and dp_world_size is {size}. Pass "
-                "either device_mesh, or dp_rank and dp_world_size"
-            )
-        options["dp_rank"], options["dp_world_size"] = rank_in_mesh(mesh)
-    options = adopt_streaming(options, _find_defaults(callee), options["retry"] or Retry())
-    return read_options({**options, "has_mesh": mesh is not None})
-
-
-@functools.cache
-def _find_defaults(callee: type) -> Mapping[str, Any]:
-    """Return the default of each argument of a class, by name."""
-    parameters = inspect.signature(callee).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
+    if device_mesh is None:
+        return dp_rank, dp_world_size
+    if dp_rank is not None or dp_world_size is not None:
+        raise ValueError(
+            f"device_mesh is set, but dp_rank is {dp_rank} and dp_world_size is {dp_world_size}. "
+            "Pass either device_mesh, or dp_rank and dp_world_size"
+        )
+    return rank_in_mesh(device_mesh)
 
 
 def open_current_run(

@@ -13,8 +13,8 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,11 @@ from cloudload.config import Stream
 from cloudload.data import Retry, open_corpus, redact
 from cloudload.order import default_block_size
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 logger = logging.getLogger("cloudload.streaming")
+C = TypeVar("C", bound="DataclassInstance")
 
 # (argument of a StreamingDataset, the warning's text if it is not the default)
 _WITHOUT_COUNTERPART = (
@@ -239,26 +243,38 @@ def _adopt_stream(stream: StreamArguments) -> Stream:
     return Stream(remote, split=stream.split or None, repeat=stream.repeat, choose=stream.choose)
 
 
-def adopt_streaming(
-    options: Mapping[str, Any], defaults: Mapping[str, Any], retry: Retry
-) -> dict[str, Any]:
-    """Replace StreamingDataset's objects in a loader's options with the equivalent options.
+@dataclass(frozen=True)
+class AdoptedData:
+    """A loader's `data` and `retry`, and the options that replace its other defaults."""
 
-    An option that differs from its value in `defaults` is kept. `retry` is used to read the indexes
-    of streams that have proportions. Logs a warning for each setting that has no counterpart.
-    Raises `ValueError` for a subclass that changes how samples are read, and for incompatible
-    objects.
+    data: Any
+    retry: Retry
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def apply_to(self, config: C) -> C:
+        """Return the config of a loader in which these options replace those with their default."""
+        defaults = {each.name: each.default for each in fields(config) if each.name in self.options}
+        unset = [name for name, default in defaults.items() if getattr(config, name) == default]
+        return replace(config, **{name: self.options[name] for name in unset}) if unset else config
+
+
+def adopt_streaming(data: Any, *, seed: int, retry: Retry | None) -> AdoptedData:
+    """Convert StreamingDataset's objects to a loader's data and options. Returns other data as is.
+
+    `seed` and `retry` are options of the loader. `retry` is used to read the indexes of streams
+    that have proportions; by default, it is that of the streams. Logs a warning for each setting
+    that has no counterpart. Raises `ValueError` for a subclass that changes how samples are read,
+    and for incompatible objects.
     """
-    data = options["data"]
     if _is_a(data, "StreamingDataset"):
         _check_not_overridden(data, _SAMPLE_METHODS)
-        found = options_of(_read_dataset(data), retry)
-        kept = {name for name in found if name != "data" and options[name] != defaults[name]}
-        return {**options, **{name: found[name] for name in found.keys() - kept}}
+        options = options_of(_read_dataset(data), retry or Retry())
+        found = retry or options["retry"]
+        return AdoptedData(options.pop("data"), found or Retry(), options)
     items = list(data) if isinstance(data, Sequence) and not isinstance(data, str) else [data]
     theirs = [_is_a(item, "Stream") for item in items]
     if not any(theirs):
-        return dict(options)
+        return AdoptedData(data, retry or Retry())
     if not all(theirs):
         raise ValueError(
             "data mixes streaming.Stream objects with other types. Pass only streaming.Stream "
@@ -268,9 +284,8 @@ def adopt_streaming(
         _read_stream(item, proportion=item._proportion, repeat=item._repeat, choose=item._choose)
         for item in items
     ]
-    found_retry = options["retry"] or retry_of(arguments)
-    streams = adopt_streams(arguments, options["seed"], found_retry or retry)
-    return {**options, "data": streams, "retry": found_retry}
+    found = retry or retry_of(arguments) or Retry()
+    return AdoptedData(adopt_streams(arguments, seed, found), found)
 
 
 def _is_a(value: object, name: str) -> bool:

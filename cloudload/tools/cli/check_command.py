@@ -191,10 +191,12 @@ def _check_datasets(
     run: Mapping[str, Any], given: Mapping[str, Any], options: argparse.Namespace
 ) -> Iterator[CheckReport]:
     """Check the dataset of each stream of a run."""
-    from cloudload.config import read_rows
+    from cloudload.config import RowsConfig, as_streams
     from cloudload.run import frame_of
 
-    rows = read_rows({"seq_len": 1, **run})  # `seq_len` is required, but no check uses it
+    of_rows = {name: run[name] for name in run if name in RowsConfig.__dataclass_fields__}
+    # `seq_len` is required, but no check uses it
+    rows = RowsConfig(as_streams(run["data"]), **{"seq_len": 1, **of_rows})
     of_run = {"tokenizer": run.get("tokenizer"), "text_key": rows.text_key}
     for stream in rows.streams:
         bos, eos = frame_of(rows, stream)

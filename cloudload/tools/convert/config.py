@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from cloudload.config import checks, choices
 from cloudload.data import shard_entries, writer
@@ -65,15 +65,15 @@ class ConvertConfig:
     """`zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
     """Names of hash algorithms. The index contains one hash per shard and algorithm."""
-    shard_bytes: int = writer.DEFAULT_SHARD_BYTES
+    shard_bytes: Annotated[int, checks.within(1024, (1 << 32) - 1)] = writer.DEFAULT_SHARD_BYTES
     """The maximum raw size, in bytes, of a shard with more than one document."""
-    block_bytes: int = input_records.DEFAULT_BLOCK_BYTES
+    block_bytes: checks.Count = input_records.DEFAULT_BLOCK_BYTES
     """Approximate bytes of input per block. A block is the unit of work."""
     splits: str | None = None
     """The splits and their shares, such as `train=0.999,val=0.001`, or None without splits."""
-    quoting: str = choices.CSV_QUOTING
+    quoting: choices.Quoting = "csv"
     """How quotes in CSV and TSV files are read: as `csv`, or as plain text with `none`."""
-    errors: str = choices.STRICT
+    errors: choices.TextErrors = "strict"
     """Bytes that are not UTF-8, and unpaired surrogates, make a record bad (`strict`), or are
     replaced with U+FFFD (`replace`)."""
 
@@ -90,10 +90,7 @@ class ConvertConfig:
                     f"cannot keep {name!r} as {encoding!r}. Use NAME or NAME:ENCODING, with an "
                     "encoding such as str, bytes, json, int, int32, or float64"
                 )
-        checks.settle_options(self, ("quoting",), checks.as_choice, choices.QUOTINGS)
-        checks.settle_options(self, ("errors",), checks.as_choice, choices.TEXT_ERRORS)
-        checks.settle_options(self, ("block_bytes",), checks.as_integer, 1)
-        checks.settle_options(self, ("shard_bytes",), checks.as_integer, 1024, (1 << 32) - 1)
+        checks.check_fields(self)
         self.shard_format([])
         if folders := [name for name in self.split_names if _SEGMENT_FOLDER.fullmatch(name)]:
             raise ValueError(
