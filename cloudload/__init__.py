@@ -57,7 +57,6 @@ if _TYPE_CHECKING:
     from cloudload.loading.loader import CloudLoader as CloudLoader
     from cloudload.loading.row_dataset import Rows as Rows
     from cloudload.loading.workers.trace import TracedSpan as TracedSpan
-    from cloudload.run.local_states import merge_state_dicts as merge_state_dicts
     from cloudload.run.streaming.training_yaml import config_from_yaml as config_from_yaml
     from cloudload.stats import Stats as Stats
     from cloudload.tools.check.check import check_dataset as check_dataset
@@ -93,7 +92,6 @@ __all__ = [
     "convert_to_mds",
     "count_tokens",
     "export_rows",
-    "merge_state_dicts",
 ]
 
 

@@ -135,7 +135,6 @@ def list_reads(subject: Subject, batch: Batch) -> dict[str, Callable[[], object]
         "stats": loader.stats,
         "state_dict": loader.state_dict,
         "state_dict, lag": partial(loader.state_dict, lag=1),
-        "local_state_dict": loader.local_state_dict,
         "is_at_stop": lambda: loader.is_at_stop,
         "is_endless": lambda: loader.is_endless,
         "rows": lambda: (loader.rows, loader.recipe.mixture),

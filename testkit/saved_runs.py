@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,20 +114,9 @@ def save(run: SavedRun, make_loader: MakeLoader) -> dict[str, Any]:
     return {"state": {**state, "sources": ""}, "rows": hash_rows(rows)}
 
 
-def save_parts(data: str, cache: str) -> Iterator[dict[str, Any]]:
-    """The local states of two ranks that do not communicate."""
-    make_loader = RUNS["best_fit"].make_loader(data, cache)
-    for rank in range(2):
-        with make_loader(
-            dp_rank=rank, dp_world_size=2, batch_size=5, num_workers=0, exchange_every=1
-        ) as loader:
-            list(loader.take(4))
-            yield {**loader.local_state_dict(), "sources": ""}
-
-
 if __name__ == "__main__":
     [data] = sys.argv[1:]
     written: dict[str, Any] = {
         name: save(run, run.make_loader(data, f"{data}/cache")) for name, run in RUNS.items()
     }
-    json.dump({"runs": written, "parts": list(save_parts(data, f"{data}/cache"))}, sys.stdout)
+    json.dump({"runs": written}, sys.stdout)

@@ -20,7 +20,6 @@ FIRST_RELEASE = {
         "Stream",
         "__version__",
         "convert_to_mds",
-        "merge_state_dicts",
     ],
     "cloudload.batch": ["Batch"],
     "cloudload.cli": ["main"],

@@ -292,20 +292,11 @@ class CloudLoader:
 
         The state is the same on every rank after the same batch, and reading it requires no
         communication. `lag` is for loops that fetch batches ahead. Raises `RanksDisagreeError` if
-        ranks that cannot communicate have read batches without token lengths. Use
-        `local_state_dict` in that case. Raises `ValueError` if `lag` is out of range, or exceeds
-        the number of batches since the loader was created, loaded a state, or was moved by `seek`.
+        ranks that cannot communicate have read batches without token lengths. Count the lengths, or
+        initialize torch.distributed. Raises `ValueError` if `lag` is out of range, or exceeds the
+        number of batches since the loader was created, loaded a state, or was moved by `seek`.
         """
         return saving.save(self._run, lag)
-
-    def local_state_dict(self, lag: int = 0) -> State:
-        """Return this rank's part of the state, for ranks that cannot communicate.
-
-        `merge_state_dicts` merges the parts of all ranks. With token lengths, you do not need
-        it, because `state_dict` then returns the whole state on every rank. Raises `ValueError` for
-        an invalid `lag`, as `state_dict` does.
-        """
-        return saving.save_part(*self._reader.now, lag)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None

@@ -16,7 +16,6 @@
     state_codec      arrays of a state as text
     lane_texts       lanes of a state as text
     streaming        Streaming's arguments
-    local_states     merge the states of ranks
     not_a_state      explain a wrong value
     resume           where to continue, also after an append
     changes          what may change on resume
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
     from cloudload.run.lengths.run_lengths import RunLengths
     from cloudload.run.lengths.sizes import LaneSizes, units_of
-    from cloudload.run.local_states import mask_lanes
     from cloudload.run.position import MOST_ROWS, LaneArrays, LaneLog, Position, join_ranges
     from cloudload.run.recipe import (
         Recipe,

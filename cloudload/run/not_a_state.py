@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cloudload.data import redact
@@ -37,11 +37,6 @@ def explain_not_a_state(value: Any) -> str:
     if is_state(value):
         return "this is a state"
     path = find_nested(value, is_state)
-    if path is not None and isinstance(value, Sequence) and _is_local(value):
-        return (
-            "this is a list of local states, not a state. Pass merge_state_dicts([...]) of the "
-            "states of all ranks"
-        )
     if path is not None:
         return f"this is a whole checkpoint. Pass only the loader's state, which is at {path}"
     if find_nested(value, _is_streaming_state) is not None:
@@ -68,10 +63,6 @@ def is_state(value: Any) -> bool:
 
 def _is_streaming_state(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() >= _STREAMING_KEYS
-
-
-def _is_local(values: Sequence[Any]) -> bool:
-    return all(is_state(each) for each in values)
 
 
 def find_nested(value: Any, is_wanted: Any, levels: int = _MOST_LEVELS) -> str | None:

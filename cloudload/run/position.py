@@ -26,8 +26,6 @@ from cloudload.system import Ints
 Residues = np.ndarray[Any, np.dtype[np.object_]]
 MOST_ROWS = 1 << 48
 """The highest row of a run: beyond any real run, but small enough for arithmetic with 64 bits."""
-UNKNOWN = -1
-"""The ordinal, offset and size of an unknown cursor."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class LaneArrays:
     """The cursor and residue of each lane, and the statistics so far."""
 
     cursors: Ints
-    """int64 [components, lanes, 3]: (ordinal, offset, size) of each lane's next unread token, or
-    `UNKNOWN`. `rows.packing.tables` names the columns."""
+    """int64 [components, lanes, 3]: (ordinal, offset, size) of each lane's next unread token.
+    `rows.packing.tables` names the columns."""
     residues: Residues | None
     """Object array of bytes, [components, lanes]: the encoded spans that each lane has read but not
     emitted. None if the packing has no residue."""
@@ -48,15 +46,10 @@ class LaneArrays:
     component stay where its lanes ended."""
 
     @staticmethod
-    def blank(
-        shape: tuple[int, ...], num_streams: int, *, has_residues: bool, cursor: int = 0
-    ) -> LaneArrays:
-        """Create arrays for lanes that have read nothing (`cursor` 0) or are unknown (`UNKNOWN`).
-
-        `shape` is (components, lanes).
-        """
+    def blank(shape: tuple[int, ...], num_streams: int, *, has_residues: bool) -> LaneArrays:
+        """Create arrays for lanes that have read nothing. `shape` is (components, lanes)."""
         return LaneArrays(
-            np.full((*shape, tables.NUM_CURSOR_COLUMNS), cursor, np.int64),
+            np.zeros((*shape, tables.NUM_CURSOR_COLUMNS), np.int64),
             np.full(shape, b"", object) if has_residues else None,
             np.zeros((num_streams, len(COUNTS)), np.int64),
         )

@@ -15,8 +15,6 @@
                             "" if the packing has no residue
     tail                    "" before the tail of a finite run, which begins at row table_rows; then
                             `rows.packing.tail.Stages` (seq_len:rows), as "512:100,1024:3"
-    part                    "" for a whole state, else the virtual index of the rank whose lanes it
-                            covers, and the world size, as "1/4"
     counts, skipped         statistics by stream; and the ranges of rows skipped, as "100:164,…"
     batches, global_batch   number of global batches delivered or skipped, and of rows in the last
                             one; a trace uses them to count steps
@@ -95,32 +93,21 @@ _MOST = {
     **dict.fromkeys(("global_batch", "seq_len"), 1 << 31),
     "num_lanes": MAX_LANES,
 }
-COUNTED = ("rows", "table_rows", "batches", "global_batch")
-PARTIAL = (
-    "cursors",
-    "document_sizes",
-    "residues",
-    "counts",
-    "part",
-    "sources",
-    "tokenizer_backend",
-)
-"""Fields that may differ among the local states of ranks."""
-OPTIONAL_KEYS = state_fields.OPTIONAL_FIELDS | {"origin", "document_sizes", "stream_tails"}
-KEYS = (
-    frozenset((*COUNTED, *_HELD_FIELDS, *PARTIAL, "version", "cloudload", "seq_len", "mixture"))
-    | {"tail", "skipped"}
-) - OPTIONAL_KEYS
+_COUNTED = ("rows", "table_rows", "batches", "global_batch")
+_OPTIONAL_KEYS = state_fields.OPTIONAL_FIELDS | {
+    *("origin", "document_sizes", "stream_tails", state_fields.PART_FIELD)
+}
+_KEYS = (
+    frozenset((*_COUNTED, *_HELD_FIELDS, "version", "cloudload", "seq_len", "mixture"))
+    | {"cursors", "residues", "counts", "tail", "skipped", "sources", "tokenizer_backend"}
+) - _OPTIONAL_KEYS
 
 
-def build_state(
-    recipe: Recipe, position: Position, tokenizer_backend: str, part: str = ""
-) -> State:
+def build_state(recipe: Recipe, position: Position, tokenizer_backend: str) -> State:
     """Build the state of a position.
 
-    `tokenizer_backend` is `Choice.versions`. `part` is "" for a whole state. For a local state, it
-    is "index/size": the rank's virtual index and the world size. Raises `ValueError` for a state
-    that could not be loaded.
+    `tokenizer_backend` is `Choice.versions`. Raises `ValueError` for a state that could not be
+    loaded.
     """
     origin = position.origin
     state = {
@@ -135,29 +122,28 @@ def build_state(
         "mixture": recipe.mixture.to_json(),
         "sources": recipe.sources,
         "tokenizer_backend": tokenizer_backend,
-        "part": part,
         "tail": "",
         "skipped": state_codec.join_pairs(position.skipped),
-        **encode_lanes(position.lanes.arrays, position.lanes.texts),
+        **_encode_lanes(position.lanes.arrays, position.lanes.texts),
         **({"origin": state_codec.join_pairs([origin])} if any(origin) else {}),
     }
-    check_saved(state)
+    _check_saved(state)
     return state
 
 
-def check_saved(state: State) -> None:
-    """Raise `ValueError` for a state that `check_keys` would refuse, or `torch.load` would."""
+def _check_saved(state: State) -> None:
+    """Raise `ValueError` for a state that `_check_keys` would refuse, or `torch.load` would."""
     for name, value in state.items():
         if type(value) not in (str, int, bool, type(None)):
             fault = f"{state_codec.show(value)}, a {type(value).__name__}"
             raise ValueError(f"this state cannot be saved, because {name} is {fault}")
     try:
-        check_keys(state)
+        _check_keys(state)
     except StreamChangedError as error:
         raise ValueError(f"this state could not be loaded: {error}") from error
 
 
-def encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
+def _encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
     """Encode the cursors, residues and statistics of lanes as fields of a state."""
     return {
         "counts": state_codec.encode_counts(arrays.counts),
@@ -171,7 +157,7 @@ def encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Saved:
-    """The parsed content of a whole state, before it is compared with a loader's recipe."""
+    """The parsed content of a state, before it is compared with a loader's recipe."""
 
     position: Position
     layout: Layout
@@ -191,19 +177,21 @@ class Saved:
 
 
 def read_state(state: Mapping[str, Any]) -> Saved:
-    """Parse a whole state.
+    """Parse a state.
 
-    Raises `StreamChangedError` if it is damaged, has a different format version, or is the local
-    state of one rank.
+    Raises `StreamChangedError` if it is damaged, has a different format version, or has only one
+    rank's lanes.
     """
-    check_keys(state)
-    if state["part"]:
+    _check_keys(state)
+    if part := state.get(state_fields.PART_FIELD):
         raise StreamChangedError(
-            f"this is only one rank's local state (part {state_codec.show(state['part'])}). Merge "
-            "the local "
-            "states of all ranks with merge_state_dicts, and load the result"
+            f"part: this state has only the lanes of one rank ({state_codec.show(part)}), and is "
+            "not merged with those of the other ranks. Merge them with the version of cloudload "
+            f"that wrote them ({state_codec.show(state['cloudload'])}), or load a whole state. "
+            "Ranks that cannot communicate save whole states if the data has token lengths, which "
+            "cloudload count counts"
         )
-    position = read_position(state)
+    position = _read_position(state)
     if (position.cursors < 0).any():
         lane = int(np.flatnonzero((position.cursors < 0).any(axis=(0, 2)))[0])
         raise StreamChangedError(
@@ -285,7 +273,7 @@ def _read_layout(state: Mapping[str, Any]) -> Layout:
 # ---------------------------------------------------------------- parsing
 
 
-def check_keys(state: Mapping[str, Any]) -> None:
+def _check_keys(state: Mapping[str, Any]) -> None:
     """Raise `StreamChangedError` unless this is a state with all fields, of plain JSON types."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StreamChangedError(explain_not_a_state(state))
@@ -299,8 +287,8 @@ def check_keys(state: Mapping[str, Any]) -> None:
             f"({state_codec.show(state.get('cloudload', 'unknown'))})"
         )
     missing, unknown = (
-        sorted(KEYS - state.keys()),
-        sorted(map(state_codec.show, state.keys() - KEYS - OPTIONAL_KEYS)),
+        sorted(_KEYS - state.keys()),
+        sorted(map(state_codec.show, state.keys() - _KEYS - _OPTIONAL_KEYS)),
     )
     if missing or unknown:
         raise StreamChangedError(
@@ -313,15 +301,14 @@ def check_keys(state: Mapping[str, Any]) -> None:
                 name, f"{type(value).__name__} is neither text nor a whole number"
             )
     for name, most in _MOST.items():
-        value, least = state[name], int(name not in COUNTED)
+        value, least = state[name], int(name not in _COUNTED)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise state_codec.damaged(
                 name, f"{state_codec.show(value)} is not a whole number from {least} to {most:,}"
             )
 
 
-def read_position(state: Mapping[str, Any]) -> Position:
-    """The position of a state, whole or local. Raises `StreamChangedError` if it is damaged."""
+def _read_position(state: Mapping[str, Any]) -> Position:
     rows, table_rows = state["rows"], state["table_rows"]
     if table_rows > rows:
         raise state_codec.damaged(

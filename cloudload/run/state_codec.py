@@ -43,7 +43,7 @@ SHOWN_CHARACTERS = 200
 def read_cursors(state: Mapping[str, Any]) -> Ints:
     """Decode the cursors of a state: int64 [components, lanes, 3].
 
-    Raises `StreamChangedError` if they are damaged. Unknown cursors are negative.
+    Raises `StreamChangedError` if they are damaged.
     """
     data, num_lanes = _decode("cursors", state["cursors"]), state["num_lanes"]
     num_components = len(read_numbers("num_canonical_nodes", state["num_canonical_nodes"]))

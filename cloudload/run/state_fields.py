@@ -24,6 +24,9 @@ FAIR_FIELD, FAIR = "fair_start", "sqrt"
 """The state field with the rule by which the first rows of `best_fit` are a fair sample of the
 documents, and its only value; see `Packing.fair_from`. Older states, and other packings, have no
 such field."""
+PART_FIELD = "part"
+"""The state field with the rank whose lanes an older state has, as "index/size"; "" for the lanes
+of all ranks. A state has no such field, because all states have the lanes of all ranks."""
 OPTIONAL_FIELDS = frozenset(
     {
         *("token_ids", "on_error", "stopping", ORDER_FIELD, FAIR_FIELD),

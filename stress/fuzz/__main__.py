@@ -9,8 +9,8 @@
     shard-structured   valid shards, bytes changed      the same
     decompress         bytes, by each codec             decompress, which may return at most one
                                                         byte more than the index says
-    state              valid states of all packings,    load_state_dict and two batches, or
-                       fields changed                   merge_state_dicts
+    state              valid states of all packings,    load_state_dict and two batches
+                       fields changed
     tokenizer-text     texts that contain names of      both backends, which must agree and never
                        control tokens                   produce a control ID
 

@@ -1,4 +1,4 @@
-"""Fuzz `load_state_dict` and `merge_state_dicts` with states whose fields are changed."""
+"""Fuzz `load_state_dict` with states whose fields are changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload import CloudLoader, Stream, merge_state_dicts
+from cloudload import CloudLoader, Stream
 from stress.fuzz.engine import Choices, Target, expect
 from testkit.corpora import EOS, byte_tokenizer, write_mds
 
@@ -153,14 +153,9 @@ def _change_text(choices: Choices, text: str) -> str:
 
 
 def run_state(data: bytes) -> None:
-    """Load a changed state and read two batches, or merge changed parts and load the result."""
+    """Load a changed state and read two batches."""
     choices = Choices(data)
     loader, valid = choices.pick(valid_states())
-    if choices.number(5) == 0:
-        parts = [_part_of(valid, choices.number(3) or rank, 2) for rank in range(2)]
-        changed = [mutate_state(choices, part) if choices.number(2) else part for part in parts]
-        loader.load_state_dict(merge_state_dicts(changed))
-        return
     state = mutate_state(choices, valid)
     try:
         loader.load_state_dict(state)
@@ -172,14 +167,6 @@ def run_state(data: bytes) -> None:
         for _ in loader.take(2):
             loader.state_dict()
         loader.stats()
-
-
-def _part_of(state: State, rank: int, size: int) -> State:
-    """Return the part that rank `rank` of `size` would save of a state with four lanes."""
-    cursors = np.frombuffer(base64.b64decode(state["cursors"]), "<i4").reshape(-1, 4, 2).copy()
-    cursors[:, [lane for lane in range(4) if lane % size != rank % size]] = -1
-    packed = base64.b64encode(cursors.tobytes()).decode()
-    return {**state, "part": f"{rank}/{size}", "cursors": packed}
 
 
 STATE = Target(run_state, prepare=valid_states)

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from cloudload import CloudLoader, FromStart, Rows, Stream, merge_state_dicts
+from cloudload import CloudLoader, FromStart, Rows, Stream
 from cloudload.integrations.metrics import Monitor
 from cloudload.losses import LossLog
 from cloudload.run.state import State
 from testkit.corpora import EOS, byte_tokenizer, random_documents
 from testkit.counted import write_counted
-from testkit.loaders import make_loader, open_ranks
+from testkit.loaders import make_loader
 
 INTEGERS = [np.int64, np.int32, np.uint8, torch.tensor]
 Cast = Callable[[int], Any]
@@ -60,7 +60,7 @@ def skip(loader: CloudLoader, cast: Cast) -> State:
 
 def take(loader: CloudLoader, cast: Cast) -> State:
     assert len(list(loader.take(cast(3)))) == 3
-    return loader.local_state_dict(cast(2))
+    return loader.state_dict(cast(2))
 
 
 def move(loader: CloudLoader, cast: Cast) -> State:
@@ -146,7 +146,6 @@ def test_an_argument_that_is_not_an_integer_is_refused_by_its_name(
         ("number", lambda: loader.skip(value)),
         ("number", lambda: loader.take(value)),
         ("lag", lambda: loader.state_dict(value)),
-        ("lag", lambda: loader.local_state_dict(value)),
         ("epochs", lambda: loader.count_batches(value)),
         ("rank", lambda: loader.set_world(value, 2)),
         ("size", lambda: loader.set_world(0, value)),
@@ -187,10 +186,6 @@ def test_an_integer_out_of_bounds_is_refused_by_its_name(counted: str) -> None:
         with pytest.raises(ValueError, match=f"^{name} is .*Use an integer"):
             call()
     assert loader.rows == 0
-
-
-def test_a_merged_state_is_plain(counted: str) -> None:
-    check_plain(merge_state_dicts([each.local_state_dict() for each in open_ranks(counted, 2)]))
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from cloudload import Batch, CloudLoader, Stream, merge_state_dicts
+from cloudload import Batch, CloudLoader, Stream
 from cloudload.errors import DatasetError
 from cloudload.losses import Losses, LossLog, blame, read_losses, token_losses
 from cloudload.tools.losses.log_file import ROW, STEP, TOKENS, Records
-from testkit.corpora import random_documents, write_mds
+from testkit.corpora import random_documents
 from testkit.counted import write_counted
 from testkit.interrupts import interrupt
 from testkit.loaders import make_loader, open_ranks
@@ -30,8 +30,8 @@ GLOBAL_BATCH = 12
 
 @pytest.fixture(scope="module")
 def streams(scratch: Path) -> list[Stream]:
-    web = write_mds(scratch / "losses/web", random_documents(1, 60), shard_bytes=1_500)
-    books = write_mds(scratch / "losses/books", random_documents(2, 40), shard_bytes=1_500)
+    web = write_counted(scratch / "losses/web", random_documents(1, 60), shard_bytes=1_500)
+    books = write_counted(scratch / "losses/books", random_documents(2, 40), shard_bytes=1_500)
     return [Stream(web, proportion=0.7, name="web"), Stream(books, proportion=0.3, name="books")]
 
 
@@ -68,7 +68,7 @@ def train(
             for batch in loader.take(stop - start):
                 log.add(batch, losses_of(batch))
             log.flush()
-        states[stop] = merge_state_dicts([loader.local_state_dict() for loader in loaders])
+        states[stop] = loaders[0].state_dict()
     for loader in loaders:
         loader.close()
     return states

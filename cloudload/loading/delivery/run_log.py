@@ -71,20 +71,19 @@ class Progress(NamedTuple):
 
 
 class RunLog:
-    """The progress of one loader through its run, from the position `started_at`.
+    """The progress of one loader through its run, from a position.
 
     `before` is the loader's log until now, if any, whose delivery statistics continue.
     """
 
-    def __init__(self, started_at: Position, before: RunLog | None = None) -> None:
+    def __init__(self, position: Position, before: RunLog | None = None) -> None:
         self.meter: DeliveryMeter = DeliveryMeter() if before is None else before.meter
         self.wait_log: WaitLog = WaitLog() if before is None else before.wait_log
         self._doubted: set[int] = set() if before is None else before._doubted
-        self.started_at = started_at
         self.knows_all_lanes = True
         """Whether this rank knows the cursors of the lanes of all ranks."""
-        uncounted = np.zeros_like(started_at.counts)
-        self.progress = Progress((started_at,), False, 0, uncounted)
+        uncounted = np.zeros_like(position.counts)
+        self.progress = Progress((position,), False, 0, uncounted)
 
     def move_to(self, position: Position) -> None:
         """Continue from a position that was not reached by reading, and forget the earlier ones."""

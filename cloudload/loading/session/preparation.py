@@ -128,8 +128,9 @@ def check_alone(
         if run.log.knows_all_lanes and delivery.dp_rank is None:
             logger.warning(
                 "torch.distributed is not initialized, so the %d ranks of WORLD_SIZE cannot "
-                "exchange cursors, and state_dict() will raise an error. Call "
-                "init_process_group before iterating, or save local_state_dict() on every rank",
+                "exchange cursors. The data has no token lengths either, so state_dict() will "
+                "raise an error. Run cloudload count once, or call init_process_group before "
+                "iterating",
                 world.size,
             )
     run.log.knows_all_lanes = known is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 from cloudload.errors import RanksDisagreeError, StreamChangedError
 from cloudload.loading.delivery.run_log import RunLog
-from cloudload.loading.session.current_run import CurrentRun, Membership
+from cloudload.loading.session.current_run import CurrentRun
 from cloudload.run import (
     Position,
     Recipe,
@@ -19,7 +19,6 @@ from cloudload.run import (
     build_state,
     describe_left_out,
     keep_beginning,
-    mask_lanes,
     read_sources,
     resume_mixture,
     resume_packing,
@@ -43,27 +42,10 @@ def check_knows_all_lanes(log: RunLog) -> None:
     """Raise `RanksDisagreeError` if this rank does not know the cursors of other ranks."""
     if not log.knows_all_lanes and log.has_read:
         raise RanksDisagreeError(
-            "the ranks cannot communicate, so no rank knows the whole state. Initialize "
-            "torch.distributed before iterating, or save local_state_dict() on every rank, and "
-            "load the result of merge_state_dicts([...])"
+            "the ranks cannot communicate and have no token lengths, so no rank knows the whole "
+            "state. Run cloudload count once to count token lengths, or initialize "
+            "torch.distributed before iterating"
         )
-
-
-def save_part(run: CurrentRun, member: Membership, lag: int) -> State:
-    """Return the rank's part of the state `lag` batches ago.
-
-    Raises the errors of `CloudLoader.local_state_dict`.
-    """
-    run.settle()
-    log, world = run.log, member.world
-    position = mask_lanes(log.past(lag), world.lanes(run.recipe.num_lanes))
-    if world.index:
-        # only the first rank's part has the statistics that all ranks know, so that they count
-        # once in the sum of all parts
-        known = position.counts if log.knows_all_lanes else log.started_at.counts
-        position = position.with_lanes(counts=position.counts - known)
-    part = f"{world.index}/{world.size}"
-    return build_state(run.recipe, position, run.backend.versions, part)
 
 
 def find_resumed(

@@ -129,7 +129,7 @@ class Difference:
 
 
 def describe_state(state: Mapping[str, Any]) -> StateDescription:
-    """Describe a whole state. Raises `StreamChangedError` if it is damaged."""
+    """Describe a state. Raises `StreamChangedError` if it is damaged."""
     saved = read_state(state)
     position, counts = saved.position, saved.position.counts
     tails, is_one = position.lanes.arrays.tails, len(saved.mixture.names) == 1
@@ -235,13 +235,14 @@ def _describe_lanes(saved: Saved, names: tuple[str, ...]) -> list[LanePositions]
 
 
 def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """List the fields in which two whole states differ, position first.
+    """List the fields in which two states differ, position first.
 
     Raises `StreamChangedError` if a state is damaged.
     """
     for state in (before, after):
         read_state(state)
-    names = [*_POSITION, *_LANES, *sorted({*before, *after} - {*_POSITION, *_LANES})]
+    first = (*_POSITION, *_LANES)
+    names = [*first, *sorted({*before, *after} - {*first, state_fields.PART_FIELD})]
     return [
         Difference(name, before.get(name), after.get(name), _rule_of(name))
         for name in names

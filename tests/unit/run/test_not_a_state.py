@@ -27,7 +27,7 @@ STREAMING = {"sample_in_epoch": 0, "num_canonical_nodes": 1, "shuffle_seed": 2}
         (STATE, "this is a state"),
         ({"model": 1, "loader": STATE}, "Pass only the loader's state, which is at ['loader']"),
         ({"a": {"b": [0, STATE]}}, "which is at ['a']['b'][1]"),
-        ([STATE, STATE], "this is a list of local states, not a state. Pass merge_state_dicts"),
+        ([STATE, STATE], "Pass only the loader's state, which is at [0]"),
         ([1, STATE], "which is at [1]"),
         ({"loader": json.dumps(STATE)}, "at ['loader'] as JSON text (json.loads)"),
         (STREAMING, "Use loader.load_streaming_state"),

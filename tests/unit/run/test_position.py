@@ -12,7 +12,6 @@ import pytest
 from cloudload.order.lanes import Lanes
 from cloudload.run.position import (
     DATA_START,
-    UNKNOWN,
     LaneArrays,
     LaneLog,
     Origin,
@@ -101,17 +100,15 @@ def test_a_pickled_log_has_its_updates_applied() -> None:
     assert pickle.loads(pickle.dumps(log)).arrays.cursors[0, 0, 0] == 12
 
 
-def test_blank_lanes_have_read_nothing_or_are_unknown() -> None:
+def test_blank_lanes_have_read_nothing() -> None:
     blank = LaneArrays.blank((2, 3), 4, has_residues=True)
     assert blank.cursors.shape == (2, 3, 3)
     assert not blank.cursors.any()
     assert blank.residues is not None
     assert blank.residues.tolist() == [[b""] * 3] * 2
     assert blank.counts.shape == (4, 7)
-    unknown = LaneArrays.blank((1, 2), 1, has_residues=False, cursor=UNKNOWN)
-    assert unknown.cursors.tolist() == [[[-1] * 3] * 2]
-    assert unknown.residues is None
-    assert not unknown.counts.any()
+    assert not blank.counts.any()
+    assert LaneArrays.blank((1, 2), 1, has_residues=False).residues is None
 
 
 def test_a_copy_shares_nothing_that_can_change() -> None:

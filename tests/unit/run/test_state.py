@@ -50,7 +50,7 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"num_lanes": True}, "num_lanes"),
         ({"more": 1}, r"unknown \['more'\]"),
         ({"seed": None}, "seed: saved None, found 17"),
-        ({"part": "0/2"}, r"this is only one rank's local state \(part '0/2'\)"),
+        ({"part": "0/2"}, r"part: this state has only the lanes of one rank \('0/2'\)"),
         (
             {"version": 4, "cloudload": "9.0"},
             "version: the state has format version 4, but this version of cloudload reads only 3. "
