@@ -33,10 +33,10 @@ from cloudload.loading import (
     Environment,
     Exchange,
     WorkerPlan,
-    World,
     inline_blocks,
     use_environment,
 )
+from cloudload.order import World
 from cloudload.run import State
 from cloudload.segments import IGNORED_LABEL
 from cloudload.system import Ints

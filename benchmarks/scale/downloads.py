@@ -8,9 +8,8 @@ import numpy as np
 
 from benchmarks.figures import Row
 from cloudload.loading.delivery.start_log import count_machines
-from cloudload.loading.delivery.world import World
 from cloudload.order.lanes import Lanes
-from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts
+from cloudload.order.ranks import World, share_rows
 
 _DOCUMENTS = 10_000_000_000
 
@@ -21,7 +20,6 @@ def count_downloads(ranks: int, nodes: int) -> Iterator[Row]:
     A layout is a number of lanes and of canonical nodes.
     """
     size = nodes * ranks
-    hosts = np.array(World(0, size, ranks).hosts)
     largest_divisor = max(number for number in range(1, 65) if nodes % number == 0)
     for num_lanes, num_nodes in (
         (int(np.lcm(64, size)), 64),
@@ -30,8 +28,8 @@ def count_downloads(ranks: int, nodes: int) -> Iterator[Row]:
         (2 * size, nodes),
     ):
         lanes = Lanes(num_lanes, _DOCUMENTS, None, num_nodes)
-        found = find_lane_hosts(num_lanes, hosts, deal_lanes([lanes], hosts))
-        downloads = count_machines(lanes, found)
+        share = share_rows([lanes], World(0, size, ranks))
+        downloads = count_machines(lanes, share.lane_hosts)
         yield {
             "num_lanes": num_lanes,
             "num_canonical_nodes": num_nodes,

@@ -481,7 +481,7 @@ class CloudLoader:
         """
         run, member = self._reader.now
         plan, delivered = make_worker_plan(run, member), run.log.meter.stats()
-        return describe_loader(repr(self), plan, member.world, delivered, is_resumed=run.is_resumed)
+        return describe_loader(repr(self), plan, delivered, is_resumed=run.is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
         """Find the documents of a batch, or of one of its rows (0 is the first), in the data.

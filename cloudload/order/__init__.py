@@ -5,11 +5,11 @@
               row ─► lane, rank, worker; in a mixture, row ─► stream
 
     spec                the inputs of an order        layout          lanes, nodes, blocks of a run
-    streaming_shuffles  Streaming's, bit for bit      lanes           position to lane, row to rank
+    streaming_shuffles  Streaming's, bit for bit      lanes           position to lane
     seekable            our shuffle, by position      uneven_deal     rows for an uneven world
-    bijection           keyed permutation             mixture         row to stream, and back
-    epoch_order         one epoch's order, sampled    mixture_counts  rows per lane and stream
-    order_cache         orders cached on disk
+    bijection           keyed permutation             ranks           row to rank, and to worker
+    epoch_order         one epoch's order, sampled    mixture         row to stream, and back
+    order_cache         orders cached on disk         mixture_counts  rows per lane and stream
 
 Only `order_cache` touches the disk or starts a process. Orders, layouts and mixtures do not depend
 on the world size.
@@ -22,14 +22,16 @@ from typing import TYPE_CHECKING
 from cloudload._door import open_door
 
 if TYPE_CHECKING:
-    from cloudload.order import bijection, mixture_counts, uneven_deal
+    from cloudload.order import bijection, mixture_counts
     from cloudload.order.epoch_order import positions_of
-    from cloudload.order.lanes import Lanes, rank_rows, worker_of_rows
+    from cloudload.order.lanes import Lanes
     from cloudload.order.layout import Layout, resolve_layout
     from cloudload.order.mixture import Mixture, Weights, build_mixture, merge_entries
     from cloudload.order.order_cache import KNOWN_VERSIONS, EpochOrders, identify_order
+    from cloudload.order.ranks import RankShare, World, share_rows
     from cloudload.order.seekable import SeekableOrder
     from cloudload.order.spec import OrderConfig, Sampling
     from cloudload.order.streaming_shuffles import default_block_size
+    from cloudload.order.uneven_deal import index_in_group
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -1,13 +1,10 @@
-"""Lane arithmetic: the lane that reads a position, and the rank and worker that compute a row.
+"""Lane arithmetic: the lane that reads a position of the canonical order, and when.
 
     canonical order, 11 documents    0 1 2 3 4 5 6 7 8 9 10            then the next epoch
     4 lanes                          lane 0: 0 4 8 · lane 1: 1 5 9 · lane 2: 2 6 10 · lane 3: 3 7
     row stream                       row g is row g // 4 of lane g % 4
-    2 ranks                          rank 0: lanes 0 2 · rank 1: lanes 1 3
 
-A document's **ordinal** is its index within its lane, across all epochs, with holes counted. Ranks
-and workers affect only who computes a row (`rank_rows`, `deal_lanes`, `worker_of_rows`), not its
-content.
+A document's **ordinal** is its index within its lane, across all epochs, with holes counted.
 """
 
 from __future__ import annotations
@@ -115,19 +112,3 @@ def _reverse_digits(count: int) -> Ints:
             reversed_numbers += numbers % base * weight
             numbers = numbers // base
     return reversed_numbers
-
-
-def rank_rows(start: int, stop: int, index: int, world_size: int) -> range:
-    """The rows in `start ≤ row < stop` that the rank with virtual index `index` computes.
-
-    `world_size` must divide the number of lanes.
-    """
-    return range(start + (index - start) % world_size, stop, world_size)
-
-
-def worker_of_rows(rows: range | Ints, num_lanes: int, world_size: int, num_workers: int) -> Ints:
-    """The index, within its rank, of the worker that computes each row: int64 [rows].
-
-    A rank assigns its lanes to its workers round-robin.
-    """
-    return (np.asarray(rows, np.int64) % num_lanes) // world_size % num_workers

@@ -65,14 +65,6 @@ class UnevenDeal:
         left = left[np.argsort(row_hosts[left], kind="stable")]
         ranks[left] = seats[np.argsort(self.hosts[seats], kind="stable")]
 
-    def workers_of(self, rows: Ints, num_workers: int) -> Ints:
-        """The index, within the rank, of the worker that computes each row: int64 [rows].
-
-        An owner assigns its lanes to its workers round-robin.
-        """
-        workers: Ints = index_in_group(self.owners)[rows % len(self.owners)] % num_workers
-        return workers
-
 
 def share_lanes(lanes: Lanes, hosts: Ints) -> UnevenDeal:
     """Share lanes among any number of ranks. `hosts` is int64 [ranks]: the machine of each, from 0.
@@ -100,16 +92,6 @@ def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> UnevenDeal | None:
     if components[0].num_lanes % len(hosts) == 0:
         return None
     return share_lanes(max(components, key=lambda lanes: lanes.num_nodes), hosts)
-
-
-def find_lane_hosts(num_lanes: int, hosts: Ints, dealing: UnevenDeal | None) -> Ints:
-    """The machine of the rank that owns each lane: int64 [lanes].
-
-    `dealing` is the result of `deal_lanes`.
-    """
-    owners = np.arange(num_lanes) % len(hosts) if dealing is None else dealing.owners
-    lane_hosts: Ints = hosts[owners]
-    return lane_hosts
 
 
 def index_in_group(groups: Ints) -> Ints:

@@ -17,8 +17,8 @@ import numpy as np
 
 from cloudload.config import checks
 from cloudload.data import Corpus, Fetcher, TrafficCounter, is_in_place
-from cloudload.loading import CloudLoader, WorkerPlan, World, check_world
-from cloudload.order import uneven_deal
+from cloudload.loading import CloudLoader, WorkerPlan, check_world
+from cloudload.order import World, share_rows
 from cloudload.rows import residue_spans, tables
 from cloudload.system import DaemonThreadPool, Flags, Ints, open_progress_bar, run_in_order
 
@@ -86,9 +86,9 @@ def warm_cache(
     max_bytes = None if max_bytes is None else checks.as_integer("max_bytes", max_bytes, 0)
     plan = loader.worker_plan()
     world = World(node * ranks_per_node, nodes * ranks_per_node, ranks_per_node)
-    check_world(plan.num_lanes, world.size, has_lengths=plan.lengths is not None)
+    check_world(plan.recipe.num_lanes, world.size, has_lengths=plan.lengths is not None)
     limits = [each for each in (max_bytes, cache_limit) if each is not None]
-    own = _find_lanes(plan, world, node)
+    own = share_rows([each.lanes for each in plan.recipe.components], world).machine_lanes
     chosen, is_all = _choose(plan, own, shards, min(limits, default=None))
     delivery, traffic = plan.delivery, _Downloads()
     fetcher = Fetcher(plan.cache_root, delivery.retry, cache_limit, delivery.verify, traffic)
@@ -100,15 +100,6 @@ def warm_cache(
         bytes_downloaded=traffic.take().bytes_downloaded,
         is_all=is_all,
     )
-
-
-def _find_lanes(plan: WorkerPlan, world: World, node: int) -> Ints:
-    """Return the lanes that the ranks of a node own: int64 [lanes]."""
-    hosts, lanes = np.array(world.hosts), [each.lanes for each in plan.recipe.components]
-    lane_hosts = uneven_deal.find_lane_hosts(
-        plan.num_lanes, hosts, uneven_deal.deal_lanes(lanes, hosts)
-    )
-    return np.flatnonzero(lane_hosts == node)
 
 
 def _choose(

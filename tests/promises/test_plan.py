@@ -191,7 +191,7 @@ def test_the_least_cache_is_that_of_the_default_workers(tmp_path: Path) -> None:
     assert most.least_cache_bytes == too_many.least_cache_bytes
     rank: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "local": tmp_path / "real"}
     with CloudLoader(**options, **rank, cache_limit=least) as loader:
-        assert loader.worker_plan().num_workers == 1
+        assert loader.worker_plan().share.num_workers == 1
     with pytest.raises(CacheError), CloudLoader(**options, **rank, cache_limit=least - 1) as loader:
         loader.worker_plan()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudload.errors import TokenizerError
+from cloudload.loading.workers.worker import compares_ids
 from testkit.corpora import EOS, byte_tokenizer
 from testkit.loaders import ids_of, list_settings, make_loader
 from testkit.tokenizer_files import changed, needs_fastokens
@@ -79,6 +80,6 @@ def test_one_worker_of_each_node_compares_ids(
     compares = {}
     for rank in range(4):
         loader = make_loader(folder, local=tmp_path, num_workers=2, dp_rank=rank, dp_world_size=4)
-        compares[rank] = [loader.worker_plan().compares(worker) for worker in range(2)]
+        compares[rank] = [compares_ids(loader.worker_plan().share, worker) for worker in range(2)]
     neither = [False, False]
     assert compares == {0: [True, False], 1: neither, 2: [True, False], 3: neither}

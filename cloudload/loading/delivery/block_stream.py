@@ -54,8 +54,9 @@ class BlockStream:
             self._change = NextPhase(plan.position, plan.phase, self._documents)
             self._documents = ()
             return
-        counts = WorkerCounts(plan.num_workers)
-        self._log.meter.begin_iteration(counts, plan.num_workers * plan.blocks_ahead)
+        num_workers = plan.share.num_workers
+        counts = WorkerCounts(num_workers)
+        self._log.meter.begin_iteration(counts, num_workers * plan.blocks_ahead)
         blocks = self._open_blocks(plan, counts, self._closing)
         self._workers = plan, blocks
         # `finalize` also runs at interpreter exit, while modules still have their globals
@@ -78,7 +79,7 @@ class BlockStream:
             self._log.meter.receive(len(self.current))
             for block in self.current:
                 self._log.meter.traffic += block.traffic
-                if plan.world_index == 0:
+                if plan.share.world.index == 0:
                     self._log.warn_once(block.doubts)
             self._start_log.log_shard(plan, self.current)
 

@@ -16,7 +16,6 @@ from cloudload.loading.delivery.working_set import (
     measure_working_set,
     open_current_orders,
 )
-from cloudload.loading.delivery.world import World
 from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
 from cloudload.order import Weights
 from cloudload.run import state_fields
@@ -77,7 +76,7 @@ class Description:
 
 
 def describe_loader(
-    title: str, plan: WorkerPlan, world: World, delivered: DeliveryStats, *, is_resumed: bool
+    title: str, plan: WorkerPlan, delivered: DeliveryStats, *, is_resumed: bool
 ) -> Description:
     """List the settings of a plan, with the workers' speed so far, under a title.
 
@@ -90,8 +89,8 @@ def describe_loader(
         *_rows(plan),
         *_tokenizer(plan),
         *_lengths(plan),
-        *_ranks(plan, world, delivered),
-        *_cache(plan, world),
+        *_ranks(plan, delivered),
+        *_cache(plan),
         *_streams(plan),
     ]
     return Description(title, tuple(settings))
@@ -156,13 +155,13 @@ def _lengths(plan: WorkerPlan) -> Iterator[Setting]:
         yield Setting("lengths", None, DEFAULT if asked == choices.AUTO else GIVEN)
 
 
-def _ranks(plan: WorkerPlan, world: World, delivered: DeliveryStats) -> Iterator[Setting]:
-    yield Setting("batch_size", plan.delivery.batch_size, GIVEN, "rows per rank")
-    yield Setting(
-        "global_batch", plan.global_batch, DERIVED, f"rows on {counted(world.size, 'rank')}"
-    )
+def _ranks(plan: WorkerPlan, delivered: DeliveryStats) -> Iterator[Setting]:
+    share = plan.share
+    yield Setting("batch_size", share.batch_size, GIVEN, "rows per rank")
+    note = f"rows on {counted(share.world.size, 'rank')}"
+    yield Setting("global_batch", share.global_batch, DERIVED, note)
     yield _workers(plan)
-    rate = delivered.tokens_per_s(plan.num_workers)
+    rate = delivered.tokens_per_s(share.num_workers)
     note = f"(known after {MEASURED_S} s of work, not counting the start)"
     if rate is not None:
         note = "that one rank's workers can make, not counting their start"
@@ -170,24 +169,24 @@ def _ranks(plan: WorkerPlan, world: World, delivered: DeliveryStats) -> Iterator
 
 
 def _workers(plan: WorkerPlan) -> Setting:
-    asked = plan.delivery.num_workers
+    asked, used = plan.delivery.num_workers, plan.share.num_workers
     origin = DEFAULT if asked is None else GIVEN
     if asked == 0:
         return Setting("num_workers", 0, origin, "(this process makes the rows)")
     note = "per rank"
-    if asked not in (None, plan.num_workers):
+    if asked not in (None, used):
         note += f", not {asked:,}, because a rank has no more lanes"
-    return Setting("num_workers", plan.num_workers, origin, note)
+    return Setting("num_workers", used, origin, note)
 
 
-def _cache(plan: WorkerPlan, world: World) -> Iterator[Setting]:
+def _cache(plan: WorkerPlan) -> Iterator[Setting]:
     recipe = plan.recipe
     needed = measure_working_set(
         recipe.corpus,
         recipe.components,
-        open_current_orders(plan, world),
-        own_lanes=plan.machine_lanes(),
-        downloads_at_once=count_downloads(plan, world),
+        open_current_orders(plan),
+        own_lanes=plan.share.machine_lanes,
+        downloads_at_once=count_downloads(plan),
     )
     yield Setting("working_set_bytes", needed, DATA, "bytes of shards that this node uses at once")
     limit = plan.delivery.cache_limit_bytes()

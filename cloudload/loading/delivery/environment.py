@@ -16,9 +16,10 @@ from contextvars import ContextVar
 from cloudload.config import DeliveryConfig
 from cloudload.data import WorkerCounts
 from cloudload.loading.delivery.exchange import DistributedExchange, Exchange
-from cloudload.loading.delivery.world import World, find_world, is_first_process
+from cloudload.loading.delivery.world import find_world, is_first_process
 from cloudload.loading.workers.processes import Blocks, inline_blocks, process_blocks
 from cloudload.loading.workers.worker_plan import WorkerPlan
+from cloudload.order import World
 
 
 class Environment:

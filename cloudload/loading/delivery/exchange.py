@@ -32,7 +32,7 @@ import numpy as np
 from cloudload.errors import RanksDisagreeError
 from cloudload.loading.delivery.all_gather import Gather, wait_for_all
 from cloudload.loading.delivery.rank_checks import advise_on_difference, differ_in_found_lengths
-from cloudload.loading.delivery.world import World
+from cloudload.order import World
 from cloudload.system import Ints, activity
 
 _FIRST_CAPACITY, _RECENT = 1 << 8, 16

@@ -198,15 +198,15 @@ class Iteration(Iterator[Batch]):
     def _fetch(self) -> _Fetched | None:
         """Take a batch from the workers, and start its exchange. Return None after the last one."""
         plan, start = self._plan, self._fetched_rows
-        stop = start + plan.global_batch
+        stop = start + plan.share.global_batch
         end = NEVER if plan.end is None else plan.end
         if start >= end or (stop > end and plan.delivery.tail == "drop"):
             return None
         if not self._blocks.is_open:
             self._blocks.open(plan)
             for first, end in plan.replays():
-                self._take_rows(plan.rank_rows(first, end), end)
-        rows = plan.rank_rows(start, stop)
+                self._take_rows(plan.share.rank_rows(first, end), end)
+        rows = plan.share.rank_rows(start, stop)
         batch_rows = self._take_rows(rows, stop)
         current, number = self._blocks.current, self._blocks.index
         batch = join_blocks(current, number, batch_rows, rows, plan.delivery)
@@ -221,14 +221,14 @@ class Iteration(Iterator[Batch]):
         """
         plan = self._plan
         self._blocks.advance()
-        batch_rows = plan.rows_by_worker(rows)
+        batch_rows = plan.share.rows_by_worker(rows)
         if isinstance(plan.phase, Foreseen) or self._known is not None:
-            progress.check_not_dry(self._blocks.current, stop, plan.num_lanes)
+            progress.check_not_dry(self._blocks.current, stop, plan.recipe.num_lanes)
         if self._known is not None:
             return batch_rows
         current, number = self._blocks.current, self._blocks.index
         report = progress.report_batch(
-            current, number, batch_rows, stop=stop, rank_index=plan.world_index
+            current, number, batch_rows, stop=stop, rank_index=plan.share.world.index
         )
         self._reports.append(report)
         return batch_rows
@@ -241,9 +241,9 @@ class Iteration(Iterator[Batch]):
         Returns the window, or None, and a function that waits for the exchange.
         """
         plan = self._plan
-        if stop - self._window_start < plan.delivery.exchange_every * plan.global_batch:
+        if stop - self._window_start < plan.delivery.exchange_every * plan.share.global_batch:
             return None, lambda: None
-        window = progress.Window(self._window_start, stop, plan.world_size, plan.recipe)
+        window = progress.Window(self._window_start, stop, plan.share.world.size, plan.recipe)
         self._window_start = stop
         if self._known is not None:
             return window, progress.start_check(self._exchange, stop)

@@ -16,7 +16,7 @@ from cloudload.config import DeliveryConfig
 from cloudload.loading.batch import Batch
 from cloudload.loading.delivery.iteration import Iteration
 from cloudload.loading.delivery.run_log import Progress, RunLog
-from cloudload.loading.delivery.world import World
+from cloudload.order import World
 from cloudload.run import Position, Recipe
 from cloudload.stats import READ
 from cloudload.system import NEVER, activity

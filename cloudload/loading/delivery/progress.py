@@ -24,7 +24,6 @@ import numpy as np
 from cloudload.errors import DatasetError, RanksDisagreeError
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.workers.block import Block
-from cloudload.order import rank_rows
 from cloudload.rows import split_residues, tables
 from cloudload.run import LaneArrays, LaneLog, Position, Recipe, RunLengths
 from cloudload.system import NEVER, Ints
@@ -175,12 +174,12 @@ class Window(NamedTuple):
         )
 
     def _join_own(self, report: Report) -> AgreedWindow:
-        own = rank_rows(self.start, self.stop, report.rank_index, self.world_size)
+        first = self.start + (report.rank_index - self.start) % self.world_size
         return AgreedWindow(
             stops=[report.stop],
             first_dry=report.first_dry,
             counts=report.counts,
-            rows=np.arange(own.start, own.stop, own.step),
+            rows=np.arange(first, self.stop, self.world_size),
             cursors=report.cursors,
             residues=report.residues,
         )

@@ -10,8 +10,8 @@ import numpy as np
 
 from cloudload.config import DeliveryConfig, choices
 from cloudload.errors import RanksDisagreeError
-from cloudload.loading.delivery.world import World
 from cloudload.loading.workers.worker_plan import WorkerPlan
+from cloudload.order import World
 from cloudload.rows import tables
 from cloudload.run import Position, Recipe, state_fields
 from cloudload.system import NEVER
@@ -24,13 +24,14 @@ _COMPARED_POSITIONS = 1024
 _NOT_FOUND = "not found"
 
 
-def list_facts(plan: WorkerPlan, world: World, position: Position) -> dict[str, Any]:
+def list_facts(plan: WorkerPlan, position: Position) -> dict[str, Any]:
     """Return the values that must be equal on all ranks, by the names used in error messages.
 
     `position` is that of the run, which may be before the plan's. Raises `CacheError` if an order
     cannot be written.
     """
     recipe, delivery, lengths = plan.recipe, plan.delivery, plan.lengths
+    world = plan.share.world
     residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
     return {
         **recipe.fields,
@@ -56,7 +57,7 @@ def _hash_orders(plan: WorkerPlan) -> str:
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
         lanes = component.lanes
         epochs, _ = lanes.epoch_positions(
-            np.arange(plan.num_lanes), cursors[:, tables.CURSOR_ORDINAL]
+            np.arange(plan.recipe.num_lanes), cursors[:, tables.CURSOR_ORDINAL]
         )
         order = component.orders(plan.cache_root)(
             min(int(epochs.max()), (lanes.epochs or NEVER) - 1)

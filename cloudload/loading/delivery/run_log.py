@@ -224,11 +224,12 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Work
     waited = after.stall_s - before.stall_s
     start = f"the training loop waited for batches for {waited / seconds:.0%} of the last "
     start += f"{seconds:.0f} s ({waited:.1f} s)"
-    if plan.world_size > 1:
-        start = f"rank {plan.rank}: {start}"
+    world = plan.share.world
+    if world.size > 1:
+        start = f"rank {world.rank}: {start}"
     exchanged = after.exchange_s - before.exchange_s
     if exchanged > waited / 2:
-        if plan.world_index:
+        if world.index:
             return False  # otherwise every rank but the late one would log this
         _wait_logger.info(
             "%s, including %.1f s for other ranks while this rank's rows were ready. If the late "
@@ -258,7 +259,7 @@ def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: Wor
             parts.append(f"{percent}% {_WORDS[name]}")
             if name == "fetch":
                 parts[-1] += f" ({num_bytes / seconds / 1e6:,.1f} MB/s downloaded)"
-    count = plan.num_workers
+    count = plan.share.num_workers
     who = f"The {count} workers" if count > 1 else "The worker"
     if not plan.delivery.has_worker_processes:
         who = "The training process (num_workers=0)"
@@ -266,10 +267,10 @@ def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: Wor
 
 
 def _more_workers(plan: WorkerPlan) -> str:
-    own, _ = count_cores()
+    own, used = count_cores()[0], plan.share.num_workers
     if not plan.delivery.has_worker_processes:
         return "use num_workers=1 or more, so that rows are packed while the model trains"
-    return f"use more workers (num_workers is {plan.num_workers}; this process may use {own} cores)"
+    return f"use more workers (num_workers is {used}; this process may use {own} cores)"
 
 
 def _advise_fetch(plan: WorkerPlan) -> str:

@@ -160,13 +160,13 @@ def _describe_tokenizer(recipe: Recipe) -> str:
 
 def explain_repeated_downloads(plan: WorkerPlan) -> str | None:
     """Return a warning if the repeated downloads of one epoch exceed 100 GB, otherwise None."""
-    num_machines = len(set(plan.hosts))
+    num_machines = len(np.unique(plan.share.hosts))
     components = plan.recipe.components
     stored = [_count_stored_bytes(plan, component) for component in components]
     once = sum(stored)
     if once * (num_machines - 1) < NOTABLE_BYTES:
         return None
-    lane_hosts = plan.lane_hosts()
+    lane_hosts = plan.share.lane_hosts
     machines = [count_machines(component.lanes, lane_hosts) for component in components]
     all_bytes = sum(map(operator.mul, stored, machines))
     if all_bytes - once < NOTABLE_BYTES:
@@ -183,7 +183,9 @@ def _advise(plan: WorkerPlan, num_machines: int) -> str:
     if all(each.lanes.num_nodes % num_machines == 0 for each in plan.recipe.components):
         return ""
     advice = f". In a new run, set num_canonical_nodes={num_machines}"
-    return advice + " and num_lanes to a multiple of it" * bool(plan.num_lanes % num_machines)
+    return advice + " and num_lanes to a multiple of it" * bool(
+        plan.recipe.num_lanes % num_machines
+    )
 
 
 def count_machines(lanes: Lanes, lane_hosts: Ints) -> float:

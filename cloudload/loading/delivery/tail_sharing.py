@@ -55,10 +55,10 @@ def join_sizes(plan: WorkerPlan, blocks: Sequence[Block], tokens_before_end: int
     """
     sizes: dict[int, Ints] = {}
     for worker, block in enumerate(blocks):
-        lanes = plan.own_lanes(worker)
+        lanes = plan.share.own_lanes(worker).tolist()
         stops = np.cumsum([_num_left(plan, lane) for lane in lanes])
         sizes.update(zip(lanes, np.split(block.lengths, stops[:-1]), strict=True))
-    header = np.array([plan.world_index, tokens_before_end], np.int64)
+    header = np.array([plan.share.world.index, tokens_before_end], np.int64)
     return np.concatenate([header, *(sizes[lane] for lane in sorted(sizes))])
 
 
@@ -140,9 +140,9 @@ def count_remnants(plan: WorkerPlan, remnants: Ints) -> Ints:
 
 
 def _sizes_by_lane(plan: WorkerPlan, messages: Sequence[Ints]) -> list[Ints]:
-    sizes: list[Ints] = [np.empty(0, np.int64)] * plan.num_lanes
+    sizes: list[Ints] = [np.empty(0, np.int64)] * plan.recipe.num_lanes
     for message in messages:
-        lanes = range(int(message[0]), plan.num_lanes, plan.world_size)
+        lanes = np.flatnonzero(plan.share.owners == message[0]).tolist()
         stops = _HEADER + np.cumsum([_num_left(plan, lane) for lane in lanes])
         parts = np.split(message, [_HEADER, *stops.tolist()])[1:-1]
         for lane, part in zip(lanes, parts, strict=True):
@@ -168,7 +168,7 @@ def share_documents(plan: WorkerPlan, blocks: BlockStream, exchange: Exchange) -
         return
     texts = _read_own(plan, uses, blocks)
     texts |= _receive(plan, uses, texts, exchange)
-    blocks.give(tuple(uses.join(worker, texts) for worker in range(plan.num_workers)))
+    blocks.give(tuple(uses.join(worker, texts) for worker in range(plan.share.num_workers)))
 
 
 class RemnantUses:
@@ -191,19 +191,20 @@ class RemnantUses:
         """int64 [documents, 3]: the lane, ordinal and size of each document."""
         self._in_order = np.argsort(firsts)
         """The documents in the order of the rows: int64 [documents]."""
-        self._plan, self._indices, self._rows = plan, indices, rows[is_left]
-        readers = self._rows % plan.world_size
-        self._is_here: Flags = readers == plan.world_index
+        share, rank = plan.share, plan.share.world.index
+        self._share, self._indices, self._rows = share, indices, rows[is_left]
+        readers = self._rows % share.world.size
+        self._is_here: Flags = readers == rank
         """Whether this rank packs the row of each use: bool [uses]."""
         lanes = self.documents[:, 0]
-        self.owners: Ints = lanes % plan.world_size
+        self.owners: Ints = share.owners[lanes]
         """The rank that owns each document's lane, as a virtual index: int64 [documents]."""
-        self._workers: Ints = plan.worker_of(lanes)
+        self._workers = share.worker_of(lanes)
         is_sent = self._used(readers != self.owners[indices])
         # an equal share for each rank, because all messages are padded to the longest one
-        self._is_sent = self._limit(is_sent, MOST_EXCHANGED_TOKENS // plan.world_size, self.owners)
-        self._is_own: Flags = self.owners == plan.world_index
-        is_elsewhere = plan.worker_of(self._rows) != self._workers[indices]
+        self._is_sent = self._limit(is_sent, MOST_EXCHANGED_TOKENS // share.world.size, self.owners)
+        self._is_own: Flags = self.owners == rank
+        is_elsewhere = share.worker_of(self._rows) != self._workers[indices]
         is_local = self._used(self._is_here & is_elsewhere)
         is_local &= self._is_own
         self._is_local = self._limit(is_local, _MOST_LOCAL_TOKENS, np.zeros_like(lanes))
@@ -248,7 +249,7 @@ class RemnantUses:
 
     def join(self, worker: int, texts: Texts) -> SharedDocuments:
         """Return the documents, with their tokens, that other workers read for a worker's rows."""
-        is_used = self._used(self._is_here & (self._plan.worker_of(self._rows) == worker))
+        is_used = self._used(self._is_here & (self._share.worker_of(self._rows) == worker))
         is_local = self._is_local & (self._workers != worker)
         numbers = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
         lanes, ordinals, sizes = self.documents[numbers].T
@@ -257,7 +258,9 @@ class RemnantUses:
 
 def _find_end(plan: WorkerPlan, tail: Tail) -> int:
     """Return the row after the last row that the run delivers."""
-    return tail.end if plan.delivery.tail == "pad" else plan.end_whole_batches(tail.end)
+    if plan.delivery.tail == "pad":
+        return tail.end
+    return plan.share.end_whole_batches(plan.position.rows, tail.end)
 
 
 def _concatenate(texts: Texts, numbers: Ints) -> Tokens:
@@ -268,7 +271,7 @@ def _concatenate(texts: Texts, numbers: Ints) -> Tokens:
 
 def _read_own(plan: WorkerPlan, uses: RemnantUses, blocks: BlockStream) -> Texts:
     """Let the workers of this rank read documents of their lanes for other workers."""
-    lists = [uses.read_by(worker) for worker in range(plan.num_workers)]
+    lists = [uses.read_by(worker) for worker in range(plan.share.num_workers)]
     sizes = [uses.documents[numbers, 2] for numbers in lists]
     if blocks.has_workers and not any(map(len, lists)):
         return {}
@@ -295,10 +298,11 @@ def _split(numbers: Ints, sizes: Ints, tokens: Tokens) -> Texts:
 
 def _receive(plan: WorkerPlan, uses: RemnantUses, own: Texts, exchange: Exchange) -> Texts:
     """Exchange documents between ranks, in rounds. Return the documents that this rank receives."""
-    sent = [uses.sent_by(rank) for rank in range(plan.world_size)]
+    world = plan.share.world
+    sent = [uses.sent_by(rank) for rank in range(world.size)]
     stops = [np.cumsum(uses.documents[numbers, 2]) for numbers in sent]
     num_words = max(-(-int(each.max(initial=0)) // 2) for each in stops)
-    tokens = _concatenate(own, sent[plan.world_index])
+    tokens = _concatenate(own, sent[world.index])
     message = np.zeros(num_words, np.int64)
     message.view(np.int32)[: len(tokens)] = tokens
     is_received = uses.received()
@@ -310,10 +314,10 @@ def _receive(plan: WorkerPlan, uses: RemnantUses, own: Texts, exchange: Exchange
             strict=True,
         )
     }
-    step = max(1, _WORDS_OF_ROUND // plan.world_size)
+    step = max(1, _WORDS_OF_ROUND // world.size)
     for first in range(0, num_words, step):
         words = message[first : first + step]
-        for answer in exchange.start_equal(np.append(plan.world_index, words))():
+        for answer in exchange.start_equal(np.append(world.index, words))():
             rank, part = int(answer[0]), answer[1:].view(np.int32)
             _copy(texts, sent[rank], stops[rank], part, 2 * first)
     return texts

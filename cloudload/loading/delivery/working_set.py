@@ -20,7 +20,6 @@ import numpy as np
 
 from cloudload.data import Corpus, add_downloads, cache_folder, join_overlaps, sum_in_use
 from cloudload.errors import CacheError
-from cloudload.loading.delivery.world import World
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import SeekableOrder
 from cloudload.rows import tables
@@ -46,9 +45,7 @@ class RunWorkingSet:
     """The last epoch that was measured."""
 
 
-def check_cache_limit(
-    plan: WorkerPlan, world: World, orders: Sequence[Ints | SeekableOrder]
-) -> None:
+def check_cache_limit(plan: WorkerPlan, orders: Sequence[Ints | SeekableOrder]) -> None:
     """Raise a `CacheError` that names the minimum if `cache_limit` is below the working set.
 
     `orders` has the order of one epoch for each component; see `open_current_orders`.
@@ -60,8 +57,8 @@ def check_cache_limit(
         plan.recipe.corpus,
         plan.recipe.components,
         orders,
-        own_lanes=plan.machine_lanes(),
-        downloads_at_once=count_downloads(plan, world),
+        own_lanes=plan.share.machine_lanes,
+        downloads_at_once=count_downloads(plan),
     )
     if limit_bytes < needed:
         advice = _lower_minimum(
@@ -114,29 +111,32 @@ def measure_working_set(
     return add_downloads(needed, sizes, downloads_at_once)
 
 
-def open_current_orders(plan: WorkerPlan, world: World) -> list[Ints | SeekableOrder]:
+def open_current_orders(plan: WorkerPlan) -> list[Ints | SeekableOrder]:
     """Build the orders of the epochs that this rank's lanes are in, before the workers need them.
 
     Builds at most the orders of the last two epochs of each component, and returns the latest of
     each. Raises `CacheError` if an order cannot be written.
     """
     current: list[Ints | SeekableOrder] = []
+    share = plan.share
+    # in an uneven world, rows of all lanes may be dealt to a rank
+    own = np.flatnonzero((share.owners == share.world.index) | (not share.is_even))
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
         orders, lanes = component.orders(plan.cache_root), component.lanes
         last = (lanes.epochs or NEVER) - 1
-        own = np.array(world.lanes(plan.num_lanes) if plan.is_even else range(plan.num_lanes))
         epochs, _ = lanes.epoch_positions(own, cursors[own, tables.CURSOR_ORDINAL])
         opened = [orders(min(last, epoch)) for epoch in np.unique(epochs)[-2:].tolist()]
         current.append(opened[-1])
     return current
 
 
-def count_downloads(plan: WorkerPlan, world: World) -> int:
+def count_downloads(plan: WorkerPlan) -> int:
     """Return the maximum number of shards that the workers of this node download at a time."""
-    return plan.num_workers * world.ranks_per_node * plan.delivery.download_threads
+    share = plan.share
+    return share.num_workers * share.world.ranks_per_node * plan.delivery.download_threads
 
 
-def explain_later_working_set(plan: WorkerPlan, lengths: RunLengths, world: World) -> str | None:
+def explain_later_working_set(plan: WorkerPlan, lengths: RunLengths) -> str | None:
     """Return a warning if `cache_limit` is below the working set later in the run, otherwise None.
 
     Also returns None if the answer would take more than a few seconds, or if the run is in its
@@ -145,12 +145,12 @@ def explain_later_working_set(plan: WorkerPlan, lengths: RunLengths, world: Worl
     limit = plan.delivery.cache_limit_bytes()
     if limit is None or plan.position.is_in_tail:
         return None
-    lanes, last_epoch = plan.machine_lanes(), _find_last_epoch(plan)
+    lanes, last_epoch = plan.share.machine_lanes, _find_last_epoch(plan)
     if last_epoch is None:
         return None
     found = measure_run(lengths, plan.position, lanes, last_epoch)
     sizes = cache_folder.cached_bytes(plan.recipe.corpus)
-    needed = add_downloads(found.bytes, sizes, count_downloads(plan, world))
+    needed = add_downloads(found.bytes, sizes, count_downloads(plan))
     if limit >= needed:
         return None
     where = "" if found.row is None else f" around row {found.row:,}"
@@ -173,9 +173,9 @@ def _find_last_epoch(plan: WorkerPlan) -> int | None:
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
         lanes = component.lanes
         heads = cursors[:, tables.CURSOR_ORDINAL]
-        epochs, _ = lanes.epoch_positions(np.arange(plan.num_lanes), heads)
+        epochs, _ = lanes.epoch_positions(np.arange(plan.recipe.num_lanes), heads)
         current, documents = int(epochs.min()), max(1, lanes.num_positions)
-        share = len(plan.machine_lanes()) / plan.num_lanes
+        share = len(plan.share.machine_lanes) / plan.recipe.num_lanes
         if documents * share > _MOST_MEASURED:
             return None
         # measuring later epochs takes longer, because their orders must be built, too

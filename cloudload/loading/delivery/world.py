@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from bisect import bisect
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cloudload.order import World
 from cloudload.system import divisors
 
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -16,57 +16,6 @@ _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", 
 _FAST_WORKERS, _SLOW_WORKERS = 1, 4
 
 # ---------------------------------------------------------------- ranks and workers
-
-
-@dataclass(frozen=True)
-class World:
-    """The data-parallel ranks of a run, and this process's rank among them.
-
-    Raises `ValueError` if `size` is below 1, or if `rank` is not from 0 to `size - 1`.
-    """
-
-    rank: int
-    """This process's data-parallel rank."""
-    size: int
-    """Number of data-parallel ranks."""
-    ranks_per_node: int
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(
-                f"the data-parallel world size is {self.size}. Set dp_world_size, or the "
-                "environment variable WORLD_SIZE, to at least 1"
-            )
-        if not 0 <= self.rank < self.size:
-            raise ValueError(
-                f"the data-parallel rank is {self.rank}, but the world size is {self.size}. Use a "
-                f"rank from 0 to {self.size - 1}"
-            )
-
-    @property
-    def index(self) -> int:
-        """The virtual index of this rank, which determines its lanes.
-
-        Ranks with consecutive indices are on different nodes, if there are several, so the lanes
-        of a node share canonical nodes. If `ranks_per_node` does not divide `size`, the index is
-        the rank itself.
-        """
-        if self.size % self.ranks_per_node:
-            return self.rank
-        node, local_rank = divmod(self.rank, self.ranks_per_node)
-        return local_rank * (self.size // self.ranks_per_node) + node
-
-    @property
-    def hosts(self) -> tuple[int, ...]:
-        """The index of each rank's machine. Ranks are ordered by their virtual index."""
-        if self.size % self.ranks_per_node:
-            return tuple(rank // self.ranks_per_node for rank in range(self.size))
-        num_hosts = self.size // self.ranks_per_node
-        return tuple(index % num_hosts for index in range(self.size))
-
-    def lanes(self, num_lanes: int) -> range:
-        """The lanes of this rank, in ascending order."""
-        return range(self.index, num_lanes, self.size)
 
 
 def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> World:

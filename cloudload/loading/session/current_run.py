@@ -21,8 +21,9 @@ from cloudload.data import cache_folder
 from cloudload.loading.delivery.environment import Environment
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import KEPT_POSITIONS, RunLog
-from cloudload.loading.delivery.world import World, check_world
+from cloudload.loading.delivery.world import check_world
 from cloudload.loading.session.opening import OpenedRun
+from cloudload.order import World
 from cloudload.rows import next_stages
 from cloudload.run import (
     MOST_ROWS,

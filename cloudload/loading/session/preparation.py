@@ -28,6 +28,7 @@ from cloudload.loading.workers.worker_plan import (
     Steady,
     WorkerPlan,
 )
+from cloudload.order import share_rows
 from cloudload.rows import Choice
 from cloudload.run import Recipe
 
@@ -49,21 +50,19 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
     if run.recipe.has_stream_ends:
         assert lengths is not None, "without lengths, the ends of the streams would be lost"
         phase = Mixed(lengths.find_tails(position).ending)
-    lanes_of_rank = max(1, run.recipe.num_lanes // world.size)
     num_workers = delivery.num_workers
     if num_workers is None:
         is_fast = is_worker_fast(run.recipe, run.backend)
         cores = count_cores()
         num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
+    num_workers = min(max(1, num_workers), max(1, run.recipe.num_lanes // world.size))
+    lanes = [component.lanes for component in run.recipe.components]
     return WorkerPlan(
         recipe=run.recipe,
         delivery=delivery,
         backend=run.backend,
         cache_root=run.cache_root,
-        world_index=world.index,
-        world_size=world.size,
-        hosts=world.hosts,
-        num_workers=min(max(1, num_workers), lanes_of_rank),
+        share=share_rows(lanes, world, delivery.batch_size, num_workers),
         position=position,
         phase=phase,
         lengths=run.lengths,
@@ -82,9 +81,9 @@ def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
         return
     has_jumped = run.has_jumped
     try:
-        plan, world = make_worker_plan(run, member), member.world
+        plan = make_worker_plan(run, member)
         cache_folder.open_cache_folder(run.cache_root)
-        check_cache_limit(plan, world, open_current_orders(plan, world))
+        check_cache_limit(plan, open_current_orders(plan))
     finally:
         run.has_jumped = has_jumped
 
@@ -94,10 +93,11 @@ def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan
     lengths = run.open_lengths()
     if lengths is None or plan.recipe.config.epochs is None or isinstance(plan.phase, Mixed):
         return plan
-    is_needed = (exchange.is_alone and plan.world_size > 1) or not plan.is_even
+    share = plan.share
+    is_needed = (exchange.is_alone and share.world.size > 1) or not share.is_even
     if not lengths.can_foresee(plan.position, is_needed=is_needed):
         return plan
-    pauses = len(set(plan.hosts)) > 1 and plan.is_even and not exchange.is_alone
+    pauses = len(set(share.world.hosts)) > 1 and share.is_even and not exchange.is_alone
     return replace(plan, phase=Foreseen(lengths.find_ending(plan.position), pauses))
 
 
@@ -106,10 +106,10 @@ def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> progres
     lengths = run.open_lengths()
     if lengths is not None and isinstance(plan.phase, Mixed):
         return progress.KnownLanes(lengths, plan.position)
-    if plan.world_size == 1 or lengths is None:
+    if plan.share.world.size == 1 or lengths is None:
         return None
     # computing all best_fit lanes takes time, and workers know their own lanes anyway
-    is_exchanged = plan.recipe.packing.has_residue and plan.is_even and not exchange.is_alone
+    is_exchanged = plan.recipe.packing.has_residue and plan.share.is_even and not exchange.is_alone
     is_known = isinstance(plan.phase, Foreseen) or plan.recipe.config.epochs is None
     return progress.KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
 

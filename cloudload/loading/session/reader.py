@@ -206,14 +206,14 @@ class Reader:
         Raises the errors of `CloudLoader.plan`.
         """
         run, member = self.now
-        plan, world = make_worker_plan(run, member), member.world
+        plan = make_worker_plan(run, member)
         if member.delivery.num_workers and member.is_first:
-            self._explain_num_workers(member.delivery.num_workers, plan.num_workers)
+            self._explain_num_workers(member.delivery.num_workers, plan.share.num_workers)
         cache_folder.open_cache_folder(run.cache_root)
         began = time.monotonic()
-        orders = open_current_orders(plan, world)
+        orders = open_current_orders(plan)
         self._start_log.log_order(plan, time.monotonic() - began)
-        check_cache_limit(plan, world, orders)
+        check_cache_limit(plan, orders)
         return plan
 
     def _explain_num_workers(self, asked: int, used: int) -> None:
@@ -247,10 +247,10 @@ class Reader:
     def _connect(self) -> tuple[WorkerPlan, Exchange]:
         """Create the plan, and compare it with those of the other ranks."""
         run, member = self.now
-        plan, world = self.worker_plan(), member.world
+        plan = self.worker_plan()
         exchange = member.connect()
-        facts = list_facts(plan, world, run.log.position)
-        if exchange.compare(facts, world):
+        facts = list_facts(plan, run.log.position)
+        if exchange.compare(facts, plan.share.world):
             return plan, exchange
         logger.info("some ranks found no token lengths, so the run uses none until it is resumed")
         self.now = run.without_lengths(), member
@@ -262,7 +262,7 @@ class Reader:
         if lengths is None or not self.member.is_first or self._has_measured:
             return
         self._has_measured = True
-        if (warning := explain_later_working_set(plan, lengths, self.member.world)) is not None:
+        if (warning := explain_later_working_set(plan, lengths)) is not None:
             logger.warning("%s", warning)
 
 

@@ -54,7 +54,7 @@ class LaneReader:
     """
 
     def __init__(self, plan: WorkerPlan, worker: int, documents: LaneDocuments) -> None:
-        self._components, self._num_lanes = plan.recipe.components, plan.num_lanes
+        self._components, self._num_lanes = plan.recipe.components, plan.recipe.num_lanes
         self._documents, self._labels = documents, plan.recipe.labels
         position = plan.position
         self._start: Ints = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
@@ -63,7 +63,7 @@ class LaneReader:
         residues = None if position.residues is None else position.residues.ravel().tolist()
         self._residues = residues
         packing = plan.recipe.packing
-        self._packer = open_lane_rows(packing, plan.num_lanes, cursors, residues)
+        self._packer = open_lane_rows(packing, plan.recipe.num_lanes, cursors, residues)
         # with one_per_row, a document fills at least one row; with overflow="cut", exactly one
         self._least_filled = packing.seq_len if packing.name == "one_per_row" else 1
         self._most_filled = packing.seq_len if packing.cuts else math.inf
@@ -82,7 +82,7 @@ class LaneReader:
                 for each in self._components
             ]
         )
-        num_own = len(plan.own_lanes(worker)) * len(self._components)
+        num_own = len(plan.share.own_lanes(worker)) * len(self._components)
         waiting_bytes = max(1.0, 4 * self._mean_tokens.max() * num_own)
         self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, MOST_EAGERNESS))
         self._enough_documents = math.inf if plan.recipe.has_text else _ENOUGH_DOCUMENTS
@@ -241,6 +241,6 @@ def find_ends(plan: WorkerPlan) -> Ints:
     ends = [
         NEVER if (end := component.lanes.end(lane)) is None else end
         for component in plan.recipe.components
-        for lane in range(plan.num_lanes)
+        for lane in range(plan.recipe.num_lanes)
     ]
     return np.array(ends, np.int64)

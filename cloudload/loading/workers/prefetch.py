@@ -24,7 +24,7 @@ def count_documents_ahead(plan: WorkerPlan, component: int, num_own: int) -> int
         own = num_own * len(plan.recipe.components)
         return max(1, plan.delivery.predownload // max(1, own))
     per_shard = of.num_samples / max(1, len(of.shard_sizes))
-    return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
+    return max(1, round(2 * per_shard / (plan.recipe.num_lanes // of.order.num_canonical_nodes)))
 
 
 class Prefetcher:
@@ -43,13 +43,13 @@ class Prefetcher:
         ends: Ints,
     ) -> None:
         self._plan, self._worker, self._documents = plan, worker, documents
-        self._components = plan.recipe.components
+        self._components, self._num_lanes = plan.recipe.components, plan.recipe.num_lanes
         self._next_ordinals, self._ends = next_ordinals, ends
         self._looked_ahead = next_ordinals.copy()
         """The ordinal up to which each lane's shards were requested: int64 [flat_lanes]."""
         self._ahead = np.array(
             [
-                count_documents_ahead(plan, component, len(plan.own_lanes(worker)))
+                count_documents_ahead(plan, component, len(plan.share.own_lanes(worker)))
                 for component in range(len(self._components))
             ]
         )
@@ -70,14 +70,14 @@ class Prefetcher:
         flat_lanes = needed.flat_lanes
         is_short = (
             self._looked_ahead[flat_lanes] - self._next_ordinals[flat_lanes]
-            < self._ahead[flat_lanes // self._plan.num_lanes] // 2
+            < self._ahead[flat_lanes // self._num_lanes] // 2
         )
         if not is_short.any():
             return
         lanes = np.unique(flat_lanes[is_short])
         froms = np.maximum(self._looked_ahead[lanes], self._next_ordinals[lanes])
         stops = np.minimum(
-            self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes],
+            self._next_ordinals[lanes] + self._ahead[lanes // self._num_lanes],
             self._ends[lanes],
         )
         counts = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
@@ -96,7 +96,7 @@ class Prefetcher:
         order is built.
         """
         ends = np.empty_like(flat_lanes)
-        components = flat_lanes // self._plan.num_lanes
+        components = flat_lanes // self._num_lanes
         for component in np.unique(components).tolist():
             own, lanes = components == component, self._components[component].lanes
             own_lanes = flat_lanes[own] % lanes.num_lanes
@@ -117,12 +117,12 @@ class Prefetcher:
         If there are token lengths and several ranks, also starts building the epoch's table, from
         which a rank computes the cursors of other ranks' lanes.
         """
-        for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
+        for component in np.unique(flat_lanes // self._num_lanes).tolist():
             lanes = self._components[component].lanes
             furthest = (
                 int(
                     self._next_ordinals[
-                        flat_lanes[flat_lanes // self._plan.num_lanes == component]
+                        flat_lanes[flat_lanes // self._num_lanes == component]
                     ].max()
                 )
                 * lanes.num_lanes
@@ -133,7 +133,7 @@ class Prefetcher:
             ):
                 self._ordered_epochs[component] = epoch
                 self._documents.build_order(component, epoch)
-                if self._plan.lengths is not None and self._plan.world_size > 1:
+                if self._plan.lengths is not None and self._plan.share.world.size > 1:
                     lengths = RunLengths(
                         self._plan.recipe, self._plan.cache_root, self._plan.lengths
                     )

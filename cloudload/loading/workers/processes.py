@@ -72,7 +72,7 @@ _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -s
 
 def inline_blocks(plan: WorkerPlan, counts: WorkerCounts) -> Blocks:
     """Yield blocks from workers that run in this process."""
-    indices = range(plan.num_workers)
+    indices = range(plan.share.num_workers)
     with contextlib.ExitStack() as stack:
         workers = [
             stack.enter_context(contextlib.closing(Worker(plan, index, counts.of(index))))
@@ -340,7 +340,7 @@ def running_workers(
     workers: list[WorkerProcess] = []
     try:
         with activity.doing("starting worker processes", grace_s=_START_GRACE_S):
-            for index in range(plan.num_workers):
+            for index in range(plan.share.num_workers):
                 workers.append(WorkerProcess(plan, index, memory, closing))
         for worker in workers:
             worker.await_start()

@@ -48,8 +48,8 @@ class PackedBlock:
 
 def slot_bytes(plan: WorkerPlan) -> int:
     """The size, in bytes, of a slot that fits nearly every block of a plan."""
-    rows = plan.delivery.batch_size * plan.batches_at_once
-    own = min(rows, -(-rows // plan.num_workers) * 5 // 4 + 1)
+    rows = plan.share.batch_size * plan.batches_at_once
+    own = min(rows, -(-rows // plan.share.num_workers) * 5 // 4 + 1)
     return own * (4 * plan.recipe.config.seq_len + _EXTRA_BYTES_PER_ROW) + (1 << 14)
 
 

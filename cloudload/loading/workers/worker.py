@@ -38,6 +38,7 @@ from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.row_reader import RowReader
 from cloudload.loading.workers.tail_reader import RowOfTail, TailReader
 from cloudload.loading.workers.worker_plan import Measuring, Mixed, NextPhase, Sharing, WorkerPlan
+from cloudload.order import RankShare
 from cloudload.rows import Framing, fill_rows, list_spans, row_lengths, tables
 from cloudload.run import MixtureTails, RowFinder, RunLengths, lengths_index
 from cloudload.system import NEVER, Ints, Tokens, count_within
@@ -62,7 +63,9 @@ class Worker:
         self.index, self.new_tokens = index, new_tokens or _new_tokens
         self._cache = open_cache(plan, retries)
         try:
-            self.documents = open_documents(plan, self._cache, compares=plan.compares(index))
+            self.documents = open_documents(
+                plan, self._cache, compares=compares_ids(plan.share, index)
+            )
         except BaseException:
             self._cache.close()
             raise
@@ -94,6 +97,12 @@ class Worker:
         self._cache.close()
 
 
+def compares_ids(share: RankShare, worker: int) -> bool:
+    """Whether a worker compares its IDs with those of hf. Only one on each machine does."""
+    host = share.hosts[share.world.index]
+    return worker == 0 and int(np.argmax(share.hosts == host)) == share.world.index
+
+
 def _open_mixture(plan: WorkerPlan) -> MixtureTails | None:
     """The tails of a mixture with streams that end; None in other runs."""
     if not isinstance(plan.phase, Mixed):
@@ -115,7 +124,9 @@ class _Rows:
         self._tail, self._traffic, self._new_tokens = worker.tail, worker.traffic, worker.new_tokens
         self._packing = plan.recipe.packing
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
-        self._dealt = None if plan.is_even else DealtRows(plan, worker.index, worker.documents)
+        self._dealt = (
+            None if plan.share.is_even else DealtRows(plan, worker.index, worker.documents)
+        )
         self._mixture = _open_mixture(plan)
         self._first_dry, self._is_awaited = NEVER, True
 
@@ -136,7 +147,7 @@ class _Rows:
             return
         for start, stop in plan.replays():
             yield self._make_block(start, [stop], keeps_tokens=False)
-        step, pause = plan.global_batch, plan.pause
+        step, pause = plan.share.global_batch, plan.pause
         first, count = plan.position.rows, 1
         while first < pause:
             stop = first + min(count, (pause - first) // step) * step
@@ -145,7 +156,7 @@ class _Rows:
             first, count = stop, min(2 * count, plan.batches_at_once)
 
     def _measure(self) -> Block:
-        own = np.array(self._plan.own_lanes(self._worker), np.int64)
+        own = self._plan.share.own_lanes(self._worker)
         lanes = self._lanes
         heads, ends = lanes.next_ordinals[own], lanes.ends[own]
         block = BlockBuilder(own[:0], np.zeros(1, np.int64), self._packing, 0)
@@ -166,7 +177,7 @@ class _Rows:
         The first batch begins at row `start`, and batch `i` ends before row `stops[i]`.
         """
         plan = self._plan
-        rows = plan.worker_rows(self._worker, start, stops[-1])
+        rows = plan.share.worker_rows(self._worker, start, stops[-1])
         bounds = np.searchsorted(rows, [start, *stops])
         tokens = self._new_tokens(len(rows) if keeps_tokens else 0, self._packing.seq_len)
         block = BlockBuilder(rows, bounds, self._packing, len(plan.recipe.labels))
@@ -278,8 +289,8 @@ class DealtRows:
         cursors = plan.position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
         self._next_ordinals = cursors[:, tables.CURSOR_ORDINAL].copy()
         self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, find_ends(plan))
-        own = np.zeros(plan.num_lanes, np.bool_)
-        own[plan.own_lanes(worker)] = True
+        own = np.zeros(plan.recipe.num_lanes, np.bool_)
+        own[plan.share.own_lanes(worker)] = True
         self._reader = RowReader(
             documents,
             plan.position,

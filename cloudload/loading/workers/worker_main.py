@@ -73,9 +73,9 @@ class Memory:
     @staticmethod
     def of(plan: WorkerPlan, counts: WorkerCounts) -> Memory:
         # the extra slot is for the block that the training process uses
-        slots_each = 1 + plan.blocks_ahead
-        blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
-        activities = SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES)
+        slots_each, num_workers = 1 + plan.blocks_ahead, plan.share.num_workers
+        blocks = SharedMemoryRing(num_workers * slots_each, slot_bytes(plan))
+        activities = SharedMemoryRing(num_workers, _ACTIVITY_BYTES)
         return Memory(blocks, slots_each, activities, counts)
 
     def slots(self, worker: int, await_free: Callable[[], object]) -> Slots:

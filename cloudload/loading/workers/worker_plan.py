@@ -1,6 +1,6 @@
 """A plan determines the rows that a rank's workers make, and the position at which they start.
 
-    Plan: the run's recipe, the rank's index in the world, the position of the lanes, the phase
+    WorkerPlan: the run's recipe, the rank's share of it, the position of the lanes, the phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
 
 A run is always in one of these phases. An endless run in which no stream ends is always Steady:
@@ -16,15 +16,13 @@ Workers keep running through all phases. At the start of each phase, they receiv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from cloudload.config import DeliveryConfig, choices
-from cloudload.order import rank_rows, uneven_deal, worker_of_rows
+from cloudload.order import RankShare
 from cloudload.rows import Choice, Tail, take_rows
 from cloudload.run import Ending, MixtureEnding, Position, Recipe, RunLengths, length_files
 from cloudload.system import NEVER, Ints, Tokens
@@ -135,13 +133,8 @@ class WorkerPlan:
     backend: Choice
     """The tokenizer backend that encodes documents."""
     cache_root: Path
-    world_index: int
-    """The virtual index of the rank; see `World.index`."""
-    world_size: int
-    hosts: tuple[int, ...]
-    """The machine of each rank, by virtual index."""
-    num_workers: int
-    """Number of workers of the rank, at least 1."""
+    share: RankShare
+    """The lanes and rows of the rank."""
     position: Position
     """The position to continue from."""
     phase: Phase
@@ -158,42 +151,11 @@ class WorkerPlan:
         """Return the part of a change that one worker needs. The plan must be in the new phase."""
         phase, first = change.phase, change.position.rows
         if isinstance(phase, InTail):
-            batches = max(0, -(-(phase.tail.end - first) // self.global_batch))
-            rows = self.worker_rows(worker, first, first + batches * self.global_batch)
+            step = self.share.global_batch
+            batches = max(0, -(-(phase.tail.end - first) // step))
+            rows = self.share.worker_rows(worker, first, first + batches * step)
             phase = InTail(phase.start, take_rows(phase.tail, rows))
         return replace(change, phase=phase, documents=change.documents[worker : worker + 1])
-
-    @property
-    def num_lanes(self) -> int:
-        """Number of lanes of the run."""
-        return self.recipe.num_lanes
-
-    @property
-    def rank(self) -> int:
-        """The data-parallel rank. Ranks are consecutive on each machine."""
-        order = sorted(range(self.world_size), key=lambda index: (self.hosts[index], index))
-        return order.index(self.world_index)
-
-    def compares(self, worker: int) -> bool:
-        """Whether a worker compares its IDs with those of hf.
-
-        Only the first worker of each machine does.
-        """
-        return worker == 0 and self.hosts.index(self.hosts[self.world_index]) == self.world_index
-
-    @property
-    def is_even(self) -> bool:
-        """Whether the world size divides the number of lanes, so that a rank owns whole lanes.
-
-        Otherwise, rows are dealt to ranks, which find the documents of a row from token lengths.
-        """
-        return self._dealing is None
-
-    @cached_property
-    def _dealing(self) -> uneven_deal.UnevenDeal | None:
-        """The assignment of rows to ranks in an uneven world; None if the world is even."""
-        lanes = [component.lanes for component in self.recipe.components]
-        return uneven_deal.deal_lanes(lanes, np.array(self.hosts))
 
     @cached_property
     def tail(self) -> Tail | None:
@@ -223,18 +185,12 @@ class WorkerPlan:
         """
         if not (isinstance(self.phase, Foreseen) and self.phase.pauses):
             return NEVER
-        return self.end_whole_batches(self.phase.start)
-
-    def end_whole_batches(self, row: int) -> int:
-        """The row at which the last whole global batch before `row` ends, counting batches from the
-        position."""
-        left = max(0, row - self.position.rows)
-        return self.position.rows + left // self.global_batch * self.global_batch
+        return self.share.end_whole_batches(self.position.rows, self.phase.start)
 
     @property
     def batches_at_once(self) -> int:
         """Maximum number of batches in a block, the same for every worker."""
-        rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
+        rows_of_worker = -(-self.share.batch_size // self.share.num_workers)
         most = _ROWS_AT_ONCE[self.backend.name]
         most = min(most, most * _TOKENS_OF_ROW // self.recipe.config.seq_len)
         return max(1, most // rows_of_worker)
@@ -243,11 +199,6 @@ class WorkerPlan:
     def blocks_ahead(self) -> int:
         """Maximum number of finished blocks by which a worker may be ahead of the training loop."""
         return max(2, -(-self.delivery.prefetch_batches // self.batches_at_once))
-
-    @cached_property
-    def global_batch(self) -> int:
-        """Number of rows per step, across all ranks."""
-        return self.delivery.batch_size * self.world_size
 
     @property
     def window_start(self) -> int:
@@ -259,63 +210,6 @@ class WorkerPlan:
 
         A range covers the rows of all ranks. Each worker makes one block per range.
         """
-        step = _REPLAYED_ROWS_AT_ONCE * self.world_size
+        step = _REPLAYED_ROWS_AT_ONCE * self.share.world.size
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)
-
-    def own_lanes(self, worker: int) -> Sequence[int]:
-        """The lanes of one worker, ascending."""
-        if self._dealing is None:
-            own: Sequence[int] = range(self.world_index, self.num_lanes, self.world_size)
-        else:
-            own = np.flatnonzero(self._dealing.owners == self.world_index).tolist()
-        return own[worker :: self.num_workers]
-
-    def machine_lanes(self) -> Ints:
-        """The lanes of all ranks on this rank's machine, ascending: int64 [lanes]."""
-        return np.flatnonzero(self.lane_hosts() == self.hosts[self.world_index])
-
-    def lane_hosts(self) -> Ints:
-        """The machine of the rank that owns each lane: int64 [lanes]."""
-        return uneven_deal.find_lane_hosts(self.num_lanes, np.array(self.hosts), self._dealing)
-
-    def rank_rows(self, start: int, stop: int) -> range | Ints:
-        """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].
-
-        They are a range if the world is even.
-        """
-        if self._dealing is None:
-            return rank_rows(start, stop, self.world_index, self.world_size)
-        dealt = [
-            self._dealing.deal(first, self.delivery.batch_size)[self.world_index]
-            for first in range(start, stop, self.global_batch)
-        ]
-        rows: Ints = np.concatenate(dealt)
-        return rows
-
-    def rows_by_worker(self, rows: range | Ints) -> list[slice | Ints]:
-        """The indices of each worker's rows within the rank's `rows`.
-
-        int64 [rows] for each worker, or a slice if there is only one worker.
-        """
-        if self.num_workers == 1:
-            return [slice(None)]
-        if isinstance(rows, range):
-            workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
-        else:
-            assert self._dealing is not None
-            workers = self._dealing.workers_of(rows, self.num_workers)
-        return [np.flatnonzero(workers == worker) for worker in range(self.num_workers)]
-
-    def worker_of(self, lanes: Ints) -> Ints:
-        """For each lane or row, the index of its worker within its rank: int64 [lanes].
-
-        The world must be even, and all ranks must have the same number of workers.
-        """
-        return worker_of_rows(lanes, self.num_lanes, self.world_size, self.num_workers)
-
-    def worker_rows(self, worker: int, start: int, stop: int) -> Ints:
-        """The rows of one worker within [start, stop): int64 [rows], ascending."""
-        rows = self.rank_rows(start, stop)
-        own: Ints = np.asarray(rows, np.int64)[self.rows_by_worker(rows)[worker]]
-        return own

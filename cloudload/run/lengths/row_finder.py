@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.order import mixture_counts, uneven_deal
+from cloudload.order import index_in_group, mixture_counts
 from cloudload.rows import Tail, tables
 from cloudload.run.lengths import row_pieces
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
@@ -170,9 +170,7 @@ class BestFitRows:
 
     def _list_pieces(self, runs: row_pieces.RowSpans, first_rows: Ints) -> Ints:
         """List the pieces of runs, by ascending row: int64 [pieces, 5]."""
-        turns = uneven_deal.index_in_group(
-            runs.lanes
-        )  # play the runs of a lane one after the other
+        turns = index_in_group(runs.lanes)  # play the runs of a lane one after the other
         taken: list[list[bytes]] = [[] for _ in first_rows]
         with self._walker.playing(np.unique(runs.lanes), self._cursors, self._residues) as playing:
             for turn in range(int(turns.max(initial=-1)) + 1):

@@ -8,61 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from cloudload.data import Corpus
-from cloudload.order import mixture_counts, uneven_deal
+from cloudload.order import RankShare, mixture_counts
 from cloudload.rows import Tail, tables
 from cloudload.run import Component, Position, Recipe, RunLengths
 from cloudload.system import NEVER, Flags, Ints
 
 _ROWS_AT_ONCE = 1 << 20
-
-
-@dataclass(frozen=True)
-class ReadingWorld:
-    """The nodes that read a run."""
-
-    node_of_lane: Ints
-    """The node that owns each lane: int64 [lanes]."""
-    dealing: uneven_deal.UnevenDeal | None
-    """The assignment of rows to ranks; None if the world size divides `num_lanes`."""
-    batch_size: int
-    """Rows per rank and step."""
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of nodes that own lanes."""
-        return int(self.node_of_lane.max()) + 1
-
-    def nodes_of(self, lanes: Ints, rows: Ints) -> Ints:
-        """Return the node that computes each row: int64 [rows]. `lanes` are the rows' lanes."""
-        found = self.node_of_lane[lanes]
-        if self.dealing is None or not len(rows):
-            return found
-        global_batch = len(self.dealing.hosts) * self.batch_size
-        starts = np.unique(rows // global_batch) * global_batch
-        nodes = np.repeat(self.dealing.hosts, self.batch_size)
-        by_batch = np.empty((len(starts), global_batch), np.int64)
-        for index, start in enumerate(starts.tolist()):
-            by_batch[index, self.dealing.deal(start, self.batch_size).ravel() - start] = nodes
-        dealt: Ints = by_batch[
-            np.searchsorted(starts, rows // global_batch * global_batch), rows % global_batch
-        ]
-        return dealt
-
-    def find_sharers(self, num_rows: int) -> Flags | None:
-        """Find which nodes make the first `num_rows` rows of each lane: bool [lanes, nodes].
-
-        All of these nodes may fetch the lane's next documents ahead. Returns None if each lane has
-        only one node.
-        """
-        if self.dealing is None:
-            return None
-        num_lanes = len(self.node_of_lane)
-        found = np.zeros((num_lanes, int(self.dealing.hosts.max()) + 1), np.bool_)
-        found[np.arange(num_lanes), self.node_of_lane] = True
-        for start in range(0, num_rows, _ROWS_AT_ONCE):
-            rows = np.arange(start, min(num_rows, start + _ROWS_AT_ONCE))
-            found[rows % num_lanes, self.nodes_of(rows % num_lanes, rows)] = True
-        return found
 
 
 @dataclass(frozen=True)
@@ -76,7 +27,8 @@ class NodeReads:
     """Number of rows after the run that workers may read ahead."""
     documents_ahead: tuple[int, ...]
     """For each component, the documents per lane that are fetched ahead beyond `rows_ahead`."""
-    world: ReadingWorld
+    share: RankShare
+    """The share of one rank, which knows the nodes of all ranks."""
     is_whole: bool
     """Whether the run reads all documents of all epochs, so that nothing is read ahead."""
     measures_rest: bool = False
@@ -105,8 +57,20 @@ class NodeReads:
 
     @cached_property
     def sharers(self) -> Flags | None:
-        """Which nodes make rows of each lane: bool [lanes, nodes]; None with one node per lane."""
-        return self.world.find_sharers(self.last_row)
+        """Which nodes make rows of each lane: bool [lanes, nodes]; None with one node per lane.
+
+        All of these nodes may fetch the lane's next documents ahead.
+        """
+        share = self.share
+        if share.is_even:
+            return None
+        found = np.zeros((share.num_lanes, int(share.hosts.max()) + 1), np.bool_)
+        found[np.arange(share.num_lanes), share.lane_hosts] = True
+        for start in range(0, self.last_row, _ROWS_AT_ONCE):
+            rows = np.arange(start, min(self.last_row, start + _ROWS_AT_ONCE))
+            lanes = rows % share.num_lanes
+            found[lanes, find_nodes(share, lanes, rows)] = True
+        return found
 
     def find(self, row: int) -> Ints | None:
         """Return the cursors at a row: int64 [components, lanes, 3]; None if a lane has ended."""
@@ -165,6 +129,21 @@ class NodeReads:
             found.cursors[:, tables.CURSOR_OFFSET] > 0
         )
         return stops
+
+
+def find_nodes(share: RankShare, lanes: Ints, rows: Ints) -> Ints:
+    """Return the node that computes each row: int64 [rows]. `lanes` are the rows' lanes."""
+    dealing, global_batch = share.dealing, share.global_batch
+    nodes: Ints = share.lane_hosts[lanes]
+    if dealing is None or not len(rows):
+        return nodes
+    batches, indices = np.unique(rows // global_batch, return_inverse=True)
+    by_batch = np.empty((len(batches), global_batch), np.int64)
+    for index, start in enumerate((batches * global_batch).tolist()):
+        dealt = dealing.deal(start, share.batch_size).ravel()
+        by_batch[index, dealt - start] = np.repeat(share.hosts, share.batch_size)
+    dealt_nodes: Ints = by_batch[indices, rows % global_batch]
+    return dealt_nodes
 
 
 def list_ends(component: Component) -> Ints:

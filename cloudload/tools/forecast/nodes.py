@@ -152,7 +152,7 @@ class NodeForecast:
 
     def __init__(self, asked: ForecastRequest, cases: Cases, found: Sequence[Case]) -> None:
         self._asked, self._cases, self._found = asked, cases, found
-        self._plan, self._world, self._limit = asked.plan, asked.world, asked.limit
+        self._plan, self._share, self._limit = asked.plan, asked.share, asked.limit
         self._corpus, self._prices = asked.plan.recipe.corpus, asked.prices
         self._sizes = _measure_shards(self._corpus)
 
@@ -228,7 +228,7 @@ class NodeForecast:
     @property
     def _downloads_at_once(self) -> int:
         threads = self._plan.delivery.download_threads
-        return self._asked.num_workers * self._world.ranks_per_node * threads
+        return self._share.num_workers * self._share.world.ranks_per_node * threads
 
     def _simulate(self, case: Case, node: int) -> list[Downloads]:
         """Return the minimum, expected, and maximum downloads of a node."""
@@ -256,11 +256,11 @@ class NodeForecast:
         """Estimate the number of rows that are made from the documents fetched ahead."""
         read = int(case.extent.counts[:, list(READ)].sum())
         rows_of_document = case.extent.rows / max(1, read)
-        return round(max(self._asked.documents_ahead) * self._plan.num_lanes * rows_of_document)
+        return round(max(self._asked.documents_ahead) * self._share.num_lanes * rows_of_document)
 
     def measure_least(self) -> int:
         """Return the cache limit in bytes below which a loader on some node refuses to start."""
-        recipe, nodes = self._plan.recipe, self._asked.open_world().node_of_lane
+        recipe, nodes = self._plan.recipe, self._share.lane_hosts
         orders = [each.orders(self._plan.cache_root)(0) for each in recipe.components]
         return max(
             measure_working_set(
@@ -281,7 +281,7 @@ class NodeForecast:
         found = find_levels(case.of_node(node).needed, self._sizes.cached, beginning.rows)
         # the rest of an extrapolated run is drawn as its beginning, stretched
         steps = (
-            found.rows * case.extent.rows // max(1, beginning.rows) // self._plan.global_batch + 1
+            found.rows * case.extent.rows // max(1, beginning.rows) // self._share.global_batch + 1
         )
         columns = (steps.tolist(), found.bytes.tolist(), found.shards.tolist())
         return tuple(Point(*each) for each in zip(*columns, strict=True))

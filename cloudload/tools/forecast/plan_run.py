@@ -28,7 +28,15 @@ import numpy as np
 
 from cloudload.config import checks, choices
 from cloudload.data import redact
-from cloudload.loading import Batch, CloudLoader, World, counted
+from cloudload.loading import (
+    Batch,
+    CloudLoader,
+    WorkerPlan,
+    counted,
+    default_num_workers,
+    is_worker_fast,
+)
+from cloudload.order import RankShare, World, share_rows
 from cloudload.stats import READ, TOKENS
 from cloudload.system import divisors
 from cloudload.tools.forecast.budget import parse_tokens
@@ -46,6 +54,7 @@ from cloudload.tools.forecast.plan_run import start
 print(start(pickle.load(sys.stdin.buffer)))
 """
 _COLD_STARTS, _COLD_BUDGET_S = 3, 30.0
+_ENOUGH_CORES = 1 << 20
 _PARTS, _PART_CPU_S, _MOST_WALL_S = 5, 0.3, 60.0
 
 
@@ -111,8 +120,8 @@ def plan_run(
         plan = loader.worker_plan()
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
     limit = delivery.cache_limit_bytes()
-    world = World(0, world_size, ranks_per_node)
-    asked = ForecastRequest(plan, world, limit, budget, steps, table)
+    share = _share_rows(plan, World(0, world_size, ranks_per_node))
+    asked = ForecastRequest(plan, share, limit, budget, steps, table)
     with open_cases(plan, sample, asked.rows_of_lane) as cases:
         found = _Forecast(asked, cases).summarize()
     if measure and found.epochs.value > found.steps.value:
@@ -120,6 +129,18 @@ def plan_run(
         return replace(found, warnings=(*found.warnings, warning))
     speed = measure_speed({**options}, world_size) if measure else None
     return _add_speed(found, speed, gpu_tokens_per_s)
+
+
+def _share_rows(plan: WorkerPlan, world: World) -> RankShare:
+    """The share of one rank, assuming that each node has enough cores for its workers."""
+    recipe, delivery = plan.recipe, plan.delivery
+    num_workers = delivery.num_workers
+    if num_workers is None:
+        is_fast = is_worker_fast(recipe, plan.backend)
+        num_workers = default_num_workers(1, _ENOUGH_CORES, _ENOUGH_CORES, is_fast=is_fast)
+    num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))
+    lanes = [component.lanes for component in recipe.components]
+    return share_rows(lanes, world, delivery.batch_size, num_workers)
 
 
 def _add_speed(found: RunPlan, speed: Speed | None, wanted: float | None) -> RunPlan:
@@ -139,7 +160,8 @@ class _Forecast:
     """Computes the parts of a `RunPlan` that follow from lengths and order."""
 
     def __init__(self, asked: ForecastRequest, cases: Cases) -> None:
-        self._asked, self._plan, self._limit = asked, asked.plan, asked.limit
+        self._asked, self._plan, self._share = asked, asked.plan, asked.share
+        self._limit = asked.limit
         self._cases, self._corpus = asked.choose(cases), asked.plan.recipe.corpus
         self._found = asked.follow(self._cases)
         if played := self._found[0].extent.played:
@@ -150,18 +172,18 @@ class _Forecast:
 
     def summarize(self) -> RunPlan:
         """Return the plan without the measured speed."""
-        plan, config = self._plan, self._plan.recipe.config
+        plan, share, config = self._plan, self._share, self._plan.recipe.config
         node_plans = tuple(self._nodes.plan_node(node) for node in range(self._asked.num_nodes))
         streams = tuple(self._plan_stream(stream) for stream in range(len(self._corpus.datasets)))
         least = self._nodes.measure_least()
         tokens = self._count_tokens()
-        rows = self._count([case.extent.steps * plan.global_batch for case in self._found])
+        rows = self._count([case.extent.steps * share.global_batch for case in self._found])
         found = RunPlan(
             description=self._describe(),
             basis=self._cases.basis,
             seq_len=config.seq_len,
-            global_batch=plan.global_batch,
-            world_size=self._asked.world.size,
+            global_batch=share.global_batch,
+            world_size=self._share.world.size,
             nodes=self._asked.num_nodes,
             steps=self._count([case.extent.steps for case in self._found]),
             rows=rows,
@@ -169,9 +191,9 @@ class _Forecast:
             padding=self._find_padding(),
             epochs=self._count_epochs(range(len(streams)), self._cases.error),
             streams=streams,
-            num_lanes=plan.num_lanes,
+            num_lanes=share.num_lanes,
             any_world=plan.lengths is not None,
-            worlds=tuple(divisors(plan.num_lanes)),
+            worlds=tuple(divisors(share.num_lanes)),
             cache_limit_bytes=self._limit,
             least_cache_bytes=least,
             node_plans=node_plans,
@@ -188,7 +210,7 @@ class _Forecast:
     def _describe(self) -> str:
         config = self._plan.recipe.config
         urls = ", ".join(redact(stream.url) for stream in config.streams)
-        ranks = counted(self._asked.world.size, "rank")
+        ranks = counted(self._share.world.size, "rank")
         until = ""
         if config.has_stream_ends and all(case.extent.is_whole for case in self._found):
             which = (
@@ -197,7 +219,7 @@ class _Forecast:
             until = f", until {which}"
         return (
             f"{urls}: {config.packing} rows of {config.seq_len:,} tokens, {ranks} on "
-            f"{counted(self._asked.num_nodes, 'node')}, {self._plan.global_batch:,} rows per step"
+            f"{counted(self._asked.num_nodes, 'node')}, {self._share.global_batch:,} rows per step"
             f"{until}"
         )
 
@@ -220,7 +242,7 @@ class _Forecast:
         shares = []
         for case in self._found:
             # includes the padding rows that complete the last step
-            rows = case.extent.steps * self._plan.global_batch
+            rows = case.extent.steps * self._share.global_batch
             tokens = int(case.extent.counts[:, TOKENS].sum())
             shares.append(1 - tokens / max(1, rows * self._plan.recipe.config.seq_len))
         return self._cases.summarize(shares, is_exact=self._asked.has_full_rows)
@@ -251,7 +273,7 @@ class _Forecast:
         end = extent.stream_ends[stream] if extent.stream_ends else None
         if end is None:
             return None, None
-        last_step, error = -(-end.row // self._plan.global_batch), self._cases.error
+        last_step, error = -(-end.row // self._share.global_batch), self._cases.error
         return (
             self._cases.summarize([last_step], error=error),
             self._cases.summarize([end.tail_rows], error=error),
@@ -273,7 +295,7 @@ class _Forecast:
         if self._cases.fill.is_exact or is_whole:
             return found
         # best_fit lanes have also read the documents of their open rows
-        open_rows = self._plan.recipe.packing.open_rows * self._plan.num_lanes
+        open_rows = self._plan.recipe.packing.open_rows * self._share.num_lanes
         rows = min(case.extent.rows for case in self._found)
         return replace(found, high=found.high * (1 + open_rows / max(1, rows)))
 

@@ -18,29 +18,23 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cloudload.data import explain
 from cloudload.loading import (
     MOST_EAGERNESS,
     WorkerPlan,
-    World,
     count_documents_ahead,
-    default_num_workers,
-    is_worker_fast,
 )
-from cloudload.order import uneven_deal
+from cloudload.order import RankShare
 from cloudload.run import RunLengths
 from cloudload.stats import READ
 from cloudload.tools.forecast.budget import Extent, find_extent
 from cloudload.tools.forecast.cases import Cases
-from cloudload.tools.forecast.node_reads import NodeReads, ReadingWorld
+from cloudload.tools.forecast.node_reads import NodeReads
 from cloudload.tools.forecast.shard_uses import FoundUses, find_uses
 
 _GB = 1 << 30
 _REQUESTS, _PER_GB = "per_1000_requests", "per_gb"
 
-_ENOUGH_CORES = 1 << 20
 _MOST_EPOCHS_AHEAD = 16  # reading further ahead adds almost no new shards to a node
 _MOST_PACKED = 1 << 24  # documents, which take about two minutes to pack
 
@@ -59,10 +53,11 @@ class Case:
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """The run to forecast: its plan, world, cache limit, requested length, and prices."""
+    """The run to forecast: its plan, ranks, cache limit, requested length, and prices."""
 
     plan: WorkerPlan
-    world: World
+    share: RankShare
+    """The share of one rank of the run."""
     limit: int | None
     """The cache limit in bytes."""
     tokens: int | None
@@ -72,7 +67,7 @@ class ForecastRequest:
     @property
     def num_nodes(self) -> int:
         """Number of machines."""
-        return self.world.size // self.world.ranks_per_node
+        return self.share.world.size // self.share.world.ranks_per_node
 
     @property
     def has_full_rows(self) -> bool:
@@ -84,9 +79,9 @@ class ForecastRequest:
     def rows_of_lane(self) -> int | None:
         """The approximate number of rows per lane, or None if it is unknown."""
         if self.tokens is not None:
-            return self.tokens // self.plan.recipe.config.seq_len // self.plan.num_lanes + 1
+            return self.tokens // self.plan.recipe.config.seq_len // self.share.num_lanes + 1
         if self.steps is not None:
-            return self.steps * self.plan.global_batch // self.plan.num_lanes + 1
+            return self.steps * self.share.global_batch // self.share.num_lanes + 1
         return None
 
     def choose(self, cases: Cases) -> Cases:
@@ -114,7 +109,7 @@ class ForecastRequest:
                 num_rows=extent.beginning.rows,
                 rows_ahead=0 if is_whole else self.limit_ahead(extent),
                 documents_ahead=self.documents_ahead,
-                world=self.open_world(),
+                share=self.share,
                 is_whole=is_whole,
                 measures_rest=self.plan.lengths is None,
             )
@@ -124,7 +119,7 @@ class ForecastRequest:
     def _find_extent(self, run: RunLengths) -> Extent:
         return find_extent(
             run,
-            self.plan.global_batch,
+            self.share.global_batch,
             tokens=self.tokens,
             steps=self.steps,
             drops_tail=self.plan.delivery.tail == "drop",
@@ -135,10 +130,10 @@ class ForecastRequest:
         """The maximum number of rows that all ranks' workers prepare ahead of the training loop."""
         block, ahead = self.plan.batches_at_once, self.plan.delivery.prefetch_batches
         eager = min(block, int(MOST_EAGERNESS)) - 1  # blocks that a lane may read ahead
-        rows = (2 + max(2, -(-ahead // block)) + eager) * block * self.plan.global_batch
+        rows = (2 + max(2, -(-ahead // block)) + eager) * block * self.share.global_batch
         packing = self.plan.recipe.packing
         # best_fit lanes also read the documents of their open rows before they emit these rows
-        return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
+        return rows + packing.has_residue * packing.open_rows * self.share.num_lanes
 
     def limit_ahead(self, extent: Extent) -> int:
         """Return `rows_ahead`, but at most the number of rows in 16 epochs."""
@@ -151,30 +146,11 @@ class ForecastRequest:
         return min(self.rows_ahead, most)
 
     @property
-    def num_workers(self) -> int:
-        """Number of workers per rank, assuming that each node has enough cores."""
-        plan = self.plan
-        number = plan.delivery.num_workers
-        if number is None:
-            is_fast = is_worker_fast(plan.recipe, plan.backend)
-            number = default_num_workers(1, _ENOUGH_CORES, _ENOUGH_CORES, is_fast=is_fast)
-        return min(max(1, number), max(1, plan.num_lanes // self.world.size))
-
-    @property
     def documents_ahead(self) -> tuple[int, ...]:
         """For each component, the number of documents per lane whose shards are fetched ahead."""
-        own = max(1, self.plan.num_lanes // (self.world.size * self.num_workers))
+        own = max(1, self.share.num_lanes // (self.share.world.size * self.share.num_workers))
         number = len(self.plan.recipe.components)
         return tuple(count_documents_ahead(self.plan, index, own) for index in range(number))
-
-    def open_world(self) -> ReadingWorld:
-        """Return the nodes that read the run, and how rows are dealt to their ranks."""
-        hosts = np.array(self.world.hosts)
-        dealing = uneven_deal.deal_lanes(
-            [each.lanes for each in self.plan.recipe.components], hosts
-        )
-        nodes = uneven_deal.find_lane_hosts(self.plan.num_lanes, hosts, dealing)
-        return ReadingWorld(nodes, dealing, self.plan.delivery.batch_size)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from cloudload.order import SeekableOrder, mixture_counts
 from cloudload.rows import tables
 from cloudload.run import BestFitRows, BestFitWalker, row_pieces, units_of
 from cloudload.system import NEVER, Flags, Ints, count_within
-from cloudload.tools.forecast.node_reads import NodeReads, list_ends
+from cloudload.tools.forecast.node_reads import NodeReads, find_nodes, list_ends
 
 _MOST_LISTED = 1 << 24
 _MOST_CURSORS = 48
@@ -121,6 +121,7 @@ def _list_blocks(reading: NodeReads, index: int) -> Iterator[Part]:
     """Yield a component's uses, epoch by epoch, from the shuffle blocks of its order."""
     lengths, component = reading.lengths, reading.recipe.components[index]
     lanes, num_nodes = component.lanes, component.lanes.num_nodes
+    lane_hosts = reading.share.lane_hosts
     rows, cursors = _sample_cursors(reading, index)
     first_shard = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
     last_epoch = int(lanes.epoch_positions(np.arange(lanes.num_lanes), cursors[-1])[0].max())
@@ -143,7 +144,7 @@ def _list_blocks(reading: NodeReads, index: int) -> Iterator[Part]:
             firsts, lasts = (np.interp(each, cursors[:, lane], rows) for each in (begins, ends))
             is_read = begins < cursors[-1, lane] + reading.documents_ahead[index]
             part = Part(
-                np.full(len(own), reading.world.node_of_lane[lane]),
+                np.full(len(own), lane_hosts[lane]),
                 np.full(len(own), epoch),
                 uses.shards[own] + first_shard,
                 firsts.astype(np.int64),
@@ -154,7 +155,7 @@ def _list_blocks(reading: NodeReads, index: int) -> Iterator[Part]:
                 tail = take_uses(part, is_read & (lasts > tail_start))
                 firsts_of_tail = np.maximum(tail.first_rows, tail_start)
                 # rows of a tail have documents of any lane, so every node reads the tail's shards
-                for node in range(reading.world.num_nodes):
+                for node in range(int(lane_hosts.max()) + 1):
                     nodes = np.full_like(tail.nodes, node)
                     yield tail._replace(nodes=nodes, first_rows=firsts_of_tail)
 
@@ -322,7 +323,7 @@ def _list_tail(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[P
         remnants[:, tables.REMNANT_LANE] % num_lanes,
         remnants[:, tables.REMNANT_ORDINAL],
     )
-    if reading.world.dealing is None and not reading.recipe.config.is_mixed:
+    if reading.share.is_even and not reading.recipe.config.is_mixed:
         owners = lanes  # the owner of a lane reads its documents for all nodes
     else:
         owners = rows % num_lanes
@@ -342,7 +343,7 @@ class _ShardFinder:
         self._component = component = reading.recipe.components[index]
         self._orders = reading.lengths.walkers[index].orders
         self._starts = np.cumsum(component.shard_sizes) - component.shard_sizes
-        self._world, self._sharers = reading.world, reading.sharers
+        self._share, self._sharers = reading.share, reading.sharers
         self._num_rows = reading.num_rows
         self._first = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
 
@@ -377,7 +378,7 @@ class _ShardFinder:
         epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
         samples = self._orders.samples_at(epochs, positions)
         shards = np.searchsorted(self._starts, samples, side="right") - 1 + self._first
-        return Part(self._world.nodes_of(row_lanes, rows), epochs, shards, rows, rows)
+        return Part(find_nodes(self._share, row_lanes, rows), epochs, shards, rows, rows)
 
 
 class _LaneRows:

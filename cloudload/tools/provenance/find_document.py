@@ -227,7 +227,7 @@ def _lanes_of(plan: WorkerPlan, stream: int, sample: int, epoch: int) -> list[in
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
     positions = positions_of(component.orders(plan.cache_root)(epoch), within)
     lanes: list[int] = np.flatnonzero(
-        np.isin(component.lanes.first_positions, positions % plan.num_lanes)
+        np.isin(component.lanes.first_positions, positions % plan.recipe.num_lanes)
     ).tolist()
     return lanes
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.order.lanes import Lanes
-from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts, index_in_group, share_lanes
+from cloudload.order.uneven_deal import deal_lanes, index_in_group, share_lanes
 from cloudload.system.arrays import Ints
 
 HOSTS = st.lists(st.integers(1, 9), min_size=1, max_size=9).map(
@@ -72,13 +72,6 @@ def test_rows_are_dealt_by_the_place_of_their_lane(
     assert share_lanes(LANES, np.array(hosts)).deal(start, 2).tolist() == rows
 
 
-def test_an_owner_assigns_its_lanes_to_its_workers_in_turn() -> None:
-    """Ranks 0 to 3 own lanes 0 3 · 1 4 · 2 · 5."""
-    dealing = share_lanes(LANES, np.array([0, 0, 0, 1]))
-    assert dealing.workers_of(np.arange(12), 2).tolist() == [0, 0, 0, 1, 1, 0] * 2
-    assert dealing.workers_of(np.arange(6), 1).tolist() == [0] * 6
-
-
 def test_rows_are_dealt_only_if_the_ranks_do_not_divide_the_lanes() -> None:
     assert deal_lanes([LANES], np.array([0, 0, 1])) is None
     assert deal_lanes([LANES], np.array([0, 0, 1, 1])) is not None
@@ -91,12 +84,6 @@ def test_the_lanes_of_a_mixture_are_shared_like_those_with_the_most_nodes() -> N
     assert dealing is not None
     assert dealing.owners.tolist() == share_lanes(components[1], hosts).owners.tolist()
     assert dealing.owners.tolist() != share_lanes(components[2], hosts).owners.tolist()
-
-
-def test_a_lane_is_on_the_machine_of_its_owner() -> None:
-    hosts = np.array([0, 0, 0, 1])
-    assert find_lane_hosts(6, hosts, share_lanes(LANES, hosts)).tolist() == [0, 0, 0, 0, 0, 1]
-    assert find_lane_hosts(8, hosts, None).tolist() == [0, 0, 0, 1, 0, 0, 0, 1]
 
 
 @given(
@@ -146,19 +133,3 @@ def test_machines_own_neighboring_nodes() -> None:
     touched = [np.unique(nodes[owners == host]) for host in range(9)]
     assert sum(map(len, touched)) <= 64 + 8
     assert all((np.diff(each) == 1).all() for each in touched)
-
-
-@given(
-    hosts=HOSTS, shape=st.sampled_from([(12, 4), (60, 4), (30, 2)]), num_workers=st.integers(1, 4)
-)
-def test_a_lane_belongs_to_one_worker(
-    hosts: Ints, shape: tuple[int, int], num_workers: int
-) -> None:
-    num_lanes, num_nodes = shape
-    dealing = share_lanes(Lanes(num_lanes, 10_000, None, num_nodes), hosts)
-    rows = np.arange(3 * num_lanes)
-    workers = dealing.workers_of(rows, num_workers).reshape(3, -1)
-    assert (workers == workers[0]).all()
-    for rank in range(len(hosts)):
-        counts = np.bincount(workers[0][dealing.owners == rank], minlength=num_workers)
-        assert counts.max() - counts.min() <= 1

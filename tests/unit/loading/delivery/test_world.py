@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cloudload.loading.delivery.world import (
-    World,
     check_world,
     default_num_workers,
     explain_few_cores,
     find_world,
     rank_in_mesh,
 )
+from cloudload.order import World
 from testkit.loaders import make_loader
 
 
@@ -197,7 +197,7 @@ def test_a_default_number_of_workers_is_never_a_warning(
         plan, described = loader.worker_plan(), loader.describe()
         is_fast = not options and loader.stats().tokenizer_backend == "fastokens"
     expected = 1 if is_fast else min(4, cores)
-    assert plan.num_workers == described["num_workers"] == expected
+    assert plan.share.num_workers == described["num_workers"] == expected
     assert re.search(rf"num_workers +{expected} per rank .*default", str(described))
     assert not [each for each in caplog.records if "workers" in each.getMessage()]
 
