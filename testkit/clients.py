@@ -7,18 +7,18 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 
-from cloudload.data.storage import objects
+from cloudload.data.storage import locations
 
 
 @contextlib.contextmanager
 def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables, and let cloudload create new clients from them in this block."""
     with environment(variables):
-        objects.opened.clear()
+        locations.opened.clear()
         try:
             yield
         finally:
-            objects.opened.clear()
+            locations.opened.clear()
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from cloudload.data.mds.hashes import SAMPLES_HASH
 from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.shard import Shard
 from cloudload.data.mds.writer import encode_index
-from cloudload.data.storage.objects import list_objects, read_object, upload_file, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.conversion_report import ConvertReport
 
@@ -107,25 +107,26 @@ def digest(folder: Path) -> str:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
     """Make the converter fail when it has stored this many shards."""
-    left = [shards]
+    left, write = [shards], Location.write
 
-    def failing(url: str, data: bytes) -> None:
-        left[0] -= Path(url).name.startswith("shard.")
+    def failing(location: Location, data: bytes) -> None:
+        left[0] -= Path(location.url).name.startswith("shard.")
         if left[0] < 0:
             raise StoreError("no room")
-        write_object(url, data)
+        write(location, data)
 
-    monkeypatch.setattr("cloudload.data.storage.objects.write_object", failing)
+    monkeypatch.setattr(Location, "write", failing)
 
 
 def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], object]) -> None:
     """Call `note` with the URL of each stored object."""
+    upload = Location.upload
 
-    def noting(path: Path, url: str, retry: Any = None) -> None:
-        upload_file(path, url, retry)
-        note(url)
+    def noting(location: Location, path: Path) -> None:
+        upload(location, path)
+        note(location.url)
 
-    monkeypatch.setattr("cloudload.data.storage.objects.upload_file", noting)
+    monkeypatch.setattr(Location, "upload", noting)
 
 
 def convert_until(shards: int, *args: Any, **options: Any) -> None:
@@ -182,8 +183,8 @@ def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) 
 def dataset_bytes(url: str) -> dict[str, str]:
     """The hash of each file of a dataset, by name, except the report, because it contains times."""
     found = {
-        item.url.removeprefix(url): hashlib.sha256(read_object(item.url)).hexdigest()
-        for item in list_objects(url)
+        item.url.removeprefix(url): hashlib.sha256(Location(item.url).read()).hexdigest()
+        for item in Location(url).list_objects()
     }
     return {
         name: digest for name, digest in found.items() if not name.endswith("convert-report.json")
@@ -193,10 +194,10 @@ def dataset_bytes(url: str) -> dict[str, str]:
 def read_dataset(url: str, scratch: Path) -> list[dict[str, Any]]:
     """All samples of a dataset, read by cloudload. `scratch` is a folder for local copies."""
     samples = []
-    for info in parse_index(read_object(f"{url}/index.json"), url):
+    for info in parse_index(Location(f"{url}/index.json").read(), url):
         path = scratch / info.raw.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        stored = read_object(f"{url}/{info.stored.name}")
+        stored = Location(f"{url}/{info.stored.name}").read()
         path.write_bytes(
             decompress(info.compression, stored, info.raw.bytes) if info.compression else stored
         )

@@ -21,7 +21,7 @@ from cloudload.data.mds.codecs import compress, compression_extension
 from cloudload.data.mds.hashes import hash_bytes
 from cloudload.data.mds.shard_entries import INDEX_NAME, Column
 from cloudload.data.mds.writer import ShardFormat, encode_sample, encode_shard_head
-from cloudload.data.storage.objects import write_object
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url
 
 _WORDS = [
@@ -105,9 +105,8 @@ def write_mds(
         else _cut_by_number(samples, shard_samples)
     )
     shards = [_write_shard(str(folder), form, number, part) for number, part in enumerate(parts)]
-    write_object(
-        join_url(str(folder), INDEX_NAME),
-        json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode(),
+    Location(join_url(str(folder), INDEX_NAME)).write(
+        json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode()
     )
     return str(folder)
 
@@ -151,7 +150,7 @@ def _write_shard(
         name += f".{compression_extension(form.compression)}"
         zipped = compress(form.compression, raw)
         entry["zip_data"] = _describe(name, zipped, form.hashes)
-    write_object(join_url(folder, name), raw if zipped is None else zipped)
+    Location(join_url(folder, name)).write(raw if zipped is None else zipped)
     return entry
 
 

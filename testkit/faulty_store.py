@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cloudload.data.storage.objects import write_object
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url
 from testkit.fault_proxy import FaultProxy
 
@@ -22,7 +22,7 @@ class FaultyStore:
         return join_url(self.url, "key")
 
     def put(self, data: bytes) -> None:
-        write_object(self.key, data)
+        Location(self.key).write(data)
 
     def fail(self, match: str, action: str, **details: Any) -> None:
         self.proxy.fail(match, action, **details)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import open_object
+from cloudload.data.storage.locations import Location
 from cloudload.errors import StoreError
 
 
 def object_exists(url: str, retry: Retry | None = None) -> bool:
     """Whether the object exists. Raises all errors except the one for a missing object."""
     try:
-        open_object(url, retry).close()
+        Location(url, retry or Retry()).open().close()
     except StoreError as error:
         if error.is_missing:
             return False

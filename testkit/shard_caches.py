@@ -18,11 +18,11 @@ RETRY = Retry(timeout_s=2.0, deadline_s=60.0, pause_s=0.05)
 
 def write(url: str, **settings: Any) -> Corpus:
     write_mds(url, DOCUMENTS, **{"shard_bytes": 4_000, "compression": "zstd", **settings})
-    return open_corpus([Location(url)], RETRY)
+    return open_corpus([Location(url, RETRY)])
 
 
 def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:
-    cache = ShardCache(corpus, root, RETRY, **{"threads": 3, "verify": "once", **settings})
+    cache = ShardCache(corpus, root, **{"threads": 3, "verify": "once", **settings})
     try:
         shards = [cache.shard(number) for number in range(len(corpus.shard_sizes))]
         return [

@@ -25,6 +25,7 @@ from cloudload.config.stream import Stream
 from cloudload.data.mds.dataset import Corpus, Dataset
 from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo
 from cloudload.data.mds.shard_table import ShardTable
+from cloudload.data.storage.locations import Location
 from cloudload.order.layout import resolve_layout
 from cloudload.rows.packing.packers import PackedRow, Packer, Packing
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
@@ -58,7 +59,7 @@ def tiny_dataset(name: str, shard_sizes: Sequence[int], *, hashed: bool = True) 
         )
         for number, samples in enumerate(shard_sizes)
     ]
-    return Dataset(f"s3://tiny/{name}", ShardTable.of(shards), f"index of {name}")
+    return Dataset(Location(f"s3://tiny/{name}"), ShardTable.of(shards), f"index of {name}")
 
 
 def tiny_recipe(

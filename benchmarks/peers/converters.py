@@ -140,9 +140,9 @@ def start(request: Message) -> Take:
 def describe_output(out: str) -> Message:
     """Return the number of documents and of stored bytes that an output's index lists."""
     from cloudload.data.mds.index_parser import parse_index
-    from cloudload.data.storage.objects import read_object
+    from cloudload.data.storage.locations import Location
 
-    shards = parse_index(read_object(f"{out}/index.json"), out)
+    shards = parse_index(Location(f"{out}/index.json").read(), out)
     return {
         "documents": sum(shard.samples for shard in shards),
         "written": sum(shard.stored.bytes for shard in shards),

@@ -24,11 +24,11 @@ CHUNK_BYTES = 1 << 20
 
 
 def cloudload_download(bucket: str, scheme: str) -> Download:
-    from cloudload.data.storage.objects import download_object
+    from cloudload.data.storage.locations import Location
 
     def download(key: str, path: Path) -> None:
         with path.open("wb") as file:
-            download_object(f"{scheme}://{bucket}/{key}", file)
+            Location(f"{scheme}://{bucket}/{key}").download(file)
 
     return download
 

@@ -31,8 +31,8 @@ from benchmarks.figures import Row
 from benchmarks.harness import memory_of, note, run_child
 from benchmarks.options import Options
 from cloudload import convert_to_mds
-from cloudload.data.storage import objects
-from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
+from cloudload.data.storage import locations
+from cloudload.data.storage.base import Backend, ObjectStream, StoredObject
 from cloudload.errors import FailureKind, WorkerError
 from cloudload.tools.convert.conversion_plan import ConversionPlan
 
@@ -46,11 +46,12 @@ class SimulatedStore(Backend):
     """A store of made-up input files. It saves only the plan, as a file in `folder`."""
 
     def __init__(self, folder: Path, files: int, shards: int, digest: str) -> None:
+        super().__init__(timeout_s=1)
         self._folder, self._files, self._shards, self._digest = folder, files, shards, digest
         self.written: dict[str, bytes] = {}
         """Maps the URL of each uploaded object to the SHA-256 of its bytes."""
 
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+    def list(self, url: str) -> Iterator[StoredObject]:
         if url == RAW:
             for number in range(self._files):
                 name = f"{RAW}/crawl-{number // 1000:04}/part-{number:07}.jsonl.gz"
@@ -63,28 +64,28 @@ class SimulatedStore(Backend):
                     name = f"{OUT}/{segment:05}/{_shard_name(shard)}"
                     yield StoredObject(name, SHARD_BYTES, f'"{segment:032x}"')
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
         if url == f"{OUT}/.convert/plan.json" and self._plan.exists():
             return ObjectStream(self._plan.open("rb", buffering=0))
         if self._digest and url.endswith(".done.json"):
             return ObjectStream(_Bytes(self._note(int(url.rpartition("/")[2].partition(".")[0]))))
         raise FileNotFoundError(url)
 
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
+    def upload(self, path: Path, url: str, deadline_s: float) -> None:
         written = hashlib.sha256()
         with path.open("rb") as file:
             while data := file.read(1 << 20):
                 written.update(data)
         self.written[url] = written.digest()
 
-    def create(self, path: Path, url: str, retry: Retry) -> None:
+    def create(self, path: Path, url: str, deadline_s: float) -> None:
         self._plan.write_bytes(path.read_bytes())
-        self.upload(path, url, retry)
+        self.upload(path, url, deadline_s)
 
-    def delete(self, url: str, retry: Retry) -> None:
+    def delete(self, url: str) -> None:
         pass
 
-    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+    def peek(self, url: str) -> Iterator[str]:
         return iter(())
 
     def failure_kind(self, error: BaseException) -> FailureKind:
@@ -180,7 +181,7 @@ def run_step(step: str, folder: str, files: int, shards: int) -> Row:
     """Run a step in this process, and return its figures."""
     digest = Path(folder, "digest").read_text() if step == "finish" else ""
     store = SimulatedStore(Path(folder), files, shards, digest)
-    objects.BACKENDS["s3"] = lambda: store
+    locations.BACKENDS["s3"] = lambda _: store
     began, before = time.process_time(), memory_of("VmHWM")
     # `_Stopping` makes the conversion fail at its first unit
     with contextlib.suppress(WorkerError):

@@ -114,6 +114,7 @@ def plan_count(folder: str) -> Row:
     from cloudload.config.rows import RowsConfig
     from cloudload.config.stream import Stream
     from cloudload.data.storage.base import Retry
+    from cloudload.data.storage.locations import Location
     from cloudload.run.recipe import open_recipe
     from cloudload.tools.count.count import prepare_count
     from cloudload.tools.count.group import list_groups
@@ -123,7 +124,7 @@ def plan_count(folder: str) -> Row:
     tokenizer = loader_options(Path(folder))["tokenizer"]
     config = RowsConfig(streams=(Stream(URL),), seq_len=1, bos=None, eos=None)
     recipe = open_recipe(config, tokenizer, Retry())
-    work = prepare_count(recipe, "hf", f"{URL}/lengths", Retry())
+    work = prepare_count(recipe, "hf", Location(f"{URL}/lengths"))
     groups = list_groups(work, recipe.corpus.datasets[0])
     row = _figures("planning cloudload count", cpu, wall)
     return row | {"size": f"{len(groups):,} groups"}

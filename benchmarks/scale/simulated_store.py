@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.documents import TOKENIZER
 from cloudload import convert_to_mds
-from cloudload.data.storage import objects
-from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
+from cloudload.data.storage import locations
+from cloudload.data.storage.base import Backend, ObjectStream, StoredObject
 from cloudload.data.storage.versions import version_of_headers
 from cloudload.errors import FailureKind
 
@@ -60,9 +60,10 @@ class SimulatedStore(Backend):
     """A store that serves the files of `write_index_of_many`, and rejects writes."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(timeout_s=1)
         self._folder = folder
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
         name = url.removeprefix(f"{URL}/")
         is_shard = name.endswith(".mds.zstd")
         if not is_shard and name != "index.json":
@@ -74,18 +75,18 @@ class SimulatedStore(Backend):
         headers |= {"Last-Modified": formatdate(_WRITTEN_S), "Date": formatdate(time.time())}
         return ObjectStream(file, version_of_headers(headers))
 
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
+    def upload(self, path: Path, url: str, deadline_s: float) -> None:
         raise PermissionError(url)
 
     create = upload
 
-    def delete(self, url: str, retry: Retry) -> None:
+    def delete(self, url: str) -> None:
         raise PermissionError(url)
 
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+    def list(self, url: str) -> Iterator[StoredObject]:
         return iter(())
 
-    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+    def peek(self, url: str) -> Iterator[str]:
         return iter(())
 
     def failure_kind(self, error: BaseException) -> FailureKind:
@@ -96,7 +97,7 @@ class SimulatedStore(Backend):
 def use_store(folder: Path) -> None:
     """Make this process and its forks read s3:// URLs from a folder of `write_index_of_many`."""
     store = SimulatedStore(folder)
-    objects.BACKENDS["s3"] = lambda: store
+    locations.BACKENDS["s3"] = lambda _: store
 
 
 def loader_options(folder: Path) -> dict[str, Any]:

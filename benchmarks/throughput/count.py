@@ -29,6 +29,7 @@ from cloudload import Stream
 from cloudload.config.rows import RowsConfig
 from cloudload.data.cache.cache_folder import default_cache
 from cloudload.data.storage.base import Retry
+from cloudload.data.storage.locations import Location
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.rows.tokenization.backend import choose_backend
 from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
@@ -90,7 +91,7 @@ def time_bare(recipe: Recipe, backend: str, folder: Path) -> Message:
     tokenizer, spent, size, number = DocumentTokenizer(recipe.tokenizer, backend), 0.0, 0, 0
     tokenizer.encode_flat(_WARM_UP)
     wait_until_idle()
-    with open_meter(recipe, backend, folder, Retry()) as meter:
+    with open_meter(recipe, backend, folder) as meter:
         for texts in read_batches(meter.reader, recipe):
             began = time.process_time()
             tokenizer.encode_flat(texts)
@@ -104,7 +105,7 @@ def time_count(recipe: Recipe, backend: str, folder: Path) -> Message:
     """Measure the CPU seconds to count all groups, and the bytes of the files of lengths."""
     DocumentTokenizer(recipe.tokenizer, backend).encode_flat(_WARM_UP)
     wait_until_idle()
-    work = prepare_count(recipe, backend, str(folder), Retry())
+    work = prepare_count(recipe, backend, Location(str(folder)))
     began = time.process_time()
     for group in list_groups(work, recipe.corpus.datasets[0]):
         count_group(work, group)

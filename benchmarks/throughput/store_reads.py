@@ -22,7 +22,7 @@ from benchmarks.figures import Row
 from benchmarks.harness import Side, SideFailedError, note
 from benchmarks.options import Options
 from benchmarks.peers.store_clients import CLIENTS
-from cloudload.data.storage.objects import write_object
+from cloudload.data.storage.locations import Location
 from testkit.servers import BUCKET, start_gcs, start_s3
 
 SERVERS: dict[str, tuple[Any, str]] = {"s3": (start_s3, "s3"), "gcs": (start_gcs, "gs")}
@@ -92,7 +92,7 @@ def write_objects(scheme: str, size: int, most: int) -> list[str]:
     data = os.urandom(size * 10**6)
     keys = [f"{size}-{number}" for number in range(min(16, max(1, most // size // 2)))]
     for key in keys:
-        write_object(f"{scheme}://{BUCKET}/{key}", data)
+        Location(f"{scheme}://{BUCKET}/{key}").write(data)
     return keys
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
 
 from cloudload.config import checks, choices
-from cloudload.data import locations, redact, urls
+from cloudload.data import Location, Retry, redact, urls
 from cloudload.system import option_help
 
 # folder names that do not identify a dataset, because many datasets have them
@@ -117,12 +117,11 @@ class Stream:
     @property
     def url(self) -> str:
         """The URL of the folder that contains `index.json`."""
-        return self.location.url
+        return urls.join_url(self.remote, self.split or "").rstrip("/")
 
-    @property
-    def location(self) -> locations.Location:
-        """Where the stream's dataset is."""
-        return locations.Location(self.remote, self.split)
+    def locate(self, retry: Retry) -> Location:
+        """The location of the stream's dataset, whose requests are retried as `retry` says."""
+        return Location(self.url, retry, self.split)
 
 
 def name_streams(streams: Sequence[Stream]) -> tuple[Stream, ...]:

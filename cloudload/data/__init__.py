@@ -54,9 +54,10 @@ if TYPE_CHECKING:
     from cloudload.data.mds.shard_start import open_shard_start, open_temporary
     from cloudload.data.mds.shard_table import ShardTable
     from cloudload.data.mds.survey import JOURNAL_FOLDER, describe_hidden_datasets, refuse_to_hide
-    from cloudload.data.storage import globs, hub, locations, nearby, objects, urls
+    from cloudload.data.storage import globs, hub, nearby, urls
     from cloudload.data.storage.base import Retry, StoredObject, check_seconds
     from cloudload.data.storage.clients import skip_bytes
+    from cloudload.data.storage.locations import Location
     from cloudload.data.storage.redaction import contains_secrets, explain, redact
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -207,8 +207,7 @@ def open_recipe(
     spec = spec or open_tokenizer(config, tokenizer)
     began = time.monotonic()
     corpus = open_corpus(
-        [each.location for each in config.streams],
-        retry,
+        [each.locate(retry) for each in config.streams],
         cache_root,
         may_be_empty=not config.is_mixed,
     )

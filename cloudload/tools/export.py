@@ -18,8 +18,7 @@ import numpy as np
 
 from cloudload.config import checks, choices
 from cloudload.data import (
-    locations,
-    objects,
+    Location,
     own_objects,
     redact,
     refuse_to_hide,
@@ -185,13 +184,13 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
     urls.check_location(out)
     location = urls.plain_location(out)
     for url in data:
-        if locations.same_or_inside(location, url) or locations.same_or_inside(url, location):
+        if urls.same_or_inside(location, url) or urls.same_or_inside(url, location):
             raise ValueError(
                 f"the output {redact(out)} is, contains, or is inside data that the run reads, "
                 f"{redact(url)}. Choose another output"
             )
     try:
-        found = objects.list_objects(location)
+        found = Location(location).list_objects()
     except StoreError as error:
         if not error.is_missing:
             raise
@@ -252,17 +251,16 @@ class _ShardWriter:
             raise ConvertError(
                 "there are no rows to export, because the loader is at the end of its run"
             )
-        objects.write_object(
-            urls.join_url(self._location, shard_entries.INDEX_NAME),
-            writer.encode_index(self.entries),
+        Location(urls.join_url(self._location, shard_entries.INDEX_NAME)).write(
+            writer.encode_index(self.entries)
         )
 
     def _store(self) -> None:
         sizes = np.fromiter(map(len, self._samples), np.int64, len(self._samples))
         shard = writer.pack_shard(self._form, len(self.entries), sizes, self._samples)
         while self._old:
-            objects.delete_object(urls.join_url(self._location, self._old.pop(0)))
-        objects.write_object(urls.join_url(self._location, shard.name), shard.data)
+            Location(urls.join_url(self._location, self._old.pop(0))).delete()
+        Location(urls.join_url(self._location, shard.name)).write(shard.data)
         self.entries.append(shard.entry)
         logger.info("%s: %s rows", shard.name, f"{len(sizes):,}")
         self._samples, self._bytes = [], self._form.empty_bytes()

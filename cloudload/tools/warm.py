@@ -91,7 +91,7 @@ def warm_cache(
     own = share_rows([each.lanes for each in plan.recipe.components], world).machine_lanes
     chosen, is_all = _choose(plan, own, shards, min(limits, default=None))
     delivery, traffic = plan.delivery, _Downloads()
-    fetcher = Fetcher(plan.cache_root, delivery.retry, cache_limit, delivery.verify, traffic)
+    fetcher = Fetcher(plan.cache_root, cache_limit, delivery.verify, traffic)
     size = _fetch(plan.recipe.corpus, fetcher, chosen, threads, progress=progress)
     return WarmReport(
         shards=len(chosen),

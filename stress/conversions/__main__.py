@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from cloudload.data.storage.objects import read_object, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.tools.convert.output_location import list_sizes_at
 from stress.campaign import Report, make_parser, run_in_folder
 from stress.conversions.cluster import Cluster
@@ -107,7 +107,7 @@ class Campaign:
         """Store the input, convert it without kills or faults, and return the objects' hashes."""
         corpus = mixed_corpus(self._folder / "corpus", with_bad=True)
         for path in sorted(corpus.iterdir()):
-            write_object(f"{INPUT}/{path.name}", path.read_bytes())
+            Location(f"{INPUT}/{path.name}").write(path.read_bytes())
         out, rejects = self._folder / "out", self._folder / "rejects"
         report = convert(corpus, out, rejects)
         assert report.segments >= 50
@@ -154,7 +154,7 @@ class Campaign:
 
 
 def _hash_objects(out: str, rejects: str) -> dict[str, str]:
-    return dataset_bytes(out) | {"rejects": hashlib.sha256(read_object(rejects)).hexdigest()}
+    return dataset_bytes(out) | {"rejects": hashlib.sha256(Location(rejects).read()).hexdigest()}
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from cloudload.data.storage.objects import delete_object, read_object, write_object
+from cloudload.data.storage.locations import Location
 from stress.fault_table.reads import (
     DOCUMENTS,
     OTHERS,
@@ -42,14 +42,14 @@ def corrupt_in_store(work: Workspace) -> Outcome:
     """Damage a shard in the store, so that every fetch returns the same wrong bytes."""
     data = work.data()
     url = f"{data}/{zipped_name(data, 2)}"
-    write_object(url, flip(read_object(url)))
+    Location(url).write(flip(Location(url).read()))
     return work.read(data)
 
 
 def missing_in_store(work: Workspace) -> Outcome:
     """Delete a shard from the store, but not from the index."""
     data = work.data()
-    delete_object(f"{data}/{zipped_name(data, 2)}")
+    Location(f"{data}/{zipped_name(data, 2)}").delete()
     return work.read(data)
 
 
@@ -58,7 +58,7 @@ def other_header(work: Workspace) -> Outcome:
     data = work.data()
     index = read_index(data)
     index["shards"][2]["column_encodings"] = ["bytes"]
-    write_object(f"{data}/index.json", json.dumps(index).encode())
+    Location(f"{data}/index.json").write(json.dumps(index).encode())
     return work.read(data)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader
-from cloudload.data.storage.objects import read_object
+from cloudload.data.storage.locations import Location
 from stress.fault_table.markdown import shorten, table
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.left_behind import left_overs, orphans, shared_memory
@@ -186,7 +186,7 @@ def flip(data: bytes) -> bytes:
 
 def read_index(url: str) -> dict[str, Any]:
     """Read the index of a dataset."""
-    return dict(json.loads(read_object(f"{url}/index.json")))
+    return dict(json.loads(Location(f"{url}/index.json").read()))
 
 
 def zipped_name(url: str, number: int) -> str:

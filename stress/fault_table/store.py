@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudload.data.storage.objects import read_object, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.errors import StoreError
 from stress.fault_table.markdown import shorten, table
 from testkit import ROOT
@@ -148,7 +148,7 @@ def measure(names: Sequence[str]) -> str:
         os.environ.update(s3.environment() | gcs.environment())
         for case in found:
             if case.fault:
-                write_object(case.url, os.urandom(100_000))
+                Location(case.url).write(os.urandom(100_000))
         for proxy, store in ((s3_proxy, "S3"), (gcs_proxy, "GCS")):
             faults = [case.fault for case in found if case.fault and case.store == store]
             proxy.set_faults(faults)
@@ -174,7 +174,7 @@ def print_failure(url: str) -> None:
     """Read a URL, and print the seconds and the error, or the number of bytes, as JSON."""
     start = time.monotonic()
     try:
-        message = f"read {len(read_object(url))} bytes"
+        message = f"read {len(Location(url).read())} bytes"
     except StoreError as error:
         message = f"{type(error).__name__}: {error}"
     print(json.dumps([time.monotonic() - start, message]))

@@ -23,6 +23,7 @@ from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.shard import Shard
 from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo
 from cloudload.data.mds.writer import ShardFormat, encode_sample
+from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
 from stress.fuzz.engine import Choices, Target, expect
 from testkit.corpora import encode_shard
@@ -48,7 +49,9 @@ def index_seeds() -> list[bytes]:
 
 def run_index(data: bytes) -> None:
     """Parse an index, and check everything that depends only on the index."""
-    dataset = Dataset("s3://bucket/folder", parse_index(data, "s3://bucket/folder"), "0" * 64)
+    dataset = Dataset(
+        Location("s3://bucket/folder"), parse_index(data, "s3://bucket/folder"), "0" * 64
+    )
     folder = dataset_folder(Path("/cache"), dataset)
     names = [file.name for shard in dataset.shards for file in (shard.raw, shard.zipped) if file]
     files = [folder / name for name in names]

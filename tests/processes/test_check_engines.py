@@ -14,7 +14,7 @@ import pytest
 
 from cloudload import cli
 from cloudload.data.mds.index_parser import parse_index
-from cloudload.data.storage.base import Retry
+from cloudload.data.storage.locations import Location
 from cloudload.tools.check import check_dataset, groups
 from cloudload.tools.check.document_rules import choose_rules
 from cloudload.tools.check.duplicates import DuplicateFinder
@@ -113,7 +113,7 @@ def test_a_worker_without_a_codec_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     data = (tmp_path / "index.json").read_bytes().replace(b'"gz"', b'"snappy"')
     monkeypatch.setitem(sys.modules, "snappy", None)
     [info] = parse_index(data, str(tmp_path))
-    [finding] = check_shard(str(tmp_path), info, "text", Retry())
+    [finding] = check_shard(Location(str(tmp_path)), info, "text")
     assert (finding.kind, finding.where) == ("codec-missing", info.stored.name)
 
 
@@ -124,9 +124,8 @@ def test_the_bytes_of_all_shards_are_reported(damaged: Path) -> None:
     for processes in (1, 2):
         sizes: list[int] = []
         for _ in groups.check_shards(
-            str(damaged),
+            Location(str(damaged)),
             "text",
-            Retry(),
             whole,
             rules=rules,
             duplicates=DuplicateFinder(rules.hashed, 0),

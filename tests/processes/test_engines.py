@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.data.storage.objects import read_object
+from cloudload.data.storage.locations import Location
 from cloudload.errors import ConvertError, FailureKind, StoreError, WorkerError
 from cloudload.tools.engines.local_processes import open_processes
 from cloudload.tools.engines.shares import Share
@@ -40,7 +40,7 @@ def fail(kind: str) -> None:
     if kind == "ours":
         raise ConvertError("no such record")
     if kind == "store":
-        read_object("/not/there")
+        Location("/not/there").read()
     if kind == "other":
         raise KeyError("s3://user:hunter2hunter2@host")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.data.storage.objects import write_object
+from cloudload.data.storage.locations import Location
 from cloudload.errors import CloudloadError, StoreError
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.finished_part import InputPosition
@@ -117,7 +117,7 @@ def test_a_text_file_that_grows_after_it_was_listed_is_refused(tmp_path: Path) -
 
 
 def test_an_object_of_another_size_than_listed_is_refused_at_its_end(s3_url: str) -> None:
-    write_object(f"{s3_url}/a.txt", b"0123456789")
+    Location(f"{s3_url}/a.txt").write(b"0123456789")
     for size in (9, 11):
         file = InputFile(f"{s3_url}/a.txt", "a.txt", size, "text", None)
         with pytest.raises(StoreError, match=f"has 10 bytes, but had {size} when it was listed"):

@@ -21,6 +21,7 @@ from cloudload import Stream
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.shard_entries import INDEX_NAME, Column
 from cloudload.data.mds.writer import ShardFormat, encode_sample
+from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, CloudloadError, DatasetError, TokenizerError
 from testkit.awkward import tokenize
 from testkit.corpora import encode_shard, random_documents, write_mds
@@ -229,7 +230,7 @@ def test_nothing_outside_the_cache_is_written(tmp_path: Path) -> None:
 
 
 def test_a_dataset_does_not_show_the_credentials_of_its_location() -> None:
-    dataset = Dataset("https://user:secret@host/data?signature=secret", (), "0" * 64)
+    dataset = Dataset(Location("https://user:secret@host/data?signature=secret"), (), "0" * 64)
     assert repr(dataset) == "Dataset('https://host/data', 0 shards, 000000000000)"
 
 

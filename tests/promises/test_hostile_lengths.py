@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
-from cloudload.data.storage.base import Retry
 from cloudload.errors import DatasetError
 from cloudload.loading.workers import worker
 from cloudload.loading.workers.worker import choose_samples
@@ -47,11 +46,11 @@ def read_lengths(folder: Path, cache: Path) -> list[int]:
     """Read the lengths of all samples of a dataset from its length files."""
     recipe = make_loader(str(folder), lengths="off").recipe
     [dataset], key = recipe.corpus.datasets, make_key(recipe, 0)
-    place, retry = lengths_location(dataset, None), Retry()
-    index = find_index(place, key, recipe.corpus.fingerprint(range(1)), retry)
+    place = lengths_location(dataset, None)
+    index = find_index(place, key, recipe.corpus.fingerprint(range(1)))
     assert index is not None
     counted = CountedDataset(dataset, key, place, index)
-    lengths = open_dataset_lengths(counted, cache, retry)
+    lengths = open_dataset_lengths(counted, cache)
     numbers: list[int] = lengths.of(np.arange(recipe.corpus.num_samples)).tolist()
     return numbers
 

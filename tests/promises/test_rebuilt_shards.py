@@ -14,7 +14,7 @@ import zstandard
 
 from cloudload.convert import convert_to_mds
 from cloudload.data.mds import writer
-from cloudload.data.storage.objects import delete_object, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.errors import ConvertError
 from testkit.conversions import (
     SETTINGS,
@@ -88,8 +88,8 @@ def test_a_store_gets_its_missing_shards_again(s3_url: str, tmp_path: Path) -> N
     source, _ = make_input(tmp_path / "in", "jsonl", documents(300))
     first = convert_to_mds(source(), f"{s3_url}/out", **SEGMENTS)
     before = dataset_bytes(f"{s3_url}/out")
-    delete_object(f"{s3_url}/out/00000/shard.00001.mds.zstd")
-    write_object(f"{s3_url}/out/00001/shard.00000.mds.zstd", b"half")
+    Location(f"{s3_url}/out/00000/shard.00001.mds.zstd").delete()
+    Location(f"{s3_url}/out/00001/shard.00000.mds.zstd").write(b"half")
     again = convert_to_mds(source(), f"{s3_url}/out", **SEGMENTS)
     assert (again.rebuilt_shards, again.shards) == (2, first.shards)
     assert dataset_bytes(f"{s3_url}/out") == before
@@ -109,17 +109,17 @@ KILLED = """
 import os, signal, sys
 from cloudload.convert import convert_to_mds
 from testkit.conversions import SETTINGS
-from cloudload.data.storage import objects
+from cloudload.data.storage.locations import Location
 
-store, left = objects.write_object, [2]
+write, left = Location.write, [2]
 
-def kill(url, data):
+def kill(location, data):
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
     left[0] -= 1
-    store(url, data)
+    write(location, data)
 
-objects.write_object = kill
+Location.write = kill
 convert_to_mds(sys.argv[1], sys.argv[2], segment_bytes=8000, **SETTINGS)
 """
 
@@ -222,12 +222,13 @@ def test_a_repair_stops_if_the_dataset_is_replaced_meanwhile(
     out = converted
     for path in list_shards(out)[:3]:
         path.unlink()
+    write = Location.write
 
-    def replace_index(url: str, data: bytes) -> None:
-        write_object(url, data)
+    def replace_index(location: Location, data: bytes) -> None:
+        write(location, data)
         (out / "index.json").unlink()
 
-    monkeypatch.setattr("cloudload.data.storage.objects.write_object", replace_index)
+    monkeypatch.setattr(Location, "write", replace_index)
     with pytest.raises(ConvertError, match=r"index of .* changed while shards were rebuilt"):
         convert_to_mds(tmp_path / "in", out, **SETTINGS)
     assert [path.name[6:11] for path in list_shards(out)[:2]] == ["00000", "00003"]

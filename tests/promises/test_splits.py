@@ -13,7 +13,7 @@ import pytest
 from cloudload import Stream
 from cloudload.convert import convert_to_mds
 from cloudload.data.mds.own_objects import REPORT_NAME
-from cloudload.data.storage.objects import list_objects
+from cloudload.data.storage.locations import Location
 from cloudload.errors import ConvertError, DatasetError
 from testkit.conversions import (
     QUIET,
@@ -250,7 +250,9 @@ def test_overwriting_removes_the_splits_and_nothing_else(corpus: Path, tmp_path:
     report = convert_to_mds(corpus / "a.jsonl", out, overwrite=True, **OPTIONS)
     assert len(split_of(out, tmp_path)) == report.documents == 150
     assert dataset_bytes(str(out / "other")) == other
-    listed = {item.url.removeprefix(f"{out}/").split("/")[0] for item in list_objects(str(out))}
+    listed = {
+        item.url.removeprefix(f"{out}/").split("/")[0] for item in Location(str(out)).list_objects()
+    }
     assert listed == {*NAMES, "other"}
 
 

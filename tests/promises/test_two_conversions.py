@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.data.storage.objects import list_objects
+from cloudload.data.storage.locations import Location
 from cloudload.errors import CloudloadError, ConvertError
 from cloudload.tools.check import check_dataset
 from cloudload.tools.convert.conversion_report import ConvertReport
@@ -39,11 +39,11 @@ def test_an_unfinished_conversion_survives_another_one(
 ) -> None:
     a, b, out = write(tmp_path, "a"), write(tmp_path, "b"), tmp_path / "out"
     convert_until(7, a, out, **options)
-    stored = {item.url: item.tag for item in list_objects(str(out))}
+    stored = {item.url: item.tag for item in Location(str(out)).list_objects()}
     for other in (ONE, SEVERAL, {**SEVERAL, "worker": "0/2"}):
         with pytest.raises(ConvertError, match=r"belongs to a conversion with|was planned with"):
             convert_to_mds(b, out, **other)
-    assert {item.url: item.tag for item in list_objects(str(out))} == stored
+    assert {item.url: item.tag for item in Location(str(out)).list_objects()} == stored
     report = convert_to_mds(a, out, **options)
     assert report.resumed_shards >= 4
     assert texts(str(out), tmp_path) == texts_of("a")

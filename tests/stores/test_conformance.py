@@ -24,20 +24,9 @@ from typing import Any
 
 import pytest
 
-from cloudload.data.storage import objects
-from cloudload.data.storage.base import StoredObject
-from cloudload.data.storage.objects import (
-    create_object,
-    delete_object,
-    download_object,
-    list_objects,
-    open_object,
-    peek_folder,
-    read_object,
-    read_object_version,
-    upload_file,
-    write_object,
-)
+from cloudload.data.storage import locations
+from cloudload.data.storage.base import Retry, StoredObject
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.streaming import StreamingStore
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import FailureKind, StoreError
@@ -60,8 +49,8 @@ class Place:
 
 
 def written(url: str) -> Place:
-    """A folder in which tests store objects with `write_object`."""
-    return Place(url, lambda name, data: write_object(join_url(url, name), data))
+    """A folder in which tests store objects with `Location.write`."""
+    return Place(url, lambda name, data: Location(join_url(url, name)).write(data))
 
 
 # ---------------------------------------------------------------- places
@@ -98,21 +87,22 @@ def http_place(tmp_path: Path) -> Iterator[Place]:
     pytest.importorskip("aiohttp")
     folder = tmp_path / "web"
     with web_server(folder) as url:
-        yield Place(url, lambda name, data: write_object(join_url(str(folder), name), data))
+        yield Place(url, lambda name, data: Location(join_url(str(folder), name)).write(data))
 
 
 @pytest.fixture
 def streaming_place(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A folder in S3, which cloudload reads with StreamingDataset's downloader."""
     pytest.importorskip("streaming")
-    s3 = objects.backend_of(s3_url)
+    backend = Location(s3_url).backend
+    key = (os.getpid(), "s3", Retry().timeout_s)
 
     def put(name: str, data: bytes) -> None:
         with monkeypatch.context() as patch:
-            patch.setitem(objects.opened, (os.getpid(), "s3"), s3)
-            write_object(join_url(s3_url, name), data)
+            patch.setitem(locations.opened, key, backend)
+            Location(join_url(s3_url, name)).write(data)
 
-    monkeypatch.setitem(objects.opened, (os.getpid(), "s3"), StreamingStore())
+    monkeypatch.setitem(locations.opened, key, StreamingStore(Retry().timeout_s))
     return Place(s3_url, put)
 
 
@@ -151,8 +141,8 @@ def writable(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def test_what_was_stored_is_read(place: Place, data: bytes) -> None:
     place.put("folder/key", data)
     url = join_url(place.url, "folder/key")
-    assert read_object(url) == data
-    with open_object(url) as stream:
+    assert Location(url).read() == data
+    with Location(url).open() as stream:
         assert stream.read(5) + b"".join(stream) == data
 
 
@@ -160,12 +150,12 @@ def test_what_was_stored_is_read(place: Place, data: bytes) -> None:
 def test_requests_that_end_after_their_headers_leave_no_connections(writable: Place) -> None:
     writable.put("key", LARGE)
     url = join_url(writable.url, "key")
-    assert read_object(url) == LARGE
+    assert Location(url).read() == LARGE
     before = count_sockets()
     for _ in range(40):  # more than the 32 connections that an S3 client keeps open
-        assert read_object_version(url, unless=lambda _: True)[0] == b""
+        assert Location(url).read_version(unless=lambda _: True)[0] == b""
     assert count_sockets() <= before + 1
-    assert read_object(url) == LARGE
+    assert Location(url).read() == LARGE
 
 
 def count_sockets() -> int:
@@ -179,20 +169,20 @@ def count_sockets() -> int:
 @pytest.mark.parametrize("start", [0, 1, 4_500_000, 9_000_000])
 def test_an_object_is_read_from_any_byte_on(place: Place, start: int) -> None:
     place.put("key", LARGE)
-    with open_object(join_url(place.url, "key"), start=start) as stream:
+    with Location(join_url(place.url, "key")).open(start=start) as stream:
         assert b"".join(stream) == LARGE[start:]
 
 
 @pytest.mark.parametrize("writable", [*ATOMIC], indirect=True)
 def test_an_object_that_changed_since_it_was_listed_is_refused_by_name(writable: Place) -> None:
     writable.put("key", b"before")
-    (listed,) = list_objects(writable.url)
+    (listed,) = Location(writable.url).list_objects()
     assert listed.tag
-    with open_object(listed.url, start=2, tag=listed.tag) as stream:
+    with Location(listed.url).open(start=2, tag=listed.tag) as stream:
         assert stream.read() == b"fore"
     writable.put("key", b"behind")
     with pytest.raises(StoreError, match=rf"{listed.url} changed since it was listed"):
-        open_object(listed.url, tag=listed.tag)
+        Location(listed.url).open(tag=listed.tag)
 
 
 @pytest.mark.parametrize(("most_bytes", "expected"), [(None, 10), (10, 10), (4, 5), (0, 1)])
@@ -203,7 +193,7 @@ def test_a_download_stops_one_byte_past_the_most(
     target = tmp_path / "target"
     target.write_bytes(b"what was there before, and longer")
     with target.open("r+b") as file:
-        written = download_object(join_url(place.url, "key"), file, most_bytes=most_bytes)
+        written = Location(join_url(place.url, "key")).download(file, most_bytes=most_bytes)
         assert written == expected
     assert target.read_bytes() == b"0123456789"[:expected]
 
@@ -212,7 +202,7 @@ def test_a_download_begins_at_any_byte_and_continues_the_file(place: Place, tmp_
     place.put("key", b"0123456789")
     with (tmp_path / "target").open("w+b") as file:
         file.write(b"before ")
-        assert download_object(join_url(place.url, "key"), file, start=7) == 3
+        assert Location(join_url(place.url, "key")).download(file, start=7) == 3
     assert (tmp_path / "target").read_bytes() == b"before 789"
 
 
@@ -220,7 +210,7 @@ def test_a_full_disk_is_not_called_a_failure_of_the_store(place: Place, small_di
     place.put("key", bytes(100_000))
     with (small_disk / "target").open("w+b", buffering=0) as file:
         with pytest.raises(OSError, match="No space left on device") as caught:
-            download_object(join_url(place.url, "key"), file)
+            Location(join_url(place.url, "key")).download(file)
         assert caught.value.errno == errno.ENOSPC
 
 
@@ -228,7 +218,7 @@ def test_a_full_disk_is_not_called_a_failure_of_the_store(place: Place, small_di
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_means_itself(place: Place, name: str) -> None:
     place.put(name, name.encode())
-    assert read_object(join_url(place.url, name)) == name.encode()
+    assert Location(join_url(place.url, name)).read() == name.encode()
 
 
 def test_an_object_exists_once_it_is_stored(place: Place) -> None:
@@ -241,7 +231,7 @@ def test_what_is_missing_is_an_error_of_that_kind(place: Place) -> None:
     place.put("there", b"")
     url = join_url(place.url, "not-there")
     with refused(r"1 attempt.*object does not exist") as caught:
-        read_object(url)
+        Location(url).read()
     assert caught.value.kind is FailureKind.MISSING_OBJECT
     assert caught.value.is_missing
     assert url in str(caught.value)
@@ -250,7 +240,7 @@ def test_what_is_missing_is_an_error_of_that_kind(place: Place) -> None:
 def test_an_error_names_the_url_without_its_secrets(place: Place) -> None:
     place.put("there", b"")
     with pytest.raises(StoreError) as caught:
-        read_object(join_url(place.url, f"not-there?token={SECRET}"))
+        Location(join_url(place.url, f"not-there?token={SECRET}")).read()
     assert join_url(place.url, "not-there") in str(caught.value)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
@@ -263,52 +253,52 @@ def test_a_file_is_stored(writable: Place, tmp_path: Path, data: bytes) -> None:
     source = tmp_path / "source"
     source.write_bytes(data)
     url = join_url(writable.url, "deep/er/key")
-    upload_file(source, url)
-    assert read_object(url) == data
+    Location(url).upload(source)
+    assert Location(url).read() == data
 
 
 def test_an_overwrite_replaces_all_of_an_object(writable: Place) -> None:
     url = join_url(writable.url, "key")
     for data in (b"first and longer", b"second"):
-        write_object(url, data)
-        assert read_object(url) == data
-    assert list_objects(writable.url) == [StoredObject(url, 6)]
+        Location(url).write(data)
+        assert Location(url).read() == data
+    assert Location(writable.url).list_objects() == [StoredObject(url, 6)]
 
 
 def test_an_object_is_created_only_once(writable: Place) -> None:
     url = join_url(writable.url, "folder/key")
-    assert create_object(url, b"first") == b"first"
-    assert create_object(url, b"second") == b"first"
-    assert read_object(url) == b"first"
-    assert [item.url for item in list_objects(writable.url)] == [url]
+    assert Location(url).create(b"first") == b"first"
+    assert Location(url).create(b"second") == b"first"
+    assert Location(url).read() == b"first"
+    assert [item.url for item in Location(writable.url).list_objects()] == [url]
 
 
 @pytest.mark.parametrize("writable", ATOMIC, indirect=True)
 def test_clients_that_create_an_object_at_once_agree_on_one(writable: Place) -> None:
     url = join_url(writable.url, "key")
     with ThreadPoolExecutor(8) as threads:
-        found = set(threads.map(lambda number: create_object(url, b"%d" % number), range(8)))
-    assert found == {read_object(url)}
+        found = set(threads.map(lambda number: Location(url).create(b"%d" % number), range(8)))
+    assert found == {Location(url).read()}
 
 
 def test_an_overwrite_that_fails_leaves_the_object(writable: Place, tmp_path: Path) -> None:
     url = join_url(writable.url, "key")
-    write_object(url, b"data")
+    Location(url).write(b"data")
     with pytest.raises((StoreError, FileNotFoundError)):
-        upload_file(tmp_path / "no-such-file", url)
-    assert read_object(url) == b"data"
-    assert list_objects(writable.url) == [StoredObject(url, 4)]
+        Location(url).upload(tmp_path / "no-such-file")
+    assert Location(url).read() == b"data"
+    assert Location(writable.url).list_objects() == [StoredObject(url, 4)]
 
 
 @pytest.mark.parametrize("writable", ATOMIC, indirect=True)
 def test_a_reader_sees_all_of_an_overwrite_or_nothing(writable: Place) -> None:
     url = join_url(writable.url, "key")
     versions = [letter * (1 << 20) for letter in (b"a", b"b")]
-    write_object(url, versions[0])
+    Location(url).write(versions[0])
     with ThreadPoolExecutor(1) as thread:
-        writes = [thread.submit(write_object, url, versions[n % 2]) for n in range(10)]
+        writes = [thread.submit(Location(url).write, versions[n % 2]) for n in range(10)]
         while not writes[-1].done():
-            assert read_object(url) in versions
+            assert Location(url).read() in versions
         assert [write.result() for write in writes] == [None] * 10
 
 
@@ -316,15 +306,17 @@ def test_what_is_deleted_is_gone_and_may_be_deleted_again(writable: Place) -> No
     for name in ("a", "b"):
         writable.put(name, b"data")
     for _ in range(2):
-        delete_object(join_url(writable.url, "a"))
+        Location(join_url(writable.url, "a")).delete()
         assert not object_exists(join_url(writable.url, "a"))
-        assert list_objects(writable.url) == [StoredObject(join_url(writable.url, "b"), 4)]
+        assert Location(writable.url).list_objects() == [
+            StoredObject(join_url(writable.url, "b"), 4)
+        ]
 
 
 def test_a_listing_is_sorted_and_has_sizes(writable: Place) -> None:
     for name in ("b", "a/z", "a/y/x"):
         writable.put(name, name.encode())
-    assert list_objects(writable.url) == [
+    assert Location(writable.url).list_objects() == [
         StoredObject(join_url(writable.url, name), len(name)) for name in ("a/y/x", "a/z", "b")
     ]
 
@@ -333,7 +325,7 @@ def test_a_listing_is_sorted_and_has_sizes(writable: Place) -> None:
 def test_a_listed_name_is_the_name_that_was_written(writable: Place, name: str) -> None:
     writable.put(name, name.encode())
     url = join_url(writable.url, name)
-    assert list_objects(writable.url) == [StoredObject(url, len(name.encode()))]
+    assert Location(writable.url).list_objects() == [StoredObject(url, len(name.encode()))]
 
 
 @pytest.mark.parametrize("writable", ATOMIC, indirect=True)
@@ -343,48 +335,48 @@ def test_a_listed_name_is_the_name_that_was_written(writable: Place, name: str) 
 def test_a_name_may_look_like_the_end_of_a_url(writable: Place, name: str) -> None:
     writable.put(name, name.encode())
     url = join_url(writable.url, name)
-    assert read_object(url) == name.encode()
-    assert list_objects(writable.url) == [StoredObject(url, len(name))]
+    assert Location(url).read() == name.encode()
+    assert Location(writable.url).list_objects() == [StoredObject(url, len(name))]
 
 
 def test_a_listing_holds_only_what_is_below_the_folder(writable: Place) -> None:
     for name in ("a/b/1", "a/bc/1", "a/b-2", "a/bcd"):
         writable.put(name, b"")
     inside = [StoredObject(join_url(writable.url, "a/b/1"), 0)]
-    assert list_objects(join_url(writable.url, "a/b")) == inside
-    assert list_objects(join_url(writable.url, "a/b/")) == inside
-    assert list_objects(join_url(writable.url, "a/b/1")) == inside
+    assert Location(join_url(writable.url, "a/b")).list_objects() == inside
+    assert Location(join_url(writable.url, "a/b/")).list_objects() == inside
+    assert Location(join_url(writable.url, "a/b/1")).list_objects() == inside
 
 
 def test_a_peek_names_what_is_directly_in_a_folder(writable: Place) -> None:
     for name in ("a/b/1", "a/b/c/2", "a/d", "a/e f", "ab/g", "h"):
         writable.put(name, b"")
-    assert peek_folder(writable.url) == ["a/", "ab/", "h"]
+    assert Location(writable.url).peek() == ["a/", "ab/", "h"]
     for folder in ("a", "a/"):
-        assert peek_folder(join_url(writable.url, folder)) == ["b/", "d", "e f"]
+        assert Location(join_url(writable.url, folder)).peek() == ["b/", "d", "e f"]
 
 
 @pytest.mark.parametrize("writable", ["s3", "gcs"], indirect=True)
 def test_a_peek_into_a_folder_that_is_not_there_finds_nothing(writable: Place) -> None:
     writable.put("ab", b"")
-    assert peek_folder(join_url(writable.url, "a")) == []
+    assert Location(join_url(writable.url, "a")).peek() == []
 
 
 @pytest.mark.parametrize("writable", ["s3", "gcs"], indirect=True)
 def test_a_listing_goes_past_the_first_page(writable: Place) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: writable.put(f"{number:04}", b""), range(1_100)))
-    assert len(list_objects(writable.url)) == 1_100
-    assert len(peek_folder(writable.url)) == 1_000
+    assert len(Location(writable.url).list_objects()) == 1_100
+    assert len(Location(writable.url).peek()) == 1_000
 
 
 def test_a_store_that_can_only_be_read_says_so(streaming_place: Place) -> None:
     url = join_url(streaming_place.url, "key")
     for act in (
-        lambda: write_object(url, b""),
-        lambda: delete_object(url),
-        lambda: list_objects(url),
-        lambda: peek_folder(url),
+        lambda: Location(url).write(b""),
+        lambda: Location(url).delete(),
+        lambda: Location(url).list_objects(),
+        lambda: Location(url).peek(),
     ):
         with pytest.raises(StoreError, match=rf"cannot \w+ {url} .*can only read"):
             act()

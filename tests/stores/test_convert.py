@@ -13,8 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import list_objects, read_object, upload_file, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url, split_url
 from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.found_files import find_files
@@ -32,8 +31,10 @@ from testkit.web_server import web_server
 
 def test_every_store_is_read_and_written(store_url: str, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
-    for item in list_objects(str(corpus)):
-        write_object(f"{store_url}/in/{Path(item.url).relative_to(corpus)}", read_object(item.url))
+    for item in Location(str(corpus)).list_objects():
+        Location(f"{store_url}/in/{Path(item.url).relative_to(corpus)}").write(
+            Location(item.url).read()
+        )
     options: dict[str, Any] = {"shard_bytes": 100_000, "processes": 2, "progress": False}
     convert_to_mds(corpus, tmp_path / "local", **options)
     report = convert_to_mds(f"{store_url}/in", f"{store_url}/out", **options)
@@ -49,7 +50,7 @@ def test_every_store_is_read_and_written(store_url: str, tmp_path: Path) -> None
 def test_a_conversion_to_any_store_resumes(store_url: str, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     convert_until(4, corpus, store_url, shard_bytes=50_000, **QUIET)
-    assert not any(item.url.endswith("index.json") for item in list_objects(store_url))
+    assert not any(item.url.endswith("index.json") for item in Location(store_url).list_objects())
     assert convert_to_mds(corpus, store_url, shard_bytes=50_000, **QUIET).resumed_shards == 4
     convert_to_mds(corpus, tmp_path / "whole", shard_bytes=50_000, **QUIET)
     assert dataset_bytes(store_url) == dataset_bytes(str(tmp_path / "whole"))
@@ -63,7 +64,7 @@ def test_every_format_is_read_from_every_store(store_url: str, tmp_path: Path) -
             source.mkdir()
         write(source, rows)
         for path in source.iterdir():
-            write_object(f"{stored}/{path.name}", path.read_bytes())
+            Location(f"{stored}/{path.name}").write(path.read_bytes())
         options: dict[str, Any] = {**QUIET, "keep": ["n:int"], "block_bytes": 5000}
         convert_to_mds(source, tmp_path / f"local-{kind}", **options)
         report = convert_to_mds(stored, tmp_path / f"stored-{kind}", **options)
@@ -95,15 +96,17 @@ def test_the_disk_holds_one_shard_and_one_input_at_a_time(
     else:
         INPUT_KINDS[kind](source, rows)
     for path in source.iterdir():
-        write_object(f"{s3_url}/in/{path.name}", path.read_bytes())
+        Location(f"{s3_url}/in/{path.name}").write(path.read_bytes())
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     used: list[int] = []
 
-    def upload(path: Path, url: str, retry: Retry | None = None) -> None:
-        used.append(measure(scratch))
-        upload_file(path, url, retry)
+    upload = Location.upload
 
-    monkeypatch.setattr("cloudload.data.storage.objects.upload_file", upload)
+    def measured_upload(location: Location, path: Path) -> None:
+        used.append(measure(scratch))
+        upload(location, path)
+
+    monkeypatch.setattr(Location, "upload", measured_upload)
     report = convert_to_mds(
         f"{s3_url}/in",
         f"{s3_url}/out",
@@ -138,18 +141,18 @@ def bucket_url(request: pytest.FixtureRequest) -> str:
 def test_a_key_that_begins_with_a_slash_is_not_the_key_without_it(gcs_url: str) -> None:
     bucket, name = split_url(gcs_url)
     for slashes in ("/", "//"):
-        write_object(f"gs://{bucket}{slashes}{name}/a.jsonl", slashes.encode())
-    assert [item.url for item in list_objects(f"gs://{bucket}//{name}")] == [
+        Location(f"gs://{bucket}{slashes}{name}/a.jsonl").write(slashes.encode())
+    assert [item.url for item in Location(f"gs://{bucket}//{name}").list_objects()] == [
         f"gs://{bucket}//{name}/a.jsonl"
     ]
-    assert read_object(f"gs://{bucket}//{name}/a.jsonl") == b"//"
+    assert Location(f"gs://{bucket}//{name}/a.jsonl").read() == b"//"
     with pytest.raises(ConvertError, match=rf"Did you mean gs://{bucket}/{name}/b\?"):
         find_files(f"gs://{bucket}/{name}//b")
 
 
 def test_files_that_differ_by_a_slash_have_different_ids(gcs_url: str, tmp_path: Path) -> None:
     for name in ("x/a.jsonl", "x//a.jsonl"):
-        write_object(join_url(gcs_url, name), b'{"text": "%s"}\n' % name.encode())
+        Location(join_url(gcs_url, name)).write(b'{"text": "%s"}\n' % name.encode())
     for segment_bytes in (1, 1 << 20):
         out = tmp_path / str(segment_bytes)
         convert_to_mds(gcs_url, out, segment_bytes=segment_bytes, **QUIET)
@@ -160,7 +163,7 @@ def test_files_that_differ_by_a_slash_have_different_ids(gcs_url: str, tmp_path:
 
 def test_a_key_with_brackets_is_itself_before_it_is_a_glob(bucket_url: str) -> None:
     for name in ("[br]ack.jsonl", "back.jsonl", "rack.jsonl", "[f]/a*", "f/b"):
-        write_object(join_url(bucket_url, name), b"")
+        Location(join_url(bucket_url, name)).write(b"")
     assert [file.name for file in find_files(f"{bucket_url}/[br]ack.jsonl").files] == [
         "[br]ack.jsonl"
     ]
@@ -170,7 +173,7 @@ def test_a_key_with_brackets_is_itself_before_it_is_a_glob(bucket_url: str) -> N
 
 def test_hidden_keys_and_markers_of_folders_are_left_out(bucket_url: str) -> None:
     for name in ("a", "_temporary/0/b", "x_$folder$", "y/_committed_1", "_z=1/c"):
-        write_object(join_url(bucket_url, name), b"")
+        Location(join_url(bucket_url, name)).write(b"")
     found = find_files(bucket_url)
     assert [file.name for file in found.files] == ["_z=1/c", "a"]
     assert found.hidden == ("_temporary/", "x_$folder$", "y/_committed_1")
@@ -179,7 +182,7 @@ def test_hidden_keys_and_markers_of_folders_are_left_out(bucket_url: str) -> Non
 @pytest.mark.parametrize("place", ["", "/lang=en", "/*.parquet", "/**/*.parquet"])
 def test_a_table_in_a_store_is_refused_by_name(bucket_url: str, place: str) -> None:
     for name in ("_delta_log/0.json", "a.parquet", "lang=en/b.parquet"):
-        write_object(f"{bucket_url}/t/{name}", b"")
+        Location(f"{bucket_url}/t/{name}").write(b"")
     with pytest.raises(ConvertError, match=rf"{bucket_url}/t is a Delta table"):
         find_files(f"{bucket_url}/t{place}")
 
@@ -215,5 +218,5 @@ def test_a_folder_that_a_file_system_cannot_list_is_an_error(tmp_path: Path) -> 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     with pytest.raises(StoreError, match="secret is locked"):
-        list_objects(f"locked://{tmp_path}")
-    assert len(list_objects(f"locked://{tmp_path}/a/b")) == 1
+        Location(f"locked://{tmp_path}").list_objects()
+    assert len(Location(f"locked://{tmp_path}/a/b").list_objects()) == 1

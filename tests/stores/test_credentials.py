@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.data.storage import objects
-from cloudload.data.storage.objects import delete_object, list_objects, read_object, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import StoreError
 from testkit.clients import new_clients
@@ -48,18 +47,18 @@ def test_a_profile_gives_keys_region_and_endpoint(
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     with new_clients(files | {"AWS_PROFILE": "reader"}):
-        write_object(join_url(s3_url, "key"), b"data")
-        assert read_object(join_url(s3_url, "key")) == b"data"
+        Location(join_url(s3_url, "key")).write(b"data")
+        assert Location(join_url(s3_url, "key")).read() == b"data"
     with (
         new_clients(files | {"AWS_PROFILE": "stranger"}),
         pytest.raises(StoreError, match="credentials were rejected"),
     ):
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     with (
         new_clients(files | {"AWS_PROFILE": "nobody"}),
         pytest.raises(StoreError, match=r"1 attempt, .*nobody.*Check the credentials"),
     ):
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
 
 
 def test_without_credentials_s3_requests_are_not_signed(
@@ -68,7 +67,7 @@ def test_without_credentials_s3_requests_are_not_signed(
     for name in S3_KEYS:
         monkeypatch.delenv(name)
     with pytest.raises(StoreError):
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     (request,) = s3_proxy.requests("GET .*key")
     assert "authorization" not in request.headers
 
@@ -81,10 +80,10 @@ def test_the_requester_pays_for_the_buckets_that_are_named(
 ) -> None:
     monkeypatch.setenv("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", buckets)
     url = join_url(s3_url, "key")
-    write_object(url, b"data")
-    assert read_object(url) == b"data"
-    assert len(list_objects(s3_url)) == 1
-    delete_object(url)
+    Location(url).write(b"data")
+    assert Location(url).read() == b"data"
+    assert len(Location(s3_url).list_objects()) == 1
+    Location(url).delete()
     requests = s3_proxy.requests()
     assert {request.line.split()[0] for request in requests} == {"PUT", "GET", "DELETE"}
     assert {request.headers.get("x-amz-request-payer") for request in requests} == {
@@ -116,9 +115,9 @@ def test_gcs_is_read_and_written_with_an_hmac_key(s3_url: str, s3_server: S3Serv
         new_clients(hmac_environment(s3_server, proxy.endpoint)),
     ):
         data = os.urandom(9_000_001)
-        write_object(join_url(folder, "key"), data)
-        assert read_object(join_url(folder, "key")) == data
-        assert [item.url for item in list_objects(folder)] == [join_url(folder, "key")]
+        Location(join_url(folder, "key")).write(data)
+        assert Location(join_url(folder, "key")).read() == data
+        assert [item.url for item in Location(folder).list_objects()] == [join_url(folder, "key")]
         headers = [request.headers for request in proxy.requests()]
         assert all("/auto/s3/aws4_request" in each["authorization"] for each in headers)
         # GCS does not support the checksums that boto3 can send
@@ -128,9 +127,9 @@ def test_gcs_is_read_and_written_with_an_hmac_key(s3_url: str, s3_server: S3Serv
             for name in each
             if name.startswith(("x-amz-checksum", "x-amz-sdk-checksum", "x-amz-trailer"))
         ]
-        delete_object(join_url(folder, "key"))
+        Location(join_url(folder, "key")).delete()
         with pytest.raises(StoreError, match=rf"cannot read {folder}/key .*object does not exist"):
-            read_object(join_url(folder, "key"))
+            Location(join_url(folder, "key")).read()
 
 
 def test_an_hmac_key_that_gcs_does_not_take_is_called_so(s3_url: str, s3_server: S3Server) -> None:
@@ -141,23 +140,23 @@ def test_an_hmac_key_that_gcs_does_not_take_is_called_so(s3_url: str, s3_server:
             StoreError, match=r"1 attempt, .*SignatureDoesNotMatch.*credentials were rejected"
         ),
     ):
-        read_object(s3_url.replace("s3://", "gs://"))
+        Location(s3_url.replace("s3://", "gs://")).read()
 
 
 def test_without_credentials_gcs_is_asked_anonymously(
     gcs_url: str, gcs_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_object(join_url(gcs_url, "key"), b"data")
+    Location(join_url(gcs_url, "key")).write(b"data")
     for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT"):
         monkeypatch.delenv(name)
     # hide the user's credentials, and those of a Google Cloud VM
     nobody = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}
     gcs_proxy.fail("GET .*secret", "status", status=401, code="required", as_json=True)
     with new_clients(nobody | {"API_ENDPOINT_OVERRIDE": gcs_proxy.endpoint}):
-        assert read_object(join_url(gcs_url, "key")) == b"data"
+        assert Location(join_url(gcs_url, "key")).read() == b"data"
         start = time.monotonic()
         with pytest.raises(StoreError, match=r"1 attempt, .*No credentials were found"):
-            read_object(join_url(gcs_url, "secret"))
+            Location(join_url(gcs_url, "secret")).read()
         assert time.monotonic() - start < 10
     assert not [request for request in gcs_proxy.requests() if "authorization" in request.headers]
 
@@ -192,19 +191,19 @@ def test_keys_that_a_file_replaces_are_used(
     s3_url: str, s3_server: S3Server, s3_proxy: FaultProxy, credentials: Path, faults: list[Fault]
 ) -> None:
     with pytest.raises(StoreError, match="The credentials were rejected"):
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     write_keys(credentials, s3_server.access_key, s3_server.secret_key)
     s3_proxy.set_faults(faults)
-    assert list_objects(s3_url) == []
-    write_object(join_url(s3_url, "key"), b"data")
-    assert read_object(join_url(s3_url, "key")) == b"data"
+    assert Location(s3_url).list_objects() == []
+    Location(join_url(s3_url, "key")).write(b"data")
+    assert Location(join_url(s3_url, "key")).read() == b"data"
 
 
 @pytest.mark.usefixtures("credentials")
 def test_keys_that_nobody_replaced_are_refused_at_once(s3_url: str, s3_proxy: FaultProxy) -> None:
     s3_proxy.fail("GET", "status", status=400, code="ExpiredToken")
     with pytest.raises(StoreError, match=r"1 attempt, .*have expired.*A file of credentials that"):
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     assert len(s3_proxy.requests("GET")) == 1
 
 
@@ -212,11 +211,11 @@ def test_new_keys_that_are_refused_too_are_not_tried_again(
     s3_url: str, s3_proxy: FaultProxy, credentials: Path
 ) -> None:
     with pytest.raises(StoreError):
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     before = len(s3_proxy.requests("GET"))
     write_keys(credentials, "new", "of-no-use-either")
     with pytest.raises(StoreError, match=r"2 attempts, .*The credentials were rejected"):
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     assert len(s3_proxy.requests("GET")) == before + 2
 
 
@@ -224,13 +223,13 @@ def test_all_threads_continue_with_the_new_keys(
     s3_url: str, s3_server: S3Server, credentials: Path
 ) -> None:
     with pytest.raises(StoreError):
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     write_keys(credentials, s3_server.access_key, s3_server.secret_key)
     start = threading.Barrier(8)
 
     def read_together(_: int) -> int:
         start.wait()
-        return len(list_objects(s3_url))
+        return len(Location(s3_url).list_objects())
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read_together, range(8))) == [0] * 8
@@ -246,10 +245,10 @@ def test_a_new_login_to_google_cloud_is_used(
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     variables["API_ENDPOINT_OVERRIDE"] = variables.pop("STORAGE_EMULATOR_HOST")
     with new_clients(variables):
-        store = objects.backend_of(gcs_url)
+        store = Location(gcs_url).backend
         assert not store.renew_credentials(0.0)
         monkeypatch.setattr("google.auth.credentials.Credentials.before_request", lambda *_: None)
-        assert list_objects(gcs_url) == []
+        assert Location(gcs_url).list_objects() == []
         assert not store.renew_credentials(0.0)
         path.write_text(json.dumps(found | {"refresh_token": "new"}))
         assert store.renew_credentials(0.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, FromStart, Stream, convert_to_mds
-from cloudload.data.storage.objects import delete_object, read_object, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError, DatasetError, StoreError
 from cloudload.inspect import read_info, read_samples
@@ -37,10 +37,10 @@ def test_a_damaged_split_is_checked_in_any_store(store_url: str, cli: Any) -> No
     command = ["check", store_url, "--split", "train", "--quiet", "--json"]
     assert json.loads(cli(*command).out)["counts"] == {}
     shard = f"{store_url}/train/{NAME}.zstd"
-    data = bytearray(read_object(shard))
+    data = bytearray(Location(shard).read())
     data[-1] ^= 1
-    write_object(shard, bytes(data))
-    delete_object(f"{store_url}/train/shard.00002.mds.zstd")
+    Location(shard).write(bytes(data))
+    Location(f"{store_url}/train/shard.00002.mds.zstd").delete()
     counts = json.loads(cli(*command, status=1).out)["counts"]
     assert {"hash-mismatch": 1, "shard-missing": 1}.items() <= counts.items()
 
@@ -50,8 +50,8 @@ def test_processes_find_what_one_process_finds(
 ) -> None:
     monkeypatch.setattr(groups, "GROUP_BYTES", 1)
     write(s3_url)
-    write_object(f"{s3_url}/{NAME}.zstd", b"not zstd")
-    delete_object(f"{s3_url}/shard.00002.mds.zstd")
+    Location(f"{s3_url}/{NAME}.zstd").write(b"not zstd")
+    Location(f"{s3_url}/shard.00002.mds.zstd").delete()
     one, two = (check_dataset(s3_url, processes=number, progress=False) for number in (1, 2))
     assert one.counts == {"size": 1, "shard-missing": 1}
     assert (two.findings, two.counts) == (one.findings, one.counts)
@@ -59,7 +59,7 @@ def test_processes_find_what_one_process_finds(
 
 def test_a_raw_copy_in_a_store_is_left_over(s3_url: str) -> None:
     write(s3_url)
-    write_object(f"{s3_url}/{NAME}", b"raw")
+    Location(f"{s3_url}/{NAME}").write(b"raw")
     assert check_dataset(s3_url, progress=False).counts == {"leftover": 1}
 
 
@@ -82,7 +82,7 @@ def test_a_store_that_refuses_to_list_is_read_all_the_same(
     s3_url: str, s3_proxy: FaultProxy
 ) -> None:
     write(s3_url)
-    delete_object(f"{s3_url}/{NAME}.zstd")
+    Location(f"{s3_url}/{NAME}.zstd").delete()
     s3_proxy.fail("list-type", "status", status=403, code="AccessDenied")
     report = check_dataset(s3_url, progress=False)
     assert report.counts == {"not-listed": 1, "shard-missing": 1}
@@ -92,9 +92,9 @@ def test_streaming_cannot_reach_names_that_cut_a_url(s3_url: str, tmp_path: Path
     download = pytest.importorskip("streaming.base.storage.download")
     write(s3_url)
     name = "a#b.mds.zstd"
-    write_object(f"{s3_url}/{name}", read_object(f"{s3_url}/{NAME}.zstd"))
-    index = read_object(f"{s3_url}/index.json").decode()
-    write_object(f"{s3_url}/index.json", index.replace(f"{NAME}.zstd", name).encode())
+    Location(f"{s3_url}/{name}").write(Location(f"{s3_url}/{NAME}.zstd").read())
+    index = Location(f"{s3_url}/index.json").read().decode()
+    Location(f"{s3_url}/index.json").write(index.replace(f"{NAME}.zstd", name).encode())
     report = check_dataset(s3_url, progress=False)
     assert report.counts == {"url": 1, "unlisted": 1}
     assert report.findings[0].where == name
@@ -173,8 +173,8 @@ def test_a_shard_that_was_cut_off_is_an_error_and_never_documents_of_zeros(
     texts = random_documents(8, number, max_words=60_000 // number)
     write_mds(s3_url, texts, shard_bytes=1 << 30, compression=compression)
     url = f"{s3_url}/shard.00000.mds{f'.{compression}' if compression else ''}"
-    data = read_object(url)
-    write_object(url, data[: int(kept * len(data) if kept < 1 else kept)])
+    data = Location(url).read()
+    Location(url).write(data[: int(kept * len(data) if kept < 1 else kept)])
     with pytest.raises(DatasetError, match=r"shard\.00000\.mds"):
         next(read_samples(s3_url, limit=number))
     if kept in (0, 10):
@@ -187,7 +187,7 @@ def test_a_shard_that_was_cut_off_is_an_error_and_never_documents_of_zeros(
 
 def put(url: str, *names: str) -> None:
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda name: write_object(join_url(url, name), b'{"text": "a"}'), names))
+        list(threads.map(lambda name: Location(join_url(url, name)).write(b'{"text": "a"}'), names))
 
 
 def answer(data: Any) -> str:

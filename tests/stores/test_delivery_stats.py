@@ -13,7 +13,6 @@ from cloudload import CloudLoader, Retry, Stream
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import open_corpus
 from cloudload.data.storage.locations import Location
-from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.errors import DatasetError
 from cloudload.stats import DeliveryStats, Traffic
 from testkit.corpora import random_documents, write_mds
@@ -27,7 +26,7 @@ NO_STALL = 0.0
 def write(url: str, *, compression: str | None = "zstd") -> list[int]:
     """Write the documents, and return the stored size of each shard in bytes."""
     write_mds(url, DOCUMENTS, shard_bytes=4_000, compression=compression)
-    return [stored.bytes for stored in list_objects(url) if "shard." in stored.url]
+    return [stored.bytes for stored in Location(url).list_objects() if "shard." in stored.url]
 
 
 def loader_of(data: Any, cache: Path, **settings: Any) -> CloudLoader:
@@ -84,9 +83,9 @@ def test_what_several_workers_fetch_is_added_up(
 def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
+    sizes, corpus = write(s3_url), open_corpus([Location(s3_url, Retry())])
     s3_proxy.fail("GET .*shard", "delay", seconds=1.0)
-    mine, others = (ShardCache(corpus, tmp_path, Retry(), verify="once") for _ in range(2))
+    mine, others = (ShardCache(corpus, tmp_path, verify="once") for _ in range(2))
     thread = threading.Thread(target=others.shard, args=(0,))
     thread.start()
     while not list(tmp_path.rglob("*.part")):
@@ -102,10 +101,10 @@ def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(
 
 
 def test_bytes_that_came_damaged_count_too(s3_url: str, tmp_path: Path) -> None:
-    sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
+    sizes, corpus = write(s3_url), open_corpus([Location(s3_url, Retry())])
     url = f"{s3_url}/{corpus.datasets[0].shards[0].stored.name}"
-    write_object(url, read_object(url)[::-1])
-    cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
+    Location(url).write(Location(url).read()[::-1])
+    cache = ShardCache(corpus, tmp_path, verify="once")
     with pytest.raises(DatasetError, match="second invalid download"):
         cache.shard(0)
     assert cache.traffic.take()[:3] == (0, 0, 2 * sizes[0])
@@ -114,11 +113,11 @@ def test_bytes_that_came_damaged_count_too(s3_url: str, tmp_path: Path) -> None:
 def test_what_was_evicted_is_missed_again(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
+    sizes, corpus = write(s3_url), open_corpus([Location(s3_url, Retry())])
     # unmap evicted shards immediately
     monkeypatch.setattr("cloudload.data.cache.shard_cache.TOUCH_EVERY_S", 0.0)
     limit = 3 * max(shard.raw.bytes for shard in corpus.datasets[0].shards)
-    cache = ShardCache(corpus, tmp_path, Retry(), limit_bytes=limit, verify="once")
+    cache = ShardCache(corpus, tmp_path, limit_bytes=limit, verify="once")
     s3_proxy.set_faults([])
     for _ in range(2):
         for shard in range(len(sizes)):
@@ -130,9 +129,9 @@ def test_what_was_evicted_is_missed_again(
 def test_a_shard_that_was_let_go_of_and_not_evicted_is_a_hit(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
+    sizes, corpus = write(s3_url), open_corpus([Location(s3_url, Retry())])
     monkeypatch.setattr("cloudload.data.cache.shard_cache.MOST_OPEN_SHARDS", 1)
-    cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
+    cache = ShardCache(corpus, tmp_path, verify="once")
     for shard in (0, 1, 0, 0):
         cache.shard(shard)
     assert cache.traffic.take()[:3] == (1, 2, sizes[0] + sizes[1])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.data.storage.objects import open_object, read_object
+from cloudload.data.storage.locations import Location
 from testkit.fault_proxy import FaultProxy, start_fault_proxy
 from testkit.patience import PATIENT, QUICK, SOON_S, refused, within
 from testkit.web_server import web_server
@@ -34,9 +34,9 @@ def web(tmp_path: Path) -> Iterator[FaultProxy]:
 
 
 def test_a_web_server_is_read_with_one_request(web: FaultProxy) -> None:
-    assert read_object(f"{web.endpoint}/key") == DATA
+    assert Location(f"{web.endpoint}/key").read() == DATA
     assert [request.line for request in web.requests()] == ["GET /key"]
-    with open_object(f"{web.endpoint}/key") as stream:
+    with Location(f"{web.endpoint}/key").open() as stream:
         assert stream.read() == DATA
 
 
@@ -46,14 +46,14 @@ def test_a_web_server_is_read_with_one_request(web: FaultProxy) -> None:
 def test_what_a_web_server_refuses_is_asked_once(web: FaultProxy, status: int, says: str) -> None:
     web.fail(".", "status", status=status)
     with refused(rf"1 attempt.*{status}.*{says}"):
-        read_object(f"{web.endpoint}/key")
+        Location(f"{web.endpoint}/key").read()
 
 
 @pytest.mark.parametrize("action", ["status", "reset", "truncate", "stall"])
 def test_a_web_server_that_fails_is_asked_again(web: FaultProxy, action: str) -> None:
     web.fail("GET", action, times=2, at=100_000, seconds=5)
     with within(SOON_S):
-        assert read_object(f"{web.endpoint}/key", PATIENT) == DATA
+        assert Location(f"{web.endpoint}/key", PATIENT).read() == DATA
 
 
 @pytest.mark.parametrize("action", ["status", "reset", "truncate", "stall", "drop"])
@@ -62,14 +62,14 @@ def test_a_web_server_that_keeps_failing_is_an_error_at_the_deadline(
 ) -> None:
     web.fail(".", action, at=100_000, seconds=30)
     with refused(r"cannot read .*(did not answer in time|or was too busy|broke the connection)"):
-        read_object(f"{web.endpoint}/key", QUICK)
+        Location(f"{web.endpoint}/key", QUICK).read()
 
 
 def test_a_stream_from_a_web_server_that_goes_silent_raises(web: FaultProxy) -> None:
     web.fail("GET", "stall", at=100_000, seconds=30)
     with (
         within(SOON_S),
-        open_object(f"{web.endpoint}/key", QUICK) as stream,
+        Location(f"{web.endpoint}/key", QUICK).open() as stream,
         pytest.raises(TimeoutError),
     ):
         stream.read()
@@ -130,13 +130,13 @@ def sftp(tmp_path: Path) -> Iterator[str]:
 
 
 def test_an_sftp_server_is_read(sftp: str) -> None:
-    assert read_object(f"{sftp}/key") == DATA
+    assert Location(f"{sftp}/key").read() == DATA
     with refused(r"1 attempt.*object does not exist"):
-        read_object(f"{sftp}/nothing")
+        Location(f"{sftp}/nothing").read()
 
 
 def test_a_wrong_sftp_password_is_called_so(sftp: str) -> None:
     wrong = sftp.replace("sftp-password", "another-password")
     with refused(r"1 attempt.*Check the credentials") as caught:
-        read_object(f"{wrong}/key")
+        Location(f"{wrong}/key").read()
     assert "another-password" not in str(caught.value)

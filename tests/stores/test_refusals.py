@@ -11,7 +11,7 @@ import pytest
 
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.gcs import GCSStore
-from cloudload.data.storage.objects import list_objects, read_object, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import FailureKind, StoreError
 from testkit.clients import new_clients
@@ -32,9 +32,9 @@ from testkit.servers import (
 def check_refused(url: str, says: str) -> None:
     """Check that the store refuses each kind of request at once, with a message that matches."""
     for act in (
-        lambda: read_object(join_url(url, "key")),
-        lambda: write_object(join_url(url, "key"), b"data"),
-        lambda: list_objects(url),
+        lambda: Location(join_url(url, "key")).read(),
+        lambda: Location(join_url(url, "key")).write(b"data"),
+        lambda: Location(url).list_objects(),
     ):
         with refused(rf"1 attempt, .*{says}"):
             act()
@@ -45,7 +45,7 @@ def check_refused(url: str, says: str) -> None:
 def test_a_missing_bucket_fails_at_once(scheme: str, what: str) -> None:
     check_refused(f"{scheme}://no-such-bucket", "Check the location")
     with pytest.raises(StoreError, match=f"The {what} does not exist") as caught:
-        read_object(f"{scheme}://no-such-bucket/key")
+        Location(f"{scheme}://no-such-bucket/key").read()
     assert caught.value.is_missing
 
 
@@ -84,7 +84,7 @@ def test_keys_that_s3_does_not_accept_are_called_so(
 def test_a_refusal_is_not_repeated(faulty: FaultyStore, status: int) -> None:
     faulty.fail("refused", "status", status=status, code="AccessDenied")
     with refused(r"1 attempt.*credentials"):
-        read_object(join_url(faulty.url, "refused"))
+        Location(join_url(faulty.url, "refused")).read()
     assert len(faulty.proxy.requests("refused")) == 1
 
 
@@ -110,7 +110,7 @@ def test_what_s3_refuses_for_good_is_asked_once(
 ) -> None:
     s3_proxy.fail("GET .*key", "status", status=status, code=code)
     with refused(rf"cannot read {s3_url}/key \(1 attempt, .*{code}.*{says}") as caught:
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     assert caught.value.__cause__ is not None
     assert caught.value.is_missing == (status == 404)
     assert len(s3_proxy.requests("GET .*key")) == 1
@@ -122,7 +122,7 @@ def test_a_bad_request_without_a_code_is_not_called_a_denial(
 ) -> None:
     s3_proxy.fail("GET .*key", "status", status=400, code="", message=body)
     with refused(r"1 attempt, .*Check the location") as no:
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     assert no.value.kind is FailureKind.OTHER
     assert "credentials" not in str(no.value)
 
@@ -134,12 +134,12 @@ def test_a_bad_request_without_a_code_is_not_called_a_denial(
 def test_what_s3_refuses_for_now_is_asked_again(
     s3_url: str, s3_proxy: FaultProxy, status: int, code: str
 ) -> None:
-    write_object(join_url(s3_url, "key"), b"data")
+    Location(join_url(s3_url, "key")).write(b"data")
     s3_proxy.fail("GET .*key", "status", times=2, status=status, code=code)
-    assert read_object(join_url(s3_url, "key")) == b"data"
+    assert Location(join_url(s3_url, "key")).read() == b"data"
     s3_proxy.fail("GET .*key", "status", status=status, code=code)
     with refused(rf"\d+ attempts, .*{code}.*The store had an internal error or was too busy"):
-        read_object(join_url(s3_url, "key"), QUICK)
+        Location(join_url(s3_url, "key"), QUICK).read()
 
 
 def test_a_redirect_to_another_region_is_followed_once_and_not_for_ever(
@@ -148,9 +148,9 @@ def test_a_redirect_to_another_region_is_followed_once_and_not_for_ever(
     for region in ("", "eu-west-1"):
         s3_proxy.fail(".", "status", status=301, code="PermanentRedirect", region=region)
         for act in (
-            lambda: read_object(join_url(s3_url, "key")),
-            lambda: list_objects(s3_url),
-            lambda: write_object(s3_url, b""),
+            lambda: Location(join_url(s3_url, "key")).read(),
+            lambda: Location(s3_url).list_objects(),
+            lambda: Location(s3_url).write(b""),
         ):
             with refused("AWS_DEFAULT_REGION"):
                 act()
@@ -189,7 +189,7 @@ def test_what_gcs_refuses_for_good_is_asked_once(
     url, proxy = signed_in_gcs
     proxy.fail("GET .*key", "status", status=status, code=reason, message=message, as_json=True)
     with refused(rf"cannot read {url}/key \(1 attempt, .*{message}.*{says}") as caught:
-        read_object(join_url(url, "key"))
+        Location(join_url(url, "key")).read()
     assert caught.value.is_missing == (status == 404)
     # if a token is rejected, the client fetches a new token and tries again, up to twice
     assert len(proxy.requests("GET .*key")) <= 3
@@ -202,12 +202,12 @@ def test_what_gcs_refuses_for_good_is_asked_once(
 def test_what_gcs_refuses_for_now_is_asked_again(
     gcs_url: str, gcs_proxy: FaultProxy, status: int, reason: str
 ) -> None:
-    write_object(join_url(gcs_url, "key"), b"data")
+    Location(join_url(gcs_url, "key")).write(b"data")
     gcs_proxy.fail("GET .*key", "status", times=2, status=status, code=reason, as_json=True)
-    assert read_object(join_url(gcs_url, "key")) == b"data"
+    assert Location(join_url(gcs_url, "key")).read() == b"data"
     gcs_proxy.fail("GET .*key", "status", status=status, code=reason, as_json=True)
     with refused(r"\d+ attempts, .*a fault of the test.*The store had an internal error"):
-        read_object(join_url(gcs_url, "key"), QUICK)
+        Location(join_url(gcs_url, "key"), QUICK).read()
 
 
 @pytest.mark.parametrize(
@@ -241,8 +241,8 @@ def test_a_gcs_key_needs_no_project(
     signed_in_gcs: tuple[str, FaultProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT")
-    write_object(join_url(signed_in_gcs[0], "key"), b"data")
-    assert read_object(join_url(signed_in_gcs[0], "key")) == b"data"
+    Location(join_url(signed_in_gcs[0], "key")).write(b"data")
+    assert Location(join_url(signed_in_gcs[0], "key")).read() == b"data"
 
 
 # ---------------------------------------------------------------- hints about a store
@@ -281,7 +281,7 @@ def test_an_s3_error_has_advice_about_its_store(
 ) -> None:
     s3_proxy.set_faults([fault])
     with pytest.raises(StoreError, match=advice):
-        write_object(join_url(s3_url, "key"), b"data")
+        Location(join_url(s3_url, "key")).write(b"data")
 
 
 @pytest.mark.parametrize("value", ["true", "YES", "1"])
@@ -290,7 +290,7 @@ def test_public_data_is_read_anonymously_on_request(
 ) -> None:
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", value)
     with pytest.raises(StoreError, match=r"AWS_NO_SIGN_REQUEST is set.*Unset it to") as failure:
-        read_object(join_url(s3_url, "key"))
+        Location(join_url(s3_url, "key")).read()
     assert failure.value.kind is FailureKind.NO_CREDENTIALS
     assert [
         name for each in s3_proxy.requests() for name in each.headers if name[:4] == "auth"
@@ -302,7 +302,7 @@ def test_a_bucket_whose_requester_pays_may_be_named_by_its_url(
     s3_url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, buckets: str
 ) -> None:
     monkeypatch.setenv("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", buckets)
-    write_object(join_url(s3_url, "key"), b"data")
+    Location(join_url(s3_url, "key")).write(b"data")
     assert {each.headers.get("x-amz-request-payer") for each in s3_proxy.requests()} == {
         "requester"
     }
@@ -326,20 +326,20 @@ def test_a_gcs_error_has_advice_about_its_store(
 ) -> None:
     gcs_proxy.set_faults([fault])
     with pytest.raises(StoreError, match=advice):
-        read_object(join_url(gcs_url, "key"))
+        Location(join_url(gcs_url, "key")).read()
 
 
 def test_a_denial_of_gcs_says_how_to_read_public_data() -> None:
     denied = FailureKind.DENIED, "If the bucket is public, set GS_NO_SIGN_REQUEST=true"
-    assert GCSStore().hint("gs://b/k", OSError("403"), denied[0]) == denied[1]
+    assert GCSStore(1).hint("gs://b/k", OSError("403"), denied[0]) == denied[1]
 
 
 def test_a_project_pays_for_all_requests_to_gcs(
     gcs_url: str, gcs_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GS_USER_PROJECT", "payer")
-    write_object(join_url(gcs_url, "key"), b"data")
-    assert read_object(join_url(gcs_url, "key")) == b"data"
+    Location(join_url(gcs_url, "key")).write(b"data")
+    assert Location(join_url(gcs_url, "key")).read() == b"data"
     assert all("userProject=payer" in each.line for each in gcs_proxy.requests("/b/"))
 
 
@@ -352,7 +352,7 @@ def test_an_endpoint_that_is_not_a_url_is_named(scheme: str, variable: str, valu
         new_clients({variable: value}),
         pytest.raises(StoreError, match=rf"^{variable} is '{value}', which is not a URL\. "),
     ):
-        read_object(f"{scheme}://bucket/key")
+        Location(f"{scheme}://bucket/key").read()
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_an_endpoint_that_is_not_a_url_is_named(scheme: str, variable: str, valu
 )
 def test_other_names_of_a_scheme_lead_to_ours(url: str, meant: str) -> None:
     with pytest.raises(StoreError, match=rf"Use {meant}, which needs no other package"):
-        read_object(url)
+        Location(url).read()
 
 
 def proxied(variables: dict[str, str], proxy: str, **more: str) -> dict[str, str]:
@@ -399,7 +399,7 @@ def test_a_dead_proxy_is_not_taken_for_the_store(
     monkeypatch.setattr("cloudload.data.storage.retries.warned", {})
     monkeypatch.delenv("http_proxy", raising=False)
     with new_clients(proxied(variables, address)), pytest.raises(StoreError) as failure:
-        read_object(url, BRIEF)
+        Location(url, BRIEF).read()
     shown = address.replace("me:secret@", "")
     for said in (str(failure.value), caplog.messages[-1]):
         assert f"proxy {shown} (from HTTP_PROXY)" in said
@@ -417,7 +417,7 @@ def test_a_store_that_is_reached_through_a_proxy_has_both_in_its_error(
     with start_fault_proxy(endpoint) as proxy:
         proxy.set_faults([refuse(403, "AccessDenied")])
         with new_clients(proxied(variables, proxy.endpoint)), pytest.raises(StoreError) as failure:
-            read_object(url, BRIEF)
+            Location(url, BRIEF).read()
     assert f"Requests go through the proxy {proxy.endpoint} (from HTTP_PROXY)" in str(failure.value)
 
 
@@ -429,6 +429,6 @@ def test_a_bucket_in_the_host_name_is_the_name_that_is_not_resolved(
     endpoint = f"http://no-such-host.invalid:{free_ports(1)[0]}"
     variables = s3_server.environment(endpoint) | {"AWS_CONFIG_FILE": str(config)}
     with new_clients(variables), pytest.raises(StoreError) as failure:
-        read_object("s3://bkt/key", BRIEF)
+        Location("s3://bkt/key", BRIEF).read()
     assert "The host name of http://bkt.no-such-host.invalid" in str(failure.value)
     assert failure.value.kind is FailureKind.UNKNOWN_HOST

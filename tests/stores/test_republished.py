@@ -19,7 +19,6 @@ from cloudload.data.cache.cache_folder import STARTED
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.storage.locations import Location
-from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.errors import DatasetError
 from cloudload.testing import Leg, run_leg
 from testkit.corpora import write_mds
@@ -41,13 +40,13 @@ def publish(url: str, documents: list[str], compression: str | None = None) -> C
 def republish(url: str, documents: list[str], compression: str | None = None) -> None:
     """Publish other documents of the same sizes, and check that the index does not change."""
     wait_for_the_next_second()
-    before = read_object(f"{url}/index.json")
+    before = Location(f"{url}/index.json").read()
     write_mds(url, documents, shard_bytes=4_000, hashes=(), compression=compression)
-    assert read_object(f"{url}/index.json") == before, "the index must not show the change"
+    assert Location(f"{url}/index.json").read() == before, "the index must not show the change"
 
 
 def reopen(url: str) -> Corpus:
-    return open_corpus([Location(url)], RETRY)
+    return open_corpus([Location(url, RETRY)])
 
 
 def wait_for_the_next_second() -> None:
@@ -107,7 +106,7 @@ def test_data_published_again_in_the_middle_of_a_run_is_refused_by_name(
 ) -> None:
     url, compression = place
     root = tmp_path / "cache"
-    cache = ShardCache(publish(url, DOCUMENTS, compression), root, RETRY, verify="once")
+    cache = ShardCache(publish(url, DOCUMENTS, compression), root, verify="once")
     for number in (0, 1, 2):
         cache.shard(number)
     republish(url, CHANGED, compression)
@@ -125,12 +124,12 @@ def test_data_published_again_in_the_middle_of_a_run_is_refused_by_name(
 def test_a_restart_before_the_new_index_is_written_is_refused_too(
     s3_url: str, tmp_path: Path
 ) -> None:
-    cache = ShardCache(publish(s3_url, DOCUMENTS), tmp_path, RETRY, verify="once")
+    cache = ShardCache(publish(s3_url, DOCUMENTS), tmp_path, verify="once")
     cache.shard(0)
     cache.close()
     wait_for_the_next_second()
-    last = list_objects(s3_url)[-1].url
-    write_object(last, read_object(last))
+    last = Location(s3_url).list_objects()[-1].url
+    Location(last).write(Location(last).read())
     wait_for_the_next_second()
     with pytest.raises(DatasetError, match="delete the cache folder first") as refusal:
         texts_of(reopen(s3_url), tmp_path)
@@ -142,7 +141,7 @@ def test_a_restart_before_the_new_index_is_written_is_refused_too(
 
 def test_local_data_that_is_read_in_place_is_refused_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "mds"
-    cache = ShardCache(publish(str(folder), DOCUMENTS), tmp_path / "cache", RETRY, verify="once")
+    cache = ShardCache(publish(str(folder), DOCUMENTS), tmp_path / "cache", verify="once")
     cache.shard(0)
     republish(str(folder), CHANGED)
     with pytest.raises(DatasetError, match=r"mds/shard\.00004\.mds has no hash .* index.json was"):
@@ -167,9 +166,9 @@ def test_the_refusal_of_a_worker_reaches_the_training_loop(tmp_path: Path) -> No
 def test_a_copy_whose_index_is_older_than_its_shards_is_read(s3_url: str, tmp_path: Path) -> None:
     publish(s3_url, DOCUMENTS)
     wait_for_the_next_second()
-    for item in list_objects(s3_url):
+    for item in Location(s3_url).list_objects():
         if not item.url.endswith("index.json"):
-            write_object(item.url, read_object(item.url))
+            Location(item.url).write(Location(item.url).read())
     for root in (tmp_path / "one", tmp_path / "two"):
         assert texts_of(reopen(s3_url), root) == DOCUMENTS
 

@@ -18,13 +18,7 @@ from pathlib import Path
 import pytest
 
 from cloudload import Retry
-from cloudload.data.storage.objects import (
-    download_object,
-    list_objects,
-    open_object,
-    read_object,
-    write_object,
-)
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import StoreError
 from testkit.clients import new_clients
@@ -37,21 +31,21 @@ from testkit.patience import PATIENT, QUICK, SOON_S, refused, within
 def test_a_busy_store_is_asked_again(faulty: FaultyStore) -> None:
     faulty.put(b"data")
     faulty.fail("GET .*key", "status", times=2, status=503)
-    assert read_object(faulty.key, PATIENT) == b"data"
+    assert Location(faulty.key, PATIENT).read() == b"data"
     assert [request.status for request in faulty.proxy.requests("GET .*key")][:3] == [503, 503, 200]
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_busy_store_is_written_to_again(faulty: FaultyStore, status: int) -> None:
     faulty.fail("(PUT|POST) ", "status", times=2, status=status)
-    write_object(faulty.key, b"data" * 1_000, PATIENT)
-    assert read_object(faulty.key) == b"data" * 1_000
+    Location(faulty.key, PATIENT).write(b"data" * 1_000)
+    assert Location(faulty.key).read() == b"data" * 1_000
 
 
 def test_a_busy_store_is_listed_again(faulty: FaultyStore) -> None:
     faulty.put(b"data")
     faulty.fail("GET .*prefix=", "status", times=2)
-    assert len(list_objects(faulty.url, PATIENT)) == 1
+    assert len(Location(faulty.url, PATIENT).list_objects()) == 1
 
 
 @pytest.mark.parametrize("action", ["truncate", "stall", "reset"])
@@ -60,7 +54,7 @@ def test_a_body_that_breaks_off_is_fetched_again(faulty: FaultyStore, action: st
     faulty.put(data)
     faulty.fail("GET .*key", action, times=2, at=100_000, seconds=5)
     with within(SOON_S):
-        assert read_object(faulty.key, PATIENT) == data
+        assert Location(faulty.key, PATIENT).read() == data
     assert {request.action for request in faulty.proxy.requests("GET .*key")} == {action, None}
 
 
@@ -68,14 +62,14 @@ def test_a_body_that_always_breaks_off_is_an_error_and_never_short(faulty: Fault
     faulty.put(os.urandom(300_000))
     faulty.fail("GET .*key", "truncate", at=100_000)
     with refused(r"cannot read .*key \(\d+ attempts?,"):
-        read_object(faulty.key, QUICK)
+        Location(faulty.key, QUICK).read()
 
 
 def test_a_stream_that_breaks_off_raises_and_does_not_end(faulty: FaultyStore) -> None:
     faulty.put(os.urandom(300_000))
     faulty.fail("GET .*key", "truncate", at=100_000)
     with (
-        open_object(faulty.key, QUICK) as stream,
+        Location(faulty.key, QUICK).open() as stream,
         pytest.raises(Exception, match=r"(?i)incomplete|total bytes expected"),
     ):
         stream.read()
@@ -85,15 +79,15 @@ def test_a_store_that_trickles_is_given_up_at_the_deadline(faulty: FaultyStore) 
     faulty.put(os.urandom(4_000_000))
     faulty.fail("GET .*key", "throttle", bytes_per_s=200_000)
     with refused("cannot read"):
-        read_object(faulty.key, QUICK)
+        Location(faulty.key, QUICK).read()
 
 
 def test_a_store_that_says_nothing_is_given_up_at_the_deadline(faulty: FaultyStore) -> None:
     faulty.fail(".", "drop", seconds=30)
     for act in (
-        lambda: read_object(faulty.key, QUICK),
-        lambda: write_object(faulty.key, b"data", QUICK),
-        lambda: list_objects(faulty.url, QUICK),
+        lambda: Location(faulty.key, QUICK).read(),
+        lambda: Location(faulty.key, QUICK).write(b"data"),
+        lambda: Location(faulty.url, QUICK).list_objects(),
     ):
         with refused("did not answer in time"):
             act()
@@ -122,10 +116,10 @@ def test_the_deadline_ends_an_attempt_that_began_before_it(
     long_requests = Retry(timeout_s=60, deadline_s=1, pause_s=0.05)
     with new_clients(variables):
         for act in (
-            lambda: read_object(url, long_requests),
-            lambda: open_object(url, long_requests),
+            lambda: Location(url, long_requests).read(),
+            lambda: Location(url, long_requests).open(),
             lambda: object_exists(url, long_requests),
-            lambda: list_objects(url, long_requests),
+            lambda: Location(url, long_requests).list_objects(),
         ):
             with refused(r"timed out after .*did not answer in time"):
                 act()
@@ -138,21 +132,21 @@ def test_the_deadline_ends_a_body_that_stops(
     kind = "s3" if scheme == "s3" else "gcs"
     proxy: FaultProxy = request.getfixturevalue(f"{kind}_proxy")
     url = join_url(request.getfixturevalue(f"{kind}_url"), "key")
-    write_object(url, os.urandom(1_000_000))
+    Location(url).write(os.urandom(1_000_000))
     proxy.fail("GET .*key", "stall", at=100_000, seconds=60)
     with (tmp_path / "target").open("w+b") as target, refused("timed out after"):
-        download_object(url, target, Retry(timeout_s=60, deadline_s=1))
+        Location(url, Retry(timeout_s=60, deadline_s=1)).download(target)
 
 
 def test_an_attempt_that_was_given_up_writes_no_more(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     url = join_url(s3_url, "key")
-    write_object(url, os.urandom(1_000_000))
+    Location(url).write(os.urandom(1_000_000))
     s3_proxy.fail("GET .*key", "stall", at=100_000, seconds=2)
     with (tmp_path / "target").open("w+b") as target:
         with pytest.raises(StoreError, match="timed out after"):
-            download_object(url, target, Retry(timeout_s=60, deadline_s=1))
+            Location(url, Retry(timeout_s=60, deadline_s=1)).download(target)
         target.seek(0)
         target.truncate()
         deadline = time.monotonic() + 30
@@ -185,7 +179,7 @@ def test_retries_are_logged_at_first_and_then_rarely(
 ) -> None:
     faulty.put(b"data")
     faulty.fail("GET .*key", "status", times=9, status=503)
-    read_object(faulty.key, Retry(deadline_s=60, pause_s=0.001))
+    Location(faulty.key, Retry(deadline_s=60, pause_s=0.001)).read()
     logged = messages(caplog, logging.INFO)
     assert [
         f"cannot read {faulty.url}/key yet ({number}, " in text
@@ -215,7 +209,7 @@ def test_a_caller_counts_the_retries(faulty: FaultyStore) -> None:
     faulty.fail("GET .*key", "reset", times=3)
 
     watch = Watched()
-    download_object(faulty.key, io.BytesIO(), PATIENT, watch=watch)
+    Location(faulty.key, PATIENT).download(io.BytesIO(), watch=watch)
     assert watch.retries == 3
     told = [text for text in watch.told if "failed" in text]
     attempts = list(dict.fromkeys(text.partition(" failed: Connection")[0] for text in told))
@@ -227,7 +221,7 @@ def test_a_caller_hears_of_silence(faulty: FaultyStore) -> None:
     faulty.put(os.urandom(300_000))
     faulty.fail("GET .*key", "stall", times=1, seconds=4, at=100_000)
     watch = Watched()
-    download_object(faulty.key, io.BytesIO(), LONG, watch=watch)
+    Location(faulty.key, LONG).download(io.BytesIO(), watch=watch)
     silent = [text for text in watch.told if text.startswith("no data for ")]
     assert re.fullmatch(r"no data for \d s; gives up in \d+ s \(Retry.deadline_s\)", silent[0])
 
@@ -243,7 +237,7 @@ def test_silence_is_a_warning_and_again_after_twice_the_time(
     faulty.put(os.urandom(300_000))
     faulty.fail("GET .*key", action, times=1, seconds=7, at=100_000)
     with pytest.raises(StoreError):
-        read_object(faulty.key, Retry(timeout_s=30.0, deadline_s=6.0))
+        Location(faulty.key, Retry(timeout_s=30.0, deadline_s=6.0)).read()
     logged = messages(caplog, logging.WARNING)
     assert 2 <= len(logged) < 6
     assert all(text.startswith(f"cannot read {faulty.url}/key yet (1 attempt, ") for text in logged)
@@ -258,7 +252,7 @@ def test_silence_after_a_timeout_still_names_the_setting_of_the_endpoint(
     faulty.put(b"data")
     faulty.fail("GET .*key", "delay", seconds=30)
     with pytest.raises(StoreError):
-        read_object(faulty.key, Retry(timeout_s=1.0, deadline_s=4.0, pause_s=0.05))
+        Location(faulty.key, Retry(timeout_s=1.0, deadline_s=4.0, pause_s=0.05)).read()
     logged = messages(caplog, logging.WARNING) + messages(caplog, logging.INFO)
     assert any("(2 attempts, " in text for text in logged)
     assert all("The last error was" not in text for text in logged)
@@ -273,7 +267,7 @@ def test_a_listing_that_is_not_answered_is_a_warning(
     monkeypatch.setattr("cloudload.data.storage.retries.SILENT_S", 0.5)
     faulty.put(b"data")
     faulty.fail("GET .*prefix=", "delay", times=1, seconds=2)
-    assert len(list_objects(faulty.url, LONG)) == 1
+    assert len(Location(faulty.url, LONG).list_objects()) == 1
     assert f"cannot list {faulty.url} yet (1 attempt, " in messages(caplog, logging.WARNING)[0]
 
 
@@ -282,7 +276,7 @@ def test_a_slow_body_that_keeps_coming_is_no_warning(
 ) -> None:
     faulty.put(os.urandom(400_000))
     faulty.fail("GET .*key", "throttle", bytes_per_s=50_000)
-    assert len(read_object(faulty.key, LONG)) == 400_000
+    assert len(Location(faulty.key, LONG).read()) == 400_000
     assert messages(caplog, logging.WARNING) == []
 
 
@@ -292,7 +286,7 @@ def test_a_store_that_stays_busy_is_a_warning_with_its_last_error(
     monkeypatch.setattr("cloudload.data.storage.retries.SILENT_S", 0.5)
     faulty.fail("(PUT|POST) ", "status", status=503)
     with pytest.raises(StoreError, match="cannot write"):
-        write_object(faulty.key, b"data", Retry(deadline_s=3, pause_s=0.05))
+        Location(faulty.key, Retry(deadline_s=3, pause_s=0.05)).write(b"data")
     assert "The last error was" in messages(caplog, logging.WARNING)[0]
     assert "a fault of the test" in messages(caplog, logging.WARNING)[0]
 
@@ -304,10 +298,10 @@ def test_a_store_that_stays_busy_is_a_warning_with_its_last_error(
 def test_a_child_process_has_its_own_client(store_url: str, start_method: str) -> None:
     urls = [join_url(store_url, f"{number}") for number in range(4)]
     for url in urls:
-        write_object(url, url.encode() * 10_000)
+        Location(url).write(url.encode() * 10_000)
     with multiprocessing.get_context(start_method).Pool(2) as children:
-        pending = children.map_async(read_object, urls * 4)
-        mine = [read_object(url) for url in urls * 4]  # while the children read
+        pending = children.map_async(Location.read, map(Location, urls * 4))
+        mine = [Location(url).read() for url in urls * 4]  # while the children read
         assert pending.get(60) == mine == [url.encode() * 10_000 for url in urls] * 4
 
 
@@ -316,10 +310,12 @@ def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(faulty: Faulty
     faulty.put(data)
     faulty.fail("GET .*key", "stall", times=4, at=100_000, seconds=8)
     with ThreadPoolExecutor(4) as threads:
-        mine = [threads.submit(read_object, faulty.key) for _ in range(4)]
+        mine = [threads.submit(Location(faulty.key).read) for _ in range(4)]
         while len(faulty.proxy.requests("GET .*key")) < 4:
             time.sleep(0.01)
         with multiprocessing.get_context("fork").Pool(3) as children:
-            assert children.map_async(read_object, [faulty.key] * 6).get(60) == [data] * 6
+            assert (
+                children.map_async(Location.read, [Location(faulty.key)] * 6).get(60) == [data] * 6
+            )
         assert not any(each.done() for each in mine)  # the threads were still reading
         assert [each.result(60) for each in mine] == [data] * 4

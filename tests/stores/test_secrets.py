@@ -18,13 +18,7 @@ from cloudload.cli import main
 from cloudload.config import Stream
 from cloudload.convert import convert_to_mds
 from cloudload.data.storage.base import Retry
-from cloudload.data.storage.objects import (
-    delete_object,
-    list_objects,
-    open_object,
-    read_object,
-    write_object,
-)
+from cloudload.data.storage.locations import Location
 from cloudload.errors import CloudloadError, ConvertError, StoreError
 from testkit.clients import new_clients
 from testkit.corpora import write_mds
@@ -76,10 +70,10 @@ def silence(caplog: pytest.LogCaptureFixture, *more: str) -> Iterator[None]:
 
 
 ACTS: list[Callable[[str], Any]] = [
-    lambda url: read_object(url, QUICK),
-    lambda url: open_object(url, QUICK),
-    lambda url: list_objects(url, QUICK),
-    lambda url: write_object(url, b"data", QUICK),
+    lambda url: Location(url, QUICK).read(),
+    lambda url: Location(url, QUICK).open(),
+    lambda url: Location(url, QUICK).list_objects(),
+    lambda url: Location(url, QUICK).write(b"data"),
 ]
 
 
@@ -182,7 +176,7 @@ def test_a_key_file_that_is_refused_is_not_shown(
         ):
             key.write_text(content)
             with new_clients(variables), silence(caplog, account["private_key"][40:80]):
-                read_object("gs://cloudload/key")
+                Location("gs://cloudload/key").read()
 
 
 def test_a_cause_without_secrets_is_kept_and_one_with_them_is_left_out(
@@ -192,7 +186,7 @@ def test_a_cause_without_secrets_is_kept_and_one_with_them_is_left_out(
     for message, is_kept in (("a plain refusal", True), (f"a refusal of {SESSION_TOKEN}", False)):
         s3_proxy.fail(".", "status", status=403, code="AccessDenied", message=message)
         with pytest.raises(StoreError, match="refusal") as caught:
-            read_object("s3://cloudload/key")
+            Location("s3://cloudload/key").read()
         assert (caught.value.__cause__ is not None) == is_kept
 
 
@@ -225,9 +219,9 @@ def test_no_output_of_the_converter_shows_a_password(
     out = f"{place}/out"
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
-    write_object(f"{place}/in/c.jsonl", b'{"text": "c"}')
-    write_object(f"{place}/bad/d.jsonl", b"no JSON")
-    write_object(f"{place}/foreign/shard.00000.mds", b"")
+    Location(f"{place}/in/c.jsonl").write(b'{"text": "c"}')
+    Location(f"{place}/bad/d.jsonl").write(b"no JSON")
+    Location(f"{place}/foreign/shard.00000.mds").write(b"")
 
     def convert(*arguments: str | Path, status: int, says: str) -> None:
         options = ["--processes", "1"]
@@ -237,11 +231,11 @@ def test_no_output_of_the_converter_shows_a_password(
         assert PASSWORD not in shown
 
     convert(tmp_path / "a.jsonl", out, status=0, says="is complete")
-    assert PASSWORD not in read_object(f"{out}/convert-report.json").decode()
+    assert PASSWORD not in Location(f"{out}/convert-report.json").read().decode()
     convert(tmp_path / "a.jsonl", out, status=0, says="was already complete")
     convert(tmp_path / "a.jsonl", out, "--json", status=0, says='"already_complete": true')
     convert(tmp_path / "b.jsonl", out, status=1, says="cloudload: memory://")
-    delete_object(f"{out}/convert-report.json")
+    Location(f"{out}/convert-report.json").delete()
     convert(tmp_path / "a.jsonl", out, status=1, says="already contains a dataset")
     convert(tmp_path / "a.jsonl", f"{place}/foreign", status=1, says="has shards, but no journal")
     convert(f"{place}/in", f"{place}/in/out", status=1, says="is inside the input")

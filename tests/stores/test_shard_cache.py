@@ -21,7 +21,6 @@ from cloudload.data.cache.cache_folder import ACCOUNT
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.storage.locations import Location
-from cloudload.data.storage.objects import delete_object, read_object, write_object
 from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
 from cloudload.system.temp_files import TAG, make_folder
 from cloudload.system.verified_files import is_unmodified, mark_verified
@@ -99,23 +98,23 @@ def test_a_republished_dataset_is_never_mixed_with_the_old_one(s3_url: str, tmp_
     assert texts_of(old, tmp_path) == DOCUMENTS
     changed = [text.upper() for text in DOCUMENTS]
     write_mds(s3_url, changed, shard_bytes=4_000, compression="zstd")
-    assert texts_of(open_corpus([Location(s3_url)], RETRY), tmp_path) == changed
+    assert texts_of(open_corpus([Location(s3_url, RETRY)]), tmp_path) == changed
     assert texts_of(old, tmp_path) == DOCUMENTS
 
 
 def test_a_corrupt_shard_is_fetched_again_and_then_named(s3_url: str, tmp_path: Path) -> None:
     corpus = write(s3_url)
     name = corpus.datasets[0].shards[1].stored.name
-    whole = read_object(f"{s3_url}/{name}")
-    write_object(f"{s3_url}/{name}", whole[:-1] + bytes([whole[-1] ^ 1]))
+    whole = Location(f"{s3_url}/{name}").read()
+    Location(f"{s3_url}/{name}").write(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(
         DatasetError, match=rf"{name} has the hash xxh64 \w+, but the index says \w+\. This was"
     ):
         texts_of(corpus, tmp_path)
-    write_object(f"{s3_url}/{name}", whole[:-7])
+    Location(f"{s3_url}/{name}").write(whole[:-7])
     with pytest.raises(DatasetError, match=r"of the [\d,]+ bytes that the index lists"):
         texts_of(corpus, tmp_path)
-    write_object(f"{s3_url}/{name}", whole)
+    Location(f"{s3_url}/{name}").write(whole)
     assert texts_of(corpus, tmp_path) == DOCUMENTS
 
 
@@ -198,8 +197,8 @@ def test_a_disk_that_forgets_bits_is_found_out_on_request(s3_url: str, tmp_path:
 def test_hashes_are_not_checked_where_that_is_switched_off(s3_url: str, tmp_path: Path) -> None:
     corpus = write(s3_url, compression=None)
     name = corpus.datasets[0].shards[2].stored.name
-    whole = read_object(f"{s3_url}/{name}")
-    write_object(f"{s3_url}/{name}", whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+    whole = Location(f"{s3_url}/{name}").read()
+    Location(f"{s3_url}/{name}").write(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
     with pytest.raises(DatasetError, match="xxh64"):
         texts_of(corpus, tmp_path)
     assert texts_of(corpus, tmp_path, verify="off") != DOCUMENTS
@@ -209,16 +208,16 @@ def test_hashes_are_not_checked_where_that_is_switched_off(s3_url: str, tmp_path
 
 def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: Path) -> None:
     write(s3_url, hashes=())
-    index = json.loads(read_object(f"{s3_url}/index.json"))
+    index = json.loads(Location(f"{s3_url}/index.json").read())
     one, other = index["shards"][1], index["shards"][2]
     one["samples"], other["samples"] = one["samples"] + 1, other["samples"] - 1
-    write_object(f"{s3_url}/index.json", json.dumps(index).encode())
+    Location(f"{s3_url}/index.json").write(json.dumps(index).encode())
     with pytest.raises(
         DatasetError,
         match=r"shard\.00001\.mds\.zstd does not contain the \d+ samples that its index lists\. "
         r"This",
     ):
-        texts_of(open_corpus([Location(s3_url)], RETRY), tmp_path)
+        texts_of(open_corpus([Location(s3_url, RETRY)]), tmp_path)
     assert not list(tmp_path.rglob("shard.00001-*.mds*"))
 
 
@@ -227,7 +226,7 @@ def test_what_another_process_evicted_is_let_go_of(
 ) -> None:
     monkeypatch.setattr("cloudload.data.cache.shard_cache.TOUCH_EVERY_S", 0.0)
     corpus = write(s3_url)
-    cache = ShardCache(corpus, tmp_path, RETRY, limit_bytes=1 << 20, threads=1, verify="once")
+    cache = ShardCache(corpus, tmp_path, limit_bytes=1 << 20, threads=1, verify="once")
     for number in range(4):
         cache.shard(number)
     next(tmp_path.rglob("shard.00001-*.mds")).unlink()
@@ -244,9 +243,9 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(
     write(s3_url)
     names = [
         entry["zip_data"]["basename"]
-        for entry in json.loads(read_object(f"{s3_url}/index.json"))["shards"]
+        for entry in json.loads(Location(f"{s3_url}/index.json").read())["shards"]
     ]
-    delete_object(f"{s3_url}/{names[3]}")
+    Location(f"{s3_url}/{names[3]}").delete()
     loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=RETRY)
     start = time.monotonic()
     with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}") as caught:
@@ -275,7 +274,7 @@ def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(
     corpus = write(s3_url)
     sizes = [shard.raw.bytes for shard in corpus.datasets[0].shards]
     limit = 4 * max(sizes)
-    cache = ShardCache(corpus, tmp_path, RETRY, limit_bytes=limit, threads=1, verify="once")
+    cache = ShardCache(corpus, tmp_path, limit_bytes=limit, threads=1, verify="once")
     mapped = []
     for number in range(len(sizes)):
         mapped.append(cache.shard(number))

@@ -65,7 +65,7 @@ def data(s3_url: str) -> str:
 
 
 def open_at(url: str, cache: Path) -> OpenedIndex:
-    return open_index(Location(url), _RETRY, cache)
+    return open_index(Location(url, _RETRY), cache)
 
 
 def tables(cache: Path) -> list[Path]:
@@ -123,7 +123,7 @@ def test_racing_ranks_parse_an_index_once(
     monkeypatch.setattr("cloudload.data.mds.open_index.parse_index", note)
     found = in_processes(RANKS, lambda _: list(open_at(data, tmp_path / "cache").shards))
     assert log.read_text() == "x"
-    assert all(each == list(open_index(Location(data), _RETRY).shards) for each in found)
+    assert all(each == list(open_index(Location(data, _RETRY)).shards) for each in found)
 
 
 def test_a_small_index_is_requested_once_and_not_kept(
@@ -137,7 +137,7 @@ def test_a_small_index_is_requested_once_and_not_kept(
 
 
 def test_a_shared_index_is_the_index(data: str, tmp_path: Path, parsed: list[int]) -> None:
-    alone = open_index(Location(data), _RETRY)
+    alone = open_index(Location(data, _RETRY))
     for _ in range(3):
         shared = open_at(data, tmp_path)
         assert list(shared.shards) == list(alone.shards)
@@ -156,7 +156,7 @@ def test_an_index_published_again_is_seen_by_the_next_opening(
     for number, letter in enumerate("abac"):
         write_mds(url, [letter * 50] * 40, shard_bytes=500)  # all indexes have the same size
         for _ in range(2):
-            opened, fresh = open_at(url, tmp_path), open_index(Location(url), _RETRY)
+            opened, fresh = open_at(url, tmp_path), open_index(Location(url, _RETRY))
             assert opened.hash == fresh.hash
             assert list(opened.shards) == list(fresh.shards)
         sizes.add(parsed[-1])
@@ -451,25 +451,25 @@ def test_fingerprints_of_several_shared_indexes_are_computed_once(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls = [write_mds(f"{s3_url}/{number}", DOCUMENTS[number:30]) for number in (1, 2)]
-    locations, whole = [Location(url) for url in urls], range(2)
-    wanted = open_corpus(locations, _RETRY).fingerprint(whole)
+    locations, whole = [Location(url, _RETRY) for url in urls], range(2)
+    wanted = open_corpus(locations).fingerprint(whole)
 
-    assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
+    assert open_corpus(locations, tmp_path).fingerprint(whole) == wanted
     [kept] = (tmp_path / INDEXES_FOLDER).glob(f"*{SUFFIX}")
-    swapped = open_corpus(locations[::-1], _RETRY, tmp_path)
+    swapped = open_corpus(locations[::-1], tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(fingerprints, "_hash", None)
-        assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
+        assert open_corpus(locations, tmp_path).fingerprint(whole) == wanted
     kept.write_bytes(kept.read_bytes()[:-1])
-    assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
+    assert open_corpus(locations, tmp_path).fingerprint(whole) == wanted
     kept.unlink()
     with monkeypatch.context() as patch:  # another process holds the lock for too long
         patch.setattr(
             "cloudload.system.file_locks.locked", lambda *_, **__: contextlib.nullcontext(False)
         )
-        assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
+        assert open_corpus(locations, tmp_path).fingerprint(whole) == wanted
     assert not kept.exists()
-    assert swapped.fingerprint(whole) == open_corpus(locations[::-1], _RETRY).fingerprint(whole)
+    assert swapped.fingerprint(whole) == open_corpus(locations[::-1]).fingerprint(whole)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])

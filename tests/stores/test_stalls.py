@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Retry
-from cloudload.data.storage.objects import write_object
+from cloudload.data.storage.locations import Location
 from cloudload.tools.convert.input_files import InputFile, read_decompressed
 from testkit.corpora import random_documents, write_mds
 from testkit.fault_proxy import FaultProxy
@@ -143,7 +143,7 @@ def test_the_converter_says_that_an_input_has_stopped(
     faulty: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, data = f"{faulty.url}/raw.txt", os.urandom(300_000)
-    write_object(source, data)
+    Location(source).write(data)
     faulty.fail("GET .*raw", "stall", times=1, at=100_000, seconds=3)
     file = InputFile(source, "raw.txt", len(data), "text", None)
     with ended_by(caplog, f"s for data: reading {source}", lambda: None):

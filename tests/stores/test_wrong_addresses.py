@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cloudload import CloudLoader, Retry
-from cloudload.data.storage.objects import delete_object, list_objects, read_object, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.errors import FailureKind, StoreError
 from testkit.clients import environment, new_clients
 from testkit.patience import refused
@@ -75,7 +75,7 @@ def test_a_wrong_address_is_a_warning_at_once_and_the_error_names_it_too(
     (url, named), (_, kind, what) = location, wrong
     caplog.set_level(logging.INFO, "cloudload.store")
     with refused(r"cannot read .*attempts, ") as failure:
-        read_object(url, SHORT)
+        Location(url, SHORT).read()
     assert failure.value.kind is kind
     informed = [each.getMessage() for each in caplog.records if each.levelno == logging.INFO]
     assert re.fullmatch(r"cannot read .* yet \(1 attempt, \d+ s\)\. .*in \d\.\d s", informed[0])
@@ -91,7 +91,7 @@ def test_a_request_that_waits_alone_warns_at_every_doubling(
     """Each warning has a fixed due time, even if a pause between attempts delays an earlier one."""
     retry = Retry(timeout_s=1.0, deadline_s=7.0, pause_s=0.5)
     with new_clients(s3_server.environment(closed_port)), pytest.raises(StoreError):
-        read_object("s3://b/key", retry)
+        Location("s3://b/key", retry).read()
     # warnings are due after 0.4, 0.8, 1.6, and 3.2 s; the 7 s deadline may prevent one after 6.4 s
     assert len(warnings_of(caplog)) >= 4
 
@@ -101,9 +101,9 @@ def test_writes_lists_and_deletes_warn_too(
 ) -> None:
     with new_clients(s3_server.environment(closed_port)):
         for act in (
-            lambda: write_object("s3://b/key", b"data", SHORT),
-            lambda: list_objects("s3://b/folder", SHORT),
-            lambda: delete_object("s3://b/key", SHORT),
+            lambda: Location("s3://b/key", SHORT).write(b"data"),
+            lambda: Location("s3://b/folder", SHORT).list_objects(),
+            lambda: Location("s3://b/key", SHORT).delete(),
         ):
             caplog.clear()
             with pytest.raises(StoreError) as failure:
@@ -123,7 +123,7 @@ def test_the_variable_that_is_named_is_the_one_that_the_client_uses(
         for name in unset:
             del os.environ[name]
         with pytest.raises(StoreError) as failure:
-            read_object("s3://b/key", SHORT)
+            Location("s3://b/key", SHORT).read()
     assert f"{closed_port} (from {S3_VARIABLES[number]}) refused" in str(failure.value)
 
 
@@ -137,7 +137,7 @@ def test_an_endpoint_of_a_profile_is_said_to_come_from_the_configuration(
         for name in S3_VARIABLES:
             del os.environ[name]
         with pytest.raises(StoreError) as failure:
-            read_object("s3://b/key", SHORT)
+            Location("s3://b/key", SHORT).read()
     assert f"{closed_port} (from the AWS configuration) refused" in str(failure.value)
 
 
@@ -147,7 +147,7 @@ def test_an_error_about_a_proxy_does_not_blame_the_endpoint(
     variables = s3_server.environment("http://store.example:9")
     proxies = {"HTTP_PROXY": closed_port, "http_proxy": closed_port, "NO_PROXY": "", "no_proxy": ""}
     with new_clients({**variables, **proxies}), pytest.raises(StoreError) as failure:
-        read_object("s3://b/key", SHORT)
+        Location("s3://b/key", SHORT).read()
     assert failure.value.kind is FailureKind.REFUSED
     assert f'Failed to connect to proxy URL: "{closed_port}"' in str(failure.value)
     assert f"The proxy {closed_port} (from http_proxy) refused the connection" in str(failure.value)
@@ -162,7 +162,7 @@ def test_an_address_shows_no_password(
         new_clients(s3_server.environment(f"http://me:hidden-word@127.0.0.1:{port}")),
         pytest.raises(StoreError) as failure,
     ):
-        read_object("s3://b/key", SHORT)
+        Location("s3://b/key", SHORT).read()
     assert "hidden-word" not in " ".join([str(failure.value), *warnings_of(caplog)])
 
 
@@ -171,7 +171,7 @@ def test_requests_that_wait_for_one_address_share_their_warnings(
 ) -> None:
     with new_clients(s3_server.environment(closed_port)), ThreadPoolExecutor(8) as threads:
         for each in [
-            threads.submit(read_object, f"s3://b/key-{number}", SHORT) for number in range(8)
+            threads.submit(Location(f"s3://b/key-{number}", SHORT).read) for number in range(8)
         ]:
             assert isinstance(each.exception(), StoreError)
     assert 1 <= len(warnings_of(caplog)) <= 8

@@ -32,9 +32,7 @@ from cloudload.data.cache.kept_tokenizers import sweep_tokenizers
 from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Corpus, Dataset, are_in_place, join_columns
 from cloudload.data.mds.open_index import INDEXES_FOLDER, sweep_indexes
-from cloudload.data.storage.locations import same_or_inside
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import expand_home, path_url
+from cloudload.data.storage.urls import expand_home, path_url, same_or_inside
 from cloudload.errors import CacheError
 from cloudload.system import Ints, file_locks, temp_files
 
@@ -68,7 +66,7 @@ def default_cache() -> Path:
 
 def dataset_folder(root: Path, dataset: Dataset) -> Path:
     """The folder of a dataset. If shards have no hash, each published version has its own."""
-    url = redact(dataset.url)
+    url = str(dataset.location)
     name = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-40:]
     parts = [url]
     if dataset.num_without_hash:

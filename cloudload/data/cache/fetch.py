@@ -54,9 +54,7 @@ from cloudload.data.mds.download import (
     download_shard,
 )
 from cloudload.data.mds.hashes import fastest_hash
-from cloudload.data.storage import urls
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, DatasetError
 from cloudload.system import activity, file_locks, temp_files, verified_files
 
@@ -76,15 +74,15 @@ MOST_CANDIDATES = 10_000
 class _Watch:
     """The observer of a download, which counts its retries and records why it is waiting."""
 
-    url: str
+    location: Location
     traffic: TrafficCounter
-    waits: dict[str, str]
+    waits: dict[Location, str]
 
     def count_retry(self) -> None:
         self.traffic.count_retry()
 
     def describe(self, wait: str) -> None:
-        self.waits[self.url] = wait
+        self.waits[self.location] = wait
         activity.refresh()
 
 
@@ -93,13 +91,12 @@ class Fetcher:
     """Fetches shards into the cache folder `root`. Safe across threads and processes."""
 
     root: Path
-    retry: Retry
     limit_bytes: int | None
     verify: str
     """When to check hashes: `once`, `always` or `off`."""
     traffic: TrafficCounter
-    _waits: dict[str, str] = field(default_factory=dict)
-    """Maps the URL of each slow or failed download to a description of its wait."""
+    _waits: dict[Location, str] = field(default_factory=dict)
+    """Maps the location of each slow or failed download to a description of its wait."""
 
     def fetch(
         self, index: int, dataset: Dataset, info: shard_entries.ShardInfo, *, wait: bool = True
@@ -125,8 +122,7 @@ class Fetcher:
                     f"{path} is outside the cache folder {folder}, because of a symbolic link. "
                     "Remove the link, and run again"
                 )
-            url = urls.join_url(dataset.url, info.stored.name)
-            what = partial(self._describe_lock, url)
+            what = partial(self._describe_lock, dataset.locate(info))
             with file_locks.locked(temp_files.lock_path(path), wait=wait, what=what) as is_held:
                 if not is_held:
                     return None
@@ -138,19 +134,19 @@ class Fetcher:
 
     def describe(self, dataset: Dataset, info: shard_entries.ShardInfo) -> str:
         """Describe the download of a shard, and why it is waiting, for a message."""
-        url = urls.join_url(dataset.url, info.stored.name)
-        wait = self._waits.get(url)
-        return f"downloading {redact(url)}" + (f" ({wait})" if wait else "")
+        location = dataset.locate(info)
+        wait = self._waits.get(location)
+        return f"downloading {location}" + (f" ({wait})" if wait else "")
 
-    def _describe_lock(self, url: str) -> str:
+    def _describe_lock(self, location: Location) -> str:
         """Describe the wait for a shard that another process downloads.
 
         That process may be waiting for a lock that a thread of this process holds, so the text also
         includes this process's longest wait.
         """
         own = next(iter(list(self._waits.items())), None)
-        here = f"; this process is downloading {redact(own[0])} ({own[1]})" if own else ""
-        return f"download {redact(url)}{here}"
+        here = f"; this process is downloading {own[0]} ({own[1]})" if own else ""
+        return f"download {location}{here}"
 
     def discard(self, path: Path, info: shard_entries.ShardInfo) -> None:
         """Remove a cached shard whose size or header is invalid.
@@ -188,20 +184,19 @@ class Fetcher:
         return False
 
     def _fetch_locked(self, folder: Path, dataset: Dataset, info: shard_entries.ShardInfo) -> None:
-        path, url = shard_path(folder, info), urls.join_url(dataset.url, info.stored.name)
+        path = shard_path(folder, info)
         remove(self.root, [path, *path.parent.glob(f"{path.name}.*{temp_files.PART_SUFFIX}")])
         try:
             self._download(folder, dataset, info)
         finally:
-            self._waits.pop(url, None)
+            self._waits.pop(dataset.locate(info), None)
 
     def _download(self, folder: Path, dataset: Dataset, info: shard_entries.ShardInfo) -> None:
-        path, url = shard_path(folder, info), urls.join_url(dataset.url, info.stored.name)
-
+        path, location = shard_path(folder, info), dataset.locate(info)
         began = time.monotonic()
         with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):
             for attempt in (1, 2):
-                fault, version = self._download_once(url, info, file)
+                fault, version = self._download_once(location, info, file)
                 if fault is None:
                     file.flush()
                     fault = check_header(part, info)
@@ -214,13 +209,15 @@ class Fetcher:
                         verified_files.mark_verified(part)
                     publish(self.root, part, path)
                     seconds = time.monotonic() - began
-                    self.traffic.count_fetch(redact(url), info.stored.bytes, seconds)
+                    self.traffic.count_fetch(str(location), info.stored.bytes, seconds)
                     return
                 if attempt == 1:
-                    logger.warning("%s %s. Fetching it again", redact(url), fault)
-        raise DatasetError(describe_second_fault(url, str(fault)))
+                    logger.warning("%s %s. Fetching it again", location, fault)
+        raise DatasetError(describe_second_fault(location, str(fault)))
 
-    def _download_once(self, url: str, info: shard_entries.ShardInfo, file: BinaryIO) -> Download:
+    def _download_once(
+        self, location: Location, info: shard_entries.ShardInfo, file: BinaryIO
+    ) -> Download:
         times = [time.perf_counter_ns()]
 
         def count_bytes(num_bytes: int) -> None:
@@ -228,13 +225,12 @@ class Fetcher:
             self.traffic.count_download(num_bytes, times[1] - times[0])
 
         found = download_shard(
-            url,
+            location,
             info,
             file,
-            self.retry,
             checks_hash=self.verify != OFF,
             count_bytes=count_bytes,
-            watch=_Watch(url, self.traffic, self._waits),
+            watch=_Watch(location, self.traffic, self._waits),
         )
         self.traffic.count_unpacking(time.perf_counter_ns() - times[-1])
         return found

@@ -20,9 +20,7 @@ from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.data.mds.download import check_data, decompress_checked, describe_second_fault
 from cloudload.data.mds.shard import Shard
-from cloudload.data.storage import objects, urls
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
 from cloudload.system import DaemonThreadPool, await_unless_failed
 
@@ -44,8 +42,8 @@ class MemoryShards:
     Not thread-safe.
     """
 
-    def __init__(self, corpus: Corpus, cache: ShardCache, retry: Retry, *, threads: int) -> None:
-        self._corpus, self._cache, self._retry = corpus, cache, retry
+    def __init__(self, corpus: Corpus, cache: ShardCache, *, threads: int) -> None:
+        self._corpus, self._cache = corpus, cache
         self._fetches: dict[int, Future[Stored]] = {}
         self._threads = DaemonThreadPool(threads, "cloudload-fetch")
         self._kept: tuple[int, Shard] | None = None
@@ -83,27 +81,30 @@ class MemoryShards:
         self._cache.close()
 
     def _fetch_twice(self, index: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Shard:
-        url = urls.join_url(dataset.url, info.stored.name)
+        location = dataset.locate(info)
         fetch = self._fetches.pop(index, None)
         stored = await_unless_failed(fetch) or self._fetch(dataset, info)
-        shard = self._open(*stored, info, url)
+        shard = self._open(*stored, info, location)
         if isinstance(shard, str):
-            logger.warning("%s %s. Fetching it again", redact(url), shard)
-            shard = self._open(*self._fetch(dataset, info), info, url)
+            logger.warning("%s %s. Fetching it again", location, shard)
+            shard = self._open(*self._fetch(dataset, info), info, location)
         if isinstance(shard, str):
-            raise DatasetError(describe_second_fault(url, shard))
+            raise DatasetError(describe_second_fault(location, shard))
         return shard
 
     def _fetch(self, dataset: Dataset, info: shard_entries.ShardInfo) -> Stored:
-        url = urls.join_url(dataset.url, info.stored.name)
-        data, version = objects.read_object_version(url, self._retry, info.stored.bytes)
+        data, version = dataset.locate(info).read_version(info.stored.bytes)
         fault = check_data(data, info.stored, True)
         if fault is None:
             check_written(dataset, info, version.written_s)
         return data, fault
 
     def _open(
-        self, stored: bytes, fault: str | None, info: shard_entries.ShardInfo, url: str
+        self,
+        stored: bytes,
+        fault: str | None,
+        info: shard_entries.ShardInfo,
+        location: Location,
     ) -> Shard | str:
         """Open a shard from its stored bytes. Returns the shard, or a description of its fault."""
         if fault is not None:
@@ -118,7 +119,7 @@ class MemoryShards:
             shard = Shard(Path(info.raw.name), info, raw[: info.raw.bytes].toreadonly())
         except DatasetError as error:
             return str(error).removeprefix(f"{info.raw.name} ")
-        shard.url = redact(url)
+        shard.url = str(location)
         return shard
 
     def _free_buffer(self, size: int) -> memoryview:

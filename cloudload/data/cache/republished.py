@@ -22,8 +22,6 @@ from pathlib import Path
 from cloudload.data.cache.cache_folder import STARTED
 from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Dataset
-from cloudload.data.storage import urls
-from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.versions import Version
 from cloudload.errors import DatasetError
 from cloudload.system import file_locks, temp_files
@@ -79,8 +77,8 @@ def _read_start(folder: Path, read_s: float) -> float:
 
 
 def _explain(dataset: Dataset, info: shard_entries.ShardInfo, written_s: float) -> str:
-    url = redact(urls.join_url(dataset.url, info.stored.name))
-    return f"{url} has no hash in the index, and was written ({_show(written_s)}) after"
+    shard, when = dataset.locate(info), _show(written_s)
+    return f"{shard} has no hash in the index, and was written ({when}) after"
 
 
 def _show(seconds: float) -> str:

@@ -25,8 +25,6 @@ from cloudload.data.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.data.mds.download import check_hash
 from cloudload.data.mds.shard import Shard
 from cloudload.data.storage import urls
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
 from cloudload.errors import CacheError, DatasetError
 from cloudload.system import DaemonThreadPool, Ints, activity, await_unless_failed, verified_files
 
@@ -54,7 +52,6 @@ class ShardCache:
         self,
         corpus: Corpus,
         root: Path,
-        retry: Retry,
         *,
         limit_bytes: int | None = None,
         threads: int = 4,
@@ -63,7 +60,7 @@ class ShardCache:
     ) -> None:
         self._corpus, self._verify, self._limit_bytes = corpus, verify, limit_bytes
         self.traffic = TrafficCounter(retries)
-        self._fetcher = Fetcher(root, retry, limit_bytes, verify, self.traffic)
+        self._fetcher = Fetcher(root, limit_bytes, verify, self.traffic)
         self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
         self._last_check = time.monotonic()
         self._wait = activity.Wait(_report_wait, "reading")
@@ -157,7 +154,7 @@ class ShardCache:
 
     def _keep(self, index: int, shard: Shard) -> None:
         dataset, info = self._corpus.find_shard(index)
-        shard.url = redact(urls.join_url(dataset.url, info.stored.name))
+        shard.url = str(dataset.locate(info))
         if not is_in_place(dataset, info):
             verified_files.mark_used(shard.path)
         self._open[index] = (shard, time.monotonic())

@@ -24,10 +24,7 @@ from cloudload.data.mds.fingerprints import DATA, SAMPLES, find_beginning, finge
 from cloudload.data.mds.hashes import fastest_hash
 from cloudload.data.mds.open_index import open_index
 from cloudload.data.mds.shard_table import ShardTable
-from cloudload.data.storage.base import Retry
 from cloudload.data.storage.locations import Location
-from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.urls import is_local
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import DatasetError
 from cloudload.system import Flags, Ints
@@ -37,7 +34,8 @@ from cloudload.system import Flags, Ints
 class Dataset:
     """An MDS dataset, as described by its index."""
 
-    url: str
+    location: Location
+    """The folder of its objects."""
     shards: Sequence[shard_entries.ShardInfo]
     """The shards, in order. They are a `ShardTable` if `open_corpus` opened the dataset."""
     index_hash: str
@@ -50,6 +48,15 @@ class Dataset:
     num_left_out: int = 0
     """Number of shards at the end of the index that are left out, because they were appended after
     the run began."""
+
+    @property
+    def url(self) -> str:
+        """The URL of the folder."""
+        return self.location.url
+
+    def locate(self, shard: shard_entries.ShardInfo) -> Location:
+        """The location of a shard's stored file."""
+        return self.location.join(shard.stored.name)
 
     def take(self, count: int) -> Dataset:
         """Return this dataset with only its first `count` shards."""
@@ -75,7 +82,7 @@ class Dataset:
         )
 
     def __repr__(self) -> str:
-        return f"Dataset({redact(self.url)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
+        return f"Dataset({str(self.location)!r}, {len(self.shards)} shards, {self.index_hash[:12]})"
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ class Corpus:
         """Whether the shard with index `index` is mapped in place instead of from the cache."""
         owner, shard = self.find_owner(index)
         dataset = self.datasets[owner]
-        return is_local(dataset.url) and dataset.table.find_form(shard).compression is None
+        return dataset.location.is_local and dataset.table.find_form(shard).compression is None
 
     @property
     def num_samples(self) -> int:
@@ -188,17 +195,16 @@ def join_columns(columns: Sequence[Ints]) -> Ints:
 
 def is_in_place(dataset: Dataset, shard: shard_entries.ShardInfo) -> bool:
     """Whether a shard is mapped in place, because it is local and uncompressed."""
-    return is_local(dataset.url) and shard.zipped is None
+    return dataset.location.is_local and shard.zipped is None
 
 
 def are_in_place(dataset: Dataset) -> Flags:
     """Whether each shard of a dataset is mapped in place: bool [shards]."""
-    return ~dataset.table.is_zipped & is_local(dataset.url)
+    return ~dataset.table.is_zipped & dataset.location.is_local
 
 
 def open_corpus(
     locations: Sequence[Location],
-    retry: Retry,
     root: Path | None = None,
     *,
     may_be_empty: bool = True,
@@ -211,22 +217,22 @@ def open_corpus(
     a location has something else, such as raw files, if a package for its compression is missing,
     if all datasets are empty, or if one is empty and `may_be_empty` is False.
     """
-    corpus = Corpus(tuple(_open_dataset(each, retry, root) for each in locations))
+    corpus = Corpus(tuple(_open_dataset(each, root) for each in locations))
     empty = [dataset for dataset in corpus.datasets if not dataset.table.samples.any()]
     if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
-        urls = ", ".join(redact(dataset.url) for dataset in empty)
+        urls = ", ".join(str(dataset.location) for dataset in empty)
         raise DatasetError(
             f"found no samples in {urls}. Convert a corpus first, or remove empty streams"
         )
     return corpus
 
 
-def _open_dataset(location: Location, retry: Retry, root: Path | None) -> Dataset:
-    index = open_index(location, retry, root)
+def _open_dataset(location: Location, root: Path | None) -> Dataset:
+    index = open_index(location, root)
     for form in index.shards.count_forms():
         if form.compression is not None:
             check_codec(form.compression)
-    return Dataset(location.url, index.shards, index.hash, index.version, index.read_s)
+    return Dataset(location, index.shards, index.hash, index.version, index.read_s)
 
 
 def warn_of_missing_hashes(dataset: Dataset) -> str | None:
@@ -240,7 +246,7 @@ def warn_of_missing_hashes(dataset: Dataset) -> str | None:
         "index.json was written"
     )
     return (
-        f"{redact(dataset.url)}: {dataset.num_without_hash:,} of {len(dataset.shards):,} shards "
+        f"{dataset.location}: {dataset.num_without_hash:,} of {len(dataset.shards):,} shards "
         "have no hash in the index. If the dataset is published again with shards of the same "
         f"sizes, a resumed run reads the new text without an error. {effect}. Write the dataset "
         "with hashes, for example with MDSWriter(hashes=['xxh64'])"

@@ -26,7 +26,6 @@ import numpy as np
 from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.shard import Shard
-from cloudload.data.storage.redaction import redact
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
 
@@ -102,7 +101,7 @@ def _list_columns(
     """Yield each dataset's redacted URL with each distinct set of columns of its shards."""
     for dataset in datasets:
         for columns in dataset.table.column_sets():
-            yield redact(dataset.url), columns
+            yield str(dataset.location), columns
 
 
 def _advise_on_text(encodings: Mapping[str, str]) -> str:

@@ -21,9 +21,7 @@ from cloudload.data.mds import shard_entries
 from cloudload.data.mds.codecs import decompress, decompress_into
 from cloudload.data.mds.hashes import fastest_hash, new_hash
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
-from cloudload.data.storage import objects
-from cloudload.data.storage.base import Retry
-from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.retries import Watch
 from cloudload.data.storage.versions import Version
 from cloudload.errors import DatasetError
@@ -37,10 +35,9 @@ class Download(NamedTuple):
 
 
 def download_shard(
-    url: str,
+    location: Location,
     info: shard_entries.ShardInfo,
     file: BinaryIO,
-    retry: Retry,
     *,
     checks_hash: bool,
     count_bytes: Callable[[int], None],
@@ -54,7 +51,7 @@ def download_shard(
     """
     file.seek(0)
     target = file if info.zipped is None else io.BytesIO()
-    version = objects.download_object_version(url, target, retry, info.stored.bytes, watch)
+    version = location.download_version(target, info.stored.bytes, watch)
     count_bytes(target.tell())
     if isinstance(target, io.BytesIO):
         data = target.getvalue()
@@ -84,10 +81,10 @@ def decompress_checked(
     return fault and f"{fault}, after decompression"
 
 
-def describe_second_fault(url: str, fault: str) -> str:
+def describe_second_fault(location: Location, fault: str) -> str:
     """The message about a shard whose first and second downloads were invalid."""
     return (
-        f"{redact(url)} {fault}. This was the second invalid download. If the dataset was "
+        f"{location} {fault}. This was the second invalid download. If the dataset was "
         "republished during the run, restart to read its new index. Otherwise, convert or copy "
         "the shard again"
     )

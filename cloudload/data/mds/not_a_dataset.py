@@ -23,7 +23,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from cloudload.data.file_kinds import (
@@ -35,8 +34,7 @@ from cloudload.data.file_kinds import (
 )
 from cloudload.data.mds import shard_entries
 from cloudload.data.mds.survey import JOURNAL_FOLDER, Survey, survey_folder
-from cloudload.data.storage import objects, urls
-from cloudload.data.storage.base import Retry
+from cloudload.data.storage import urls
 from cloudload.data.storage.globs import Glob, find_glob
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import redact
@@ -84,26 +82,27 @@ def advise_on_hub_name(location: str) -> str:
     )
 
 
-def explain_not_a_dataset(location: Location, retry: Retry) -> str | None:
+def explain_not_a_dataset(location: Location) -> str | None:
     """Explain what a location contains if it has no index; None if that is unknown."""
-    retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
+    location = location.within(_DEADLINE_S)
+    remote = location.at(location.remote)
     try:
-        if glob := find_glob(location.remote, retry):
-            return _explain_glob(location.remote, glob, retry)
-        if _is_file(location.remote, retry):
-            return _explain_file(location.remote, location.split)
-        return _explain_location(location, retry)
+        if glob := find_glob(remote):
+            return _explain_glob(remote, glob)
+        if _is_file(remote):
+            return _explain_file(remote.url, location.split)
+        return _explain_location(location)
     except StoreError:
         return None
 
 
-def _explain_glob(location: str, glob: Glob, retry: Retry) -> str | None:
-    root, found = glob.folder, survey_folder(glob.folder, retry)
+def _explain_glob(location: Location, glob: Glob) -> str | None:
+    root, found = glob.folder, survey_folder(location.at(glob.folder))
     files, folders = (
         [urls.join_url(root, name) for name in names if glob.matches(name)]
         for names in (found.files, found.datasets)
     )
-    shown = f"{redact(location)} is a glob, but a loader reads only folders of MDS datasets"
+    shown = f"{location} is a glob, but a loader reads only folders of MDS datasets"
     if folders:
         return f"{shown}. Pass a list of these folders: {_name_some(folders)}"
     if not files:
@@ -112,7 +111,7 @@ def _explain_glob(location: str, glob: Glob, retry: Retry) -> str | None:
         )
     advice = advise_on_files(root, files)
     if advice and RUN in advice:
-        advice = advise_on_input(location, output_beside(root))
+        advice = advise_on_input(location.url, output_beside(root))
     return _end(f"{shown}. The glob matches {_count(found, files)}", advice)
 
 
@@ -127,17 +126,17 @@ def _explain_file(url: str, split: str | None) -> str:
     return _end(f"{redact(url)} is a file, not the folder of an MDS dataset", advice)
 
 
-def _explain_location(location: Location, retry: Retry) -> str | None:
+def _explain_location(location: Location) -> str | None:
     """Explain a folder, or if the subfolder `split` does not exist, its parent folder."""
-    found = survey_folder(location.url, retry)
+    found = survey_folder(location)
     if found.datasets:
         prefix = f"{location.split}/" if location.split else ""
         names = [prefix + name for name in found.datasets]
-        missing = f"{redact(location.url)} has no {shard_entries.INDEX_NAME}"
+        missing = f"{location} has no {shard_entries.INDEX_NAME}"
         return _advise_split(missing, redact(location.remote), names)
     if (reason := _explain_folder(location.url, location.split, found)) or not location.split:
         return reason
-    found = survey_folder(location.remote, retry)
+    found = survey_folder(location.at(location.remote))
     missing = f"{redact(location.remote)} has no split {location.split!r}"
     if "" in found.datasets:
         index = shard_entries.INDEX_NAME
@@ -200,18 +199,19 @@ def _explain_saved(url: str, *, is_dict: bool) -> str:
     )
 
 
-def _is_file(url: str, retry: Retry) -> bool:
+def _is_file(location: Location) -> bool:
     """Whether there is an object at a URL.
 
     An HTTP URL must also have a dot in its last part, because a web server may return a page for a
     folder.
     """
-    if urls.is_local(url):
+    url = location.url
+    if location.is_local:
         return urls.local_path(url).is_file()
     if urls.scheme_of(url) in ("http", "https") and "." not in url.rpartition("/")[2]:
         return False
     try:
-        objects.open_object(url.rstrip("/"), retry).close()
+        location.at(url.rstrip("/")).open().close()
     except StoreError:
         return False
     return True

@@ -37,11 +37,8 @@ from cloudload.data.mds.not_a_dataset import (
     explain_not_a_dataset,
 )
 from cloudload.data.mds.shard_table import ShardTable, map_table
-from cloudload.data.storage import objects, urls
-from cloudload.data.storage.base import Retry
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.nearby import raise_if_nothing
-from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.versions import Version
 from cloudload.errors import DatasetError, StoreError
 from cloudload.system import array_files, file_locks, machine, temp_files, verified_files
@@ -82,16 +79,16 @@ class OpenedIndex(NamedTuple):
     time. Never earlier than the time at which the index was written."""
 
 
-def open_index(location: Location, retry: Retry, root: Path | None = None) -> OpenedIndex:
+def open_index(location: Location, root: Path | None = None) -> OpenedIndex:
     """Open the index of a stream's dataset. With a cache folder `root`, share a large index there.
 
     Raises `DatasetError` if the index is invalid, and the errors of `read_index`.
     """
     before_s = time.time()
-    is_shared = _is_large if root is not None and redact(location.url) == location.url else None
-    data, version = read_index(location, retry, is_shared)
+    is_shared = _is_large if root is not None and str(location) == location.url else None
+    data, version = read_index(location, is_shared)
     if root is not None and is_shared is not None and is_shared(version):
-        shards, version = _open_shared(location, retry, root / INDEXES_FOLDER, version)
+        shards, version = _open_shared(location, root / INDEXES_FOLDER, version)
     else:
         shards = _parse(data, location)
     read_s = max(version.read_s or before_s, version.written_s or 0.0)
@@ -99,31 +96,28 @@ def open_index(location: Location, retry: Retry, root: Path | None = None) -> Op
 
 
 def read_index(
-    location: Location, retry: Retry, unless: Callable[[Version], bool] | None = None
+    location: Location, unless: Callable[[Version], bool] | None = None
 ) -> tuple[bytes, Version]:
     """Read the index of a stream's dataset, and return its bytes and its version.
 
-    `unless` is as in `read_object_version`. Raises `DatasetError` if the location has something
+    `unless` is as in `Location.read_version`. Raises `DatasetError` if the location has something
     else, such as raw files, and `StoreError` if the index cannot be read for another reason.
     """
     if reason := explain_hub_name(location):
         raise DatasetError(reason)
     try:
-        return objects.read_object_version(
-            urls.join_url(location.url, shard_entries.INDEX_NAME),
-            retry,
-            shard_entries.MOST_INDEX_BYTES,
-            unless,
+        return location.join(shard_entries.INDEX_NAME).read_version(
+            shard_entries.MOST_INDEX_BYTES, unless
         )
     except StoreError as error:
         if not error.is_missing:
             raise
-        if (reason := explain_not_a_dataset(location, retry)) is None:
-            what = f"read the dataset in {redact(location.url)}"
+        if (reason := explain_not_a_dataset(location)) is None:
+            what = f"read the dataset in {location}"
             advice = "Check the location, or convert a corpus to it: cloudload convert INPUT "
-            advice += shlex.quote(redact(location.url))
+            advice += shlex.quote(str(location))
             advice += advise_on_hub_name(location.remote)
-            raise_if_nothing(error, location.url, what, noun="folder", retry=retry, advice=advice)
+            raise_if_nothing(error, location, what, noun="folder", advice=advice)
             raise
     raise DatasetError(reason)
 
@@ -141,9 +135,9 @@ class _SharedPath(NamedTuple):
     """A digest of everything on which the table depends."""
 
 
-def _shared_path(folder: Path, url: str, version: Version) -> _SharedPath:
+def _shared_path(folder: Path, location: Location, version: Version) -> _SharedPath:
     """Return the file for a table. Each release of cloudload and each user has its own files."""
-    origin = f"{url}\n{objects.name_endpoint(url)}\n{os.geteuid()}"
+    origin = f"{location.url}\n{location.describe_endpoint()}\n{os.geteuid()}"
     key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
     name = f"{_digest(origin)[:16]}-{_digest(key)[:32]}{_SUFFIX}"
     return _SharedPath(folder / name, _digest(key))
@@ -153,9 +147,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _open_shared(
-    location: Location, retry: Retry, folder: Path, version: Version
-) -> tuple[ShardTable, Version]:
+def _open_shared(location: Location, folder: Path, version: Version) -> tuple[ShardTable, Version]:
     """Map the table of an index's version. If it is missing, read the index, and write its table.
 
     Also returns the version of the table, which is newer than `version` if the index was published
@@ -163,13 +155,13 @@ def _open_shared(
     """
     if (kind := machine.network_type(folder)) is not None:
         _warn(location, f"{folder} is on a network file system: {kind}")
-        return _read_alone(location, retry)
-    shared = _shared_path(folder, location.url, version)
+        return _read_alone(location)
+    shared = _shared_path(folder, location, version)
     if (found := map_table(*shared)) is not None:
         verified_files.mark_used(shared.path)
         return found, version
     wait_s = MOST_WAIT_S + (version.size or 0) / _LEAST_BYTES_PER_S
-    what = f"read and parse the index of {redact(location.url)}"
+    what = f"read and parse the index of {location}"
     with contextlib.ExitStack() as stack:
         can_write = False
         try:
@@ -183,20 +175,20 @@ def _open_shared(
                 return found, version
         except OSError as error:
             _warn(location, error)
-        parsed, version = _read_alone(location, retry)
+        parsed, version = _read_alone(location)
         if not can_write or not version.exact:
             return parsed, version
-        return _share(parsed, location, _shared_path(folder, location.url, version)), version
+        return _share(parsed, location, _shared_path(folder, location, version)), version
 
 
-def _read_alone(location: Location, retry: Retry) -> tuple[ShardTable, Version]:
-    data, version = read_index(location, retry)
+def _read_alone(location: Location) -> tuple[ShardTable, Version]:
+    data, version = read_index(location)
     return _parse(data, location), version
 
 
 def _parse(data: bytes, location: Location) -> ShardTable:
     """Parse an index, and store its hash as a fingerprint of the table."""
-    table = parse_index(data, redact(location.url))
+    table = parse_index(data, str(location))
     table.fingerprints[INDEX] = hashlib.sha256(data).hexdigest()
     return table
 
@@ -252,6 +244,6 @@ def _warn(location: Location, error: object) -> None:
     logger.warning(
         "cannot share the index of %s with the other processes of this node (%s), so each process "
         "reads and parses it. Set `local` to a folder on a local disk that only you can write to",
-        redact(location.url),
+        location,
         error,
     )

@@ -20,9 +20,9 @@ from cloudload.data.mds import shard_entries
 from cloudload.data.mds.codecs import decompress
 from cloudload.data.mds.dataset import Dataset, is_in_place
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
-from cloudload.data.storage import objects, urls
-from cloudload.data.storage.base import CHUNK_BYTES, Retry
-from cloudload.data.storage.redaction import redact
+from cloudload.data.storage import urls
+from cloudload.data.storage.base import CHUNK_BYTES
+from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
 from cloudload.system import temp_files
 
@@ -32,16 +32,16 @@ _GROWTH = 4
 
 @contextlib.contextmanager
 def open_shard_start(
-    dataset: Dataset, info: shard_entries.ShardInfo, num_samples: int, retry: Retry
+    dataset: Dataset, info: shard_entries.ShardInfo, num_samples: int
 ) -> Iterator[Shard]:
     """Open a shard to read its first `num_samples` samples, or all samples if it has fewer.
 
     An uncompressed shard of a local dataset is mapped in place. Raises `DatasetError` if the shard
     is damaged, and `StoreError` if it cannot be read.
     """
-    url = urls.join_url(dataset.url, info.stored.name)
+    location = dataset.locate(info)
     if is_in_place(dataset, info):
-        path = urls.local_path(url)
+        path = urls.local_path(location.url)
         if not path.is_file():
             raise DatasetError(
                 f"{path} is missing, but the index lists it. Copy the shard again, or run the same "
@@ -53,64 +53,63 @@ def open_shard_start(
         temp_files.explained_full_disk(),
         tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file,
     ):
-        file.write(_read_samples(url, info, min(num_samples, info.samples), retry))
+        file.write(_read_samples(location, info, min(num_samples, info.samples)))
         file.truncate(info.raw.bytes)
         file.flush()
-        yield open_temporary(Path(file.name), info, url)
+        yield open_temporary(Path(file.name), info, location)
 
 
-def open_temporary(path: Path, info: shard_entries.ShardInfo, url: str) -> Shard:
-    """Open a temporary file as the shard at `url`. Each `DatasetError` names the URL."""
+def open_temporary(path: Path, info: shard_entries.ShardInfo, location: Location) -> Shard:
+    """Open a temporary file as the shard at `location`. Each `DatasetError` names its URL."""
     try:
         shard = Shard(path, info)
     except DatasetError as error:
-        fault = str(error).replace(str(path), redact(url)).removesuffix(f" {REPAIR_ADVICE}")
+        fault = str(error).replace(str(path), str(location)).removesuffix(f" {REPAIR_ADVICE}")
         raise DatasetError(f"{fault} Convert or copy the shard again") from None
-    shard.url = redact(url)
+    shard.url = str(location)
     return shard
 
 
-def _read_samples(url: str, info: shard_entries.ShardInfo, num_samples: int, retry: Retry) -> bytes:
+def _read_samples(location: Location, info: shard_entries.ShardInfo, num_samples: int) -> bytes:
     """The raw bytes of a shard, at least up to the end of its first `num_samples` samples."""
     stop = 4 * (num_samples + 2)
-    raw = _read_raw(url, info, 4 * (info.samples + 2) + _USUAL_HEADER_BYTES, retry)
+    raw = _read_raw(location, info, 4 * (info.samples + 2) + _USUAL_HEADER_BYTES)
     if len(raw) >= stop:
         stop = int(np.frombuffer(raw, "<u4", 1, stop - 4)[0])
-    return raw if len(raw) >= stop else _read_raw(url, info, stop, retry)
+    return raw if len(raw) >= stop else _read_raw(location, info, stop)
 
 
-def _read_raw(url: str, info: shard_entries.ShardInfo, num_bytes: int, retry: Retry) -> bytes:
+def _read_raw(location: Location, info: shard_entries.ShardInfo, num_bytes: int) -> bytes:
     """At least the first `num_bytes` bytes of a raw shard, or all bytes if it has fewer.
 
     Raises `DatasetError` if the stored shard has fewer bytes than the index says.
     """
     num_bytes = min(num_bytes, info.raw.bytes)
     raw = (
-        objects.read_object(url, retry, num_bytes - 1)
+        location.read(num_bytes - 1)
         if info.zipped is None or info.compression is None
-        else _read_decompressed(url, info.compression, num_bytes, retry)
+        else _read_decompressed(location, info.compression, num_bytes)
     )
     if len(raw) < num_bytes:
         raise DatasetError(
-            f"{redact(url)} ends after {len(raw):,} raw bytes, but the index says "
+            f"{location} ends after {len(raw):,} raw bytes, but the index says "
             f"{info.raw.bytes:,}. Convert or copy the shard again"
         )
     return raw[: info.raw.bytes]
 
 
-def _read_decompressed(url: str, compression: str, num_bytes: int, retry: Retry) -> bytes:
+def _read_decompressed(location: Location, compression: str, num_bytes: int) -> bytes:
     """At least the first `num_bytes` bytes of a decompressed object, or all if it has fewer."""
     size = max(CHUNK_BYTES, num_bytes // 8)
     while True:
-        stored = objects.read_object(url, retry, size - 1)
+        stored = location.read(size - 1)
         is_whole = len(stored) < size
         try:
             raw = decompress(compression, stored, num_bytes)
         except Exception as error:
             if is_whole:
                 raise DatasetError(
-                    f"{redact(url)} cannot be decompressed ({error}). Convert or copy the shard "
-                    "again"
+                    f"{location} cannot be decompressed ({error}). Convert or copy the shard again"
                 ) from error
             raw = b""  # some codecs need the whole object
         if is_whole or len(raw) >= num_bytes:

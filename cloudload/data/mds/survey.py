@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from cloudload.data.file_kinds import find_table, hidden_part
 from cloudload.data.mds import shard_entries
-from cloudload.data.storage import objects, urls
-from cloudload.data.storage.base import Retry
+from cloudload.data.storage.locations import MOST_PEEKED, Location
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import ConvertError, StoreError
 
@@ -49,7 +48,7 @@ class Survey:
     """Whether the survey covers every file and folder."""
 
 
-def survey_folder(url: str, retry: Retry) -> Survey:
+def survey_folder(location: Location) -> Survey:
     """Survey a folder and its subfolders, level by level, at most 20 folders in total.
 
     Sends one request per folder. A folder that does not exist is empty. Raises `StoreError` if a
@@ -64,8 +63,8 @@ def survey_folder(url: str, retry: Retry) -> Survey:
         if not waiting:
             break
         folder = waiting.popleft()
-        names = _peek(urls.join_url(url, folder.rstrip("/")), retry)
-        is_complete = is_complete and len(names) < objects.MOST_PEEKED
+        names = _peek(location.join(folder.rstrip("/")))
+        is_complete = is_complete and len(names) < MOST_PEEKED
         if shard_entries.INDEX_NAME in names:
             datasets.append(folder.rstrip("/"))
         elif f"{JOURNAL_FOLDER}/" in names:
@@ -78,9 +77,9 @@ def survey_folder(url: str, retry: Retry) -> Survey:
     return Survey(files, datasets, unfinished, tables, is_complete and not waiting)
 
 
-def _peek(url: str, retry: Retry) -> list[str]:
+def _peek(location: Location) -> list[str]:
     try:
-        return objects.peek_folder(url, retry)
+        return location.peek()
     except StoreError as error:
         if error.is_missing:
             return []

@@ -1,12 +1,12 @@
 """Access to objects by URL: S3, GCS, fsspec, StreamingDataset's downloaders, or a local path.
 
-    read_object("s3://bucket/key") ─► objects ─► retries ─► a backend ─► bytes
-                                                    │       chosen by the scheme
-                                                    └─► StoreError, redacted, with a kind
+    Location("s3://bucket/key", Retry()).read() ─► retries ─► a backend ─► bytes
+                                                      │       chosen by the scheme
+                                                      └─► StoreError, redacted, with a kind
 
-    objects    read, write, list, delete, by scheme
+    locations  read, write, list, delete, by URL
     retries    retries, deadline, log, advice
-    base       the protocol, the retry policy
+    base       the retry policy, backends
     clients    timeouts, length checks
     s3         S3, and compatible stores
     gcs        GCS
@@ -14,13 +14,12 @@
     advice     what to do after a failure
     fsspec     any other scheme
     streaming  Streaming's downloaders
-    urls       schemes and paths
+    urls       schemes and paths, compared
     globs      patterns of file names
     versions   an object's version
     redaction  remove secrets
     nearby     similar names
     hub        the Hugging Face Hub
-    locations  of datasets; whether two are the same
 
 `docs/contributing/extend.md` explains how to add a store.
 """

@@ -1,6 +1,6 @@
-"""Types that all storage backends share: the retry policy, listed objects, and the protocol.
+"""Types that all storage backends share: the retry policy, listed objects, and the base class.
 
-    client's error─Backend.failure_kind─► FailureKind ─objects─► retried, or raised with advice
+    client's error─Backend.failure_kind─► FailureKind ─locations─► retried, or raised with advice
 
 A backend classifies its client's errors only in `failure_kind`.
 """
@@ -8,10 +8,11 @@ A backend classifies its client's errors only in `failure_kind`.
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import FailureKind
@@ -75,18 +76,22 @@ class ObjectStream(io.BufferedReader):
         self.version = version
 
 
-class Backend(Protocol):
-    """The protocol that the backend of each kind of store, such as S3, implements.
+class Backend(ABC):
+    """The base class of the backend of each kind of store, such as S3.
 
-    A backend is a subclass, and may omit the last three methods.
+    A process opens a backend once for each `timeout_s`. A subclass may omit the last three methods.
     Each method that sends a request makes one attempt. It raises the client's errors unchanged, and
-    `objects` then retries or adds advice. It may also raise a complete `StoreError`, which is not
+    `Location` then retries or adds advice. It may also raise a complete `StoreError`, which is not
     retried. An implementation must disable the client's retries, and limit connecting and each read
-    to `retry.timeout_s`. `objects` enforces the deadline, except on uploads and local files.
-    Methods must be thread-safe.
+    to `timeout_s`. `Location` enforces the deadline, except on uploads and local files. Methods
+    must be thread-safe.
     """
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    @abstractmethod
+    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
         """Open a stream of the object's stored bytes, without decompressing them.
 
         The stream's version comes from the response to this request. The stream begins at the byte
@@ -96,48 +101,50 @@ class Backend(Protocol):
         If the Content-Length is known and the body is shorter, reading must raise an error. See
         `LengthCheckedReader`.
         """
-        ...
 
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
-        """Create or replace the object, atomically if the store supports it."""
-        ...
+    @abstractmethod
+    def upload(self, path: Path, url: str, deadline_s: float) -> None:
+        """Create or replace the object, atomically if the store supports it.
 
-    def create(self, path: Path, url: str, retry: Retry) -> None:
+        A client that needs a time limit for a whole upload uses `deadline_s`.
+        """
+
+    @abstractmethod
+    def create(self, path: Path, url: str, deadline_s: float) -> None:
         """Create the object, unless it already exists.
 
         If a store cannot do this atomically, check for the object first, then upload it.
         """
-        ...
 
-    def delete(self, url: str, retry: Retry) -> None:
+    @abstractmethod
+    def delete(self, url: str) -> None:
         """Delete the object.
 
         If it does not exist, do nothing, or raise an error whose kind `is_missing`.
         """
-        ...
 
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+    @abstractmethod
+    def list(self, url: str) -> Iterator[StoredObject]:
         """Yield every object below the folder `url`, at any depth, or the object `url` itself.
 
         Include all pages. Raise an error if a part cannot be listed. Listing `s3://b/a` must not
         yield `s3://b/ab`; see `urls.is_below`.
         """
-        ...
 
-    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+    @abstractmethod
+    def peek(self, url: str) -> Iterator[str]:
         """Yield the names of objects and folders directly in the folder `url`.
 
         The name of a folder ends in `/`. Send one request. If there are more names than fit in one
         response, some may be missing.
         """
-        ...
 
+    @abstractmethod
     def failure_kind(self, error: BaseException) -> FailureKind:
         """Classify an error that another method, or a read from an open stream, has raised.
 
-        `objects` retries transient kinds.
+        `Location` retries transient kinds.
         """
-        ...
 
     def describe_endpoint(self, url: str) -> str:
         """Describe the endpoint of a URL and the setting it came from. Return "" if unknown.

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cloudload.data.storage import clients, urls
-from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
+from cloudload.data.storage.base import Backend, ObjectStream, StoredObject
 from cloudload.data.storage.hub import check_connection
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.streaming import StreamingStore
@@ -20,8 +20,6 @@ from cloudload.errors import FailureKind, StoreError
 # for these schemes, use StreamingDataset's downloader to read if the fsspec package is missing
 _STREAMING_TOO = ("oci", "hf")
 
-# other programs' names for stores that have a backend
-
 
 class FsspecStore(Backend):
     """The backend for any scheme that fsspec supports.
@@ -29,15 +27,15 @@ class FsspecStore(Backend):
     Uploads are atomic only if the scheme's package makes them atomic.
     """
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
         if urls.scheme_of(url) in _STREAMING_TOO and not _is_served(url):
-            return StreamingStore().open(url, retry, start, tag)
+            return StreamingStore(self._timeout_s).open(url, start, tag)
         if tag:
-            found = clients.call_with_timeout(retry.timeout_s, lambda: _resolve(url)[0].info(url))
+            found = clients.call_with_timeout(self._timeout_s, lambda: _resolve(url)[0].info(url))
             clients.check_tag(url, tag, _tag(found))
-        return clients.call_with_timeout(retry.timeout_s, lambda: self._open(url, retry, start))
+        return clients.call_with_timeout(self._timeout_s, lambda: self._open(url, start))
 
-    def _open(self, url: str, retry: Retry, start: int) -> ObjectStream:
+    def _open(self, url: str, start: int) -> ObjectStream:
         filesystem, _ = _resolve(url)
         # these options skip fsspec's preliminary request, which would report every failure as a
         # missing object
@@ -47,23 +45,23 @@ class FsspecStore(Backend):
             if start and not options:
                 opened.seek(start)
         size = None if start else getattr(opened, "size", None)
-        body = _TimeLimitedBody(opened, filesystem, retry.timeout_s)
+        body = _TimeLimitedBody(opened, filesystem, self._timeout_s)
         checked = clients.LengthCheckedReader(body, size if isinstance(size, int) else None)
         stream = ObjectStream(checked, _version_of(opened))
         clients.skip_bytes(stream, start if options else 0)  # opened with options, it cannot seek
         return stream
 
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
+    def upload(self, path: Path, url: str, deadline_s: float) -> None:
         _resolve(url)[0].put_file(str(path), url)
 
-    def create(self, path: Path, url: str, retry: Retry) -> None:
+    def create(self, path: Path, url: str, deadline_s: float) -> None:
         if not _resolve(url)[0].exists(url):
-            self.upload(path, url, retry)
+            self.upload(path, url, deadline_s)
 
-    def delete(self, url: str, retry: Retry) -> None:
+    def delete(self, url: str) -> None:
         _resolve(url)[0].rm_file(url)
 
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+    def list(self, url: str) -> Iterator[StoredObject]:
         filesystem, root = _resolve(url)
         if urls.scheme_of(url) in ("http", "https") and "?" in url:  # a signed URL is one file
             yield StoredObject(url, int(filesystem.info(url).get("size") or 0))
@@ -73,7 +71,7 @@ class FsspecStore(Backend):
             below = name.removeprefix(root.rstrip("/"))
             yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0), _tag(info))
 
-    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+    def peek(self, url: str) -> Iterator[str]:
         filesystem, root = _resolve(url)
         for info in filesystem.ls(root, detail=True):
             path = str(info["name"]).rstrip("/")

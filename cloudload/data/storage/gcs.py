@@ -18,7 +18,7 @@ from typing import Any
 
 from cloudload.data.storage import clients, urls
 from cloudload.data.storage.advice import is_from_proxy
-from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
+from cloudload.data.storage.base import Backend, ObjectStream, StoredObject
 from cloudload.data.storage.versions import version_of_headers
 from cloudload.errors import FailureKind
 
@@ -33,7 +33,8 @@ class GCSStore(Backend):
     credentials, and `_connection.API_BASE_URL`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(timeout_s)
         self._client: Any = None
         self._renewed_s = -math.inf
         """When the credentials were last replaced, in `time.monotonic` seconds."""
@@ -54,7 +55,7 @@ class GCSStore(Backend):
                 return True
         return False
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = urls.split_url(url)
         found = self._bucket(bucket)
         client = found.client
@@ -68,7 +69,7 @@ class GCSStore(Backend):
             # request the stored bytes, because decoding gzip would change the size that is checked
             headers={"Accept-Encoding": "gzip"} | ({"Range": f"bytes={start}-"} if start else {}),
             stream=True,
-            timeout=retry.timeout_s,
+            timeout=self._timeout_s,
         )
         if answer.status_code not in (200, 206):
             from google.api_core.exceptions import from_http_response
@@ -79,39 +80,39 @@ class GCSStore(Backend):
         body = clients.LengthCheckedReader(answer.raw, None if size is None else int(size))
         return ObjectStream(body, version_of_headers(answer.headers))
 
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
+    def upload(self, path: Path, url: str, deadline_s: float) -> None:
         bucket, key = urls.split_url(url)
         self._bucket(bucket).blob(key).upload_from_filename(
-            str(path), timeout=retry.deadline_s, retry=None
+            str(path), timeout=deadline_s, retry=None
         )
 
-    def create(self, path: Path, url: str, retry: Retry) -> None:
+    def create(self, path: Path, url: str, deadline_s: float) -> None:
         from google.api_core.exceptions import PreconditionFailed
 
         bucket, key = urls.split_url(url)
         with contextlib.suppress(PreconditionFailed):  # the object exists
             self._bucket(bucket).blob(key).upload_from_filename(
-                str(path), timeout=retry.deadline_s, retry=None, if_generation_match=0
+                str(path), timeout=deadline_s, retry=None, if_generation_match=0
             )
 
-    def delete(self, url: str, retry: Retry) -> None:
+    def delete(self, url: str) -> None:
         bucket, key = urls.split_url(url)
-        self._bucket(bucket).blob(key).delete(timeout=retry.timeout_s, retry=None)
+        self._bucket(bucket).blob(key).delete(timeout=self._timeout_s, retry=None)
 
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+    def list(self, url: str) -> Iterator[StoredObject]:
         bucket, prefix = urls.split_url(url)
         for blob in self._bucket(bucket).list_blobs(
-            prefix=prefix, timeout=retry.timeout_s, retry=None
+            prefix=prefix, timeout=self._timeout_s, retry=None
         ):
             if urls.is_below(blob.name, prefix):
                 tag = str(blob.generation or "")
                 yield StoredObject(f"gs://{bucket}/{blob.name}", blob.size, tag)
 
-    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+    def peek(self, url: str) -> Iterator[str]:
         bucket, key = urls.split_url(url)
         prefix = urls.folder_prefix(key)
         blobs = self._bucket(bucket).list_blobs(
-            prefix=prefix, delimiter="/", timeout=retry.timeout_s, retry=None
+            prefix=prefix, delimiter="/", timeout=self._timeout_s, retry=None
         )
         names = [blob.name for blob in next(blobs.pages)]  # each page is one request
         found = [*blobs.prefixes, *names]

@@ -1,6 +1,6 @@
 """Globs that select files, such as `corpus/**/*.jsonl.gz` or `s3://bucket/*/2024-?.parquet`.
 
-    glob = find_glob("s3://bucket/raw/*/a.jsonl")
+    glob = find_glob(Location("s3://bucket/raw/*/a.jsonl"))
     glob.folder                       "s3://bucket/raw"
     glob.matches("x/a.jsonl")         True
     glob.may_match_below("x/y")       False
@@ -15,8 +15,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from cloudload.data.storage import objects, urls
-from cloudload.data.storage.base import Retry
+from cloudload.data.storage import urls
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import StoreError
 
@@ -60,17 +60,17 @@ class Glob:
         return any(part.startswith(sign) for part in self._parts)
 
 
-def find_glob(location: str, retry: Retry | None = None) -> Glob | None:
-    """The glob that a path or URL means; None if it has no wildcard, or exists as it is.
+def find_glob(location: Location) -> Glob | None:
+    """The glob that a location means; None if it has no wildcard, or exists as it is.
 
     The query of an HTTP URL is not a part of a glob. If the location has a wildcard, this sends a
     request to its store. Raises `ValueError` for a set of characters that is not valid.
     """
-    location = urls.plain_location(location)
-    is_web = urls.scheme_of(location) in ("http", "https")
-    path, signs = (location.partition("?")[0], "*[") if is_web else (location, "*?[")
+    location = location.at(url := urls.plain_location(location.url))
+    is_web = urls.scheme_of(url) in ("http", "https")
+    path, signs = (url.partition("?")[0], "*[") if is_web else (url, "*?[")
     first = next((index for index, sign in enumerate(path) if sign in signs), None)
-    if first is None or _does_exist(location, retry):
+    if first is None or _does_exist(location):
         return None
     start = path.rfind("/", 0, first) + 1
     folder = path[:start].rstrip("/") or ("/" if start else ".")
@@ -78,16 +78,16 @@ def find_glob(location: str, retry: Retry | None = None) -> Glob | None:
         _compile(path[start:])
     except re.error as error:
         raise ValueError(
-            f"{redact(location)} is not a valid glob ({error}). Correct the characters in brackets"
+            f"{redact(url)} is not a valid glob ({error}). Correct the characters in brackets"
         ) from error
     return Glob(folder, path[start:])
 
 
-def _does_exist(location: str, retry: Retry | None) -> bool:
-    if urls.is_local(location):
-        return os.path.exists(urls.local_path(location))  # false for a name that is too long
+def _does_exist(location: Location) -> bool:
+    if location.is_local:
+        return os.path.exists(urls.local_path(location.url))  # false for a name that is too long
     try:
-        return objects.collect_objects(location, lambda found: any(True for _ in found), retry)
+        return location.collect(lambda found: any(True for _ in found))
     except StoreError:
         return False  # a later request explains what is wrong
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudload.data.storage import clients, urls
-from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject, Wanted
+from cloudload.data.storage.base import Backend, ObjectStream, StoredObject, Wanted
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.versions import version_of_file
 from cloudload.errors import FailureKind, StoreError
@@ -23,7 +23,7 @@ from cloudload.system import temp_files
 class LocalStore(Backend):
     """The backend for paths and `file://` URLs."""
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
         path = urls.local_path(url)
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -33,11 +33,11 @@ class LocalStore(Backend):
         file.seek(start)
         return ObjectStream(file, version_of_file(file.fileno()))
 
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
+    def upload(self, path: Path, url: str, deadline_s: float) -> None:
         with _copied(path, urls.local_path(url)) as (temporary, target):
             temporary.replace(target)
 
-    def create(self, path: Path, url: str, retry: Retry) -> None:
+    def create(self, path: Path, url: str, deadline_s: float) -> None:
         with _copied(path, urls.local_path(url)) as (temporary, target):
             try:
                 target.hardlink_to(temporary)
@@ -47,12 +47,10 @@ class LocalStore(Backend):
                 if not target.exists():
                     temporary.replace(target)
 
-    def delete(self, url: str, retry: Retry) -> None:
+    def delete(self, url: str) -> None:
         urls.local_path(url).unlink()
 
-    def list(
-        self, url: str, retry: Retry, wanted: Wanted = lambda _: True
-    ) -> Iterator[StoredObject]:
+    def list(self, url: str, wanted: Wanted = lambda _: True) -> Iterator[StoredObject]:
         """Yield every file, as the protocol says. Follow links.
 
         A folder that is not `wanted` is not opened. It is yielded as an object whose URL ends in
@@ -71,7 +69,7 @@ class LocalStore(Backend):
         else:
             raise _special(url)
 
-    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+    def peek(self, url: str) -> Iterator[str]:
         with os.scandir(urls.local_path(url)) as entries:
             for entry in entries:
                 yield f"{entry.name}/" if entry.is_dir() else entry.name

@@ -1,80 +1,351 @@
-"""Compare locations by what they refer to, not by their text.
+"""Read, write, list, and delete objects, by location: a URL, and how long its requests are retried.
 
-name_inside("link/a.jsonl", "data")     "a.jsonl" if link leads to data
-name_inside("s3a://b/x/", "s3://b/x")   ""
-name_inside("s3://b//x", "s3://b/x")    None, because they are two keys
+    corpus = Location("s3://bucket/corpus", Retry(deadline_s=60))
+    corpus.join("index.json").read()       open, download, peek, list_objects, collect
+    corpus.join("notes.txt").write(b"…")   write_pieces, upload, create, delete
+
+The scheme of the URL selects the backend. Schemes without a backend here use fsspec.
+`docs/contributing/extend.md` explains how to add a store.
+
+Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
+errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
+connecting. It does not interrupt access to local files, and does not limit an upload in progress,
+although google-cloud-storage uses it as a socket timeout. Reads from an open stream have no
+deadline. Each read that uses the network is limited to `Retry.timeout_s`.
+
+If a request fails, every method raises `StoreError`, with a `FailureKind` as its `kind`. Reads from
+an open stream raise the client's errors instead. If the target of a download cannot be written to,
+for instance because the disk is full, the target's `OSError` is raised.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import re
-from contextlib import suppress
-from dataclasses import dataclass
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from urllib.parse import unquote
+from typing import BinaryIO, TypeVar
 
 from cloudload.data.storage import urls
+from cloudload.data.storage.base import CHUNK_BYTES, Backend, Retry, StoredObject, Wanted
+from cloudload.data.storage.fsspec import FsspecStore
+from cloudload.data.storage.gcs import GCSStore
+from cloudload.data.storage.local import LocalStore
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.retries import TargetError, Watch, retrying
+from cloudload.data.storage.s3 import GCSByHMAC, S3Store
+from cloudload.data.storage.streaming import STREAMING_ONLY, StreamingStore
+from cloudload.data.storage.versions import UNKNOWN, Version
+from cloudload.errors import StoreError
+from cloudload.system import temp_files
+
+Found = TypeVar("Found")
+
+MOST_PEEKED = 1_000
+"""Maximum number of names that `Location.peek` returns."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Location:
-    """The location of a dataset, as its user wrote it.
+    """An object, or a folder of objects, and how long its requests are retried.
 
-    For example, `Location("s3://bucket/corpus", "train").url` is `"s3://bucket/corpus/train"`.
+    A location can be sent to other processes, because each process opens its own backends. Two
+    locations are equal if their URLs are. As text, a location is its URL without secrets.
     """
 
-    remote: str
-    split: str | None = None
+    url: str
+    """A URL, or a local path."""
+    retry: Retry = field(default=Retry(), compare=False)
+    split: str | None = field(default=None, compare=False)
+    """The last part of the URL of a dataset, if its user named it as a split; for messages."""
+
+    def __str__(self) -> str:
+        return redact(self.url)
+
+    def __repr__(self) -> str:
+        return f"Location({str(self)!r})"
 
     @property
-    def url(self) -> str:
-        """The URL of the folder that contains `index.json`."""
-        return urls.join_url(self.remote, self.split or "").rstrip("/")
+    def remote(self) -> str:
+        """The URL without the split."""
+        return self.url.removesuffix(f"/{self.split}") if self.split else self.url
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the URL is a path or a `file://` URL."""
+        return urls.is_local(self.url)
+
+    def join(self, name: str) -> Location:
+        """The location of `name` below this one; this one itself if `name` is empty."""
+        return self.at(urls.join_url(self.url, name))
+
+    def at(self, url: str) -> Location:
+        """The location of another URL, with the same retry."""
+        return Location(url, self.retry)
+
+    def within(self, deadline_s: float) -> Location:
+        """This location, with a deadline of at most `deadline_s`."""
+        retry = replace(self.retry, deadline_s=min(self.retry.deadline_s, deadline_s))
+        return replace(self, retry=retry)
+
+    def describe_endpoint(self) -> str:
+        """The endpoint that serves the URL, as `Backend.describe_endpoint` describes it."""
+        return self.backend.describe_endpoint(self.url)
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of the URL's scheme, created on first use.
+
+        Each process creates its own backends, so a forked worker never uses an inherited
+        connection.
+        """
+        scheme, timeout_s = urls.scheme_of(self.url), self.retry.timeout_s
+        key = (os.getpid(), scheme, timeout_s)
+        # if several threads create a backend at the same time, keep the first
+        return opened.get(key) or opened.setdefault(
+            key, BACKENDS.get(scheme, FsspecStore)(timeout_s)
+        )
+
+    def _request(
+        self,
+        verb: str,
+        attempt: Callable[[Callable[[], None]], Found],
+        *,
+        may_be_long: bool = False,
+        watch: Watch | None = None,
+    ) -> Found:
+        """Retry `attempt` as `retries.retrying` does."""
+        request = self.url, self.backend, self.retry, attempt
+        return retrying(verb, *request, may_be_long=may_be_long, watch=watch)
+
+    # ------------------------------------------------------------ read
+
+    def read(self, most_bytes: int | None = None) -> bytes:
+        """Return the bytes of an object, or with `most_bytes`, only the first `most_bytes` + 1."""
+        return self.read_version(most_bytes)[0]
+
+    def read_version(
+        self, most_bytes: int | None = None, unless: Callable[[Version], bool] | None = None
+    ) -> tuple[bytes, Version]:
+        """Read an object as `read` does, and also return its version, as the store reports it.
+
+        If `unless(version)` is true, reads only the headers of the response, and returns b"".
+        """
+        buffer = io.BytesIO()
+        version = self.download_version(buffer, most_bytes, unless=unless)
+        return buffer.getvalue(), version
+
+    def open(self, *, start: int = 0, tag: str = "") -> BinaryIO:
+        """Open an object as a stream that begins at the byte `start`.
+
+        Retries and the deadline apply to opening it, not to reads. With a `tag` from a listing,
+        raises `StoreError` if the object has changed since then.
+        """
+        backend = self.backend
+        return self._request("open", lambda _: backend.open(self.url, start, tag))
+
+    def download(
+        self,
+        target: BinaryIO,
+        most_bytes: int | None = None,
+        watch: Watch | None = None,
+        *,
+        start: int = 0,
+        tag: str = "",
+    ) -> int:
+        """Write an object to the seekable `target`, from its position, and return the byte count.
+
+        `target` is truncated after the object. A retry starts over. With `most_bytes`, only the
+        first `most_bytes` + 1 bytes are written, so that the caller can detect a larger object. A
+        caller that passes a `watch` reports its own waits; see `retries`. `start` and `tag` have
+        the same meaning as in `open`.
+        """
+        before = target.tell()
+        self.download_version(target, most_bytes, watch, start=start, tag=tag)
+        return target.tell() - before
+
+    def download_version(
+        self,
+        target: BinaryIO,
+        most_bytes: int | None = None,
+        watch: Watch | None = None,
+        *,
+        start: int = 0,
+        tag: str = "",
+        unless: Callable[[Version], bool] | None = None,
+    ) -> Version:
+        """Download an object as `download` does, but return its version.
+
+        Leaves `target` positioned at the end of the object. If `unless(version)` is true, downloads
+        nothing.
+        """
+        backend = self.backend
+        before = target.tell()
+        # an attempt that timed out keeps running in its thread, but must not write to the target
+        writing, is_over = threading.Lock(), False
+
+        def attempt(receive: Callable[[], None]) -> Version:
+            target.seek(before)
+            left = sys.maxsize if most_bytes is None else most_bytes + 1
+            with contextlib.closing(backend.open(self.url, start, tag)) as source:
+                if unless is not None and unless(source.version):
+                    return source.version
+                while chunk := source.read(min(left, CHUNK_BYTES)):
+                    with writing:
+                        if is_over:
+                            return UNKNOWN
+                        try:
+                            target.write(chunk)
+                        except OSError as error:
+                            raise TargetError(error) from error
+                    receive()
+                    left -= len(chunk)
+            with writing:
+                if is_over:
+                    return UNKNOWN
+                # truncate last, so that the target keeps its reserved disk space until then
+                target.truncate()
+                return source.version
+
+        try:
+            return self._request("read", attempt, watch=watch)
+        except TargetError as failure:
+            raise failure.error from None
+        finally:
+            with writing:
+                is_over = True
+
+    # ------------------------------------------------------------ write
+
+    def upload(self, path: Path) -> None:
+        """Store a file as an object.
+
+        The write is atomic, except on fsspec file systems that do not support atomic writes.
+        """
+        upload, deadline_s = self.backend.upload, self.retry.deadline_s
+        self._request("write", lambda _: upload(path, self.url, deadline_s), may_be_long=True)
+
+    def write(self, data: bytes) -> None:
+        """Store `data` as an object, with the guarantees of `upload`."""
+        self.write_pieces([data])
+
+    def write_pieces(self, pieces: Iterable[bytes]) -> None:
+        """Store consecutive pieces as one object, with the guarantees of `upload`."""
+        with temp_files.scratch_file() as file:
+            file.writelines(pieces)
+            file.flush()
+            self.upload(Path(file.name))
+
+    def create(self, data: bytes) -> bytes:
+        """Store `data` as an object unless it exists, and return the object's bytes.
+
+        If several clients create the object at the same time, one of them succeeds, and all of them
+        receive its bytes. If one of them removes it before another has read it, the other creates
+        it again. In stores without atomic creation (fsspec, and GCS with an HMAC key), a client may
+        receive its own bytes even though another client then replaces them.
+        """
+        self._create(data)
+        # always read it, because if a response was lost, we cannot know which client created it
+        try:
+            return self.read()
+        except StoreError as error:
+            if not error.is_missing:
+                raise
+        self._create(data)
+        return self.read()
+
+    def _create(self, data: bytes) -> None:
+        """Store `data` as an object unless it exists."""
+        create, deadline_s = self.backend.create, self.retry.deadline_s
+        with temp_files.scratch_file() as file:
+            file.write(data)
+            file.flush()
+            path = Path(file.name)
+            self._request("write", lambda _: create(path, self.url, deadline_s), may_be_long=True)
+
+    def delete(self) -> None:
+        """Delete an object if it exists."""
+        backend = self.backend
+
+        def attempt(_: Callable[[], None]) -> None:
+            try:
+                backend.delete(self.url)
+            except Exception as error:
+                if not backend.failure_kind(error).is_missing:
+                    raise
+
+        self._request("delete", attempt)
+
+    # ------------------------------------------------------------ list
+
+    def list_objects(self) -> list[StoredObject]:
+        """List the objects below this folder, at any depth, or the object itself.
+
+        The list is sorted by URL. It is empty if there are no objects. Local links are followed. If
+        a part cannot be listed, or the S3 or GCS bucket or the local folder does not exist,
+        `StoreError` is raised.
+        """
+        return self.collect(lambda found: sorted(found, key=lambda item: item.url))
+
+    def collect(
+        self, collect: Callable[[Iterator[StoredObject]], Found], wanted: Wanted | None = None
+    ) -> Found:
+        """Call `collect` with the objects that `list_objects` lists, in any order.
+
+        Returns the result of `collect`. In a local listing, a folder that is not `wanted` is not
+        opened, and an object whose URL ends in `/` takes its place. A link to nothing that is not
+        wanted is an object, not an error. Other stores list all objects.
+
+        Even for a long listing, memory holds only the objects that `collect` keeps. A retry calls
+        `collect` again, even if the previous attempt is still running, so `collect` must have no
+        side effects.
+        """
+        backend = self.backend
+
+        def list_all() -> Iterator[StoredObject]:
+            if wanted is not None and isinstance(backend, LocalStore):
+                return backend.list(self.url, wanted)
+            return backend.list(self.url)
+
+        def attempt(receive: Callable[[], None]) -> Found:
+            def received() -> Iterator[StoredObject]:
+                for item in list_all():
+                    receive()
+                    yield item
+
+            return collect(received())
+
+        return self._request("list", attempt)
+
+    def peek(self) -> list[str]:
+        """List at most 1,000 names of objects and folders directly in this folder, sorted.
+
+        The name of a folder ends in `/`. If there are more names, some are missing. This sends one
+        request, so it is fast even for a large folder, except on some fsspec file systems and web
+        servers.
+        """
+        backend = self.backend
+        return sorted(
+            self._request("list", lambda _: list(islice(backend.peek(self.url), MOST_PEEKED)))
+        )
 
 
-def same_or_inside(inner: str, outer: str) -> bool:
-    """Whether two locations are the same, or the first one is in the folder `outer`."""
-    return name_inside(inner, outer) is not None
+def _make_gcs(timeout_s: float) -> Backend:
+    has_key = "GCS_KEY" in os.environ and "GCS_SECRET" in os.environ
+    return GCSByHMAC(timeout_s) if has_key else GCSStore(timeout_s)
 
 
-def name_inside(inner: str, outer: str) -> str | None:
-    """The name of a location below the folder `outer`; "" if they are the same, None if it is not.
+BACKENDS: dict[str, Callable[[float], Backend]] = {
+    "file": LocalStore,
+    "s3": S3Store,
+    "gs": _make_gcs,
+    **dict.fromkeys(STREAMING_ONLY, StreamingStore),
+}
 
-    Follows links. A file and a hard link to it are the same. Neither location needs to exist.
-    """
-    if urls.is_local(inner) != urls.is_local(outer):
-        return None
-    own, folder = canonical(inner), canonical(outer)
-    if f"{own}/".startswith(f"{folder.rstrip('/')}/"):
-        return own[len(folder.rstrip("/")) + 1 :]
-    return _name_by_identity(own, folder) if urls.is_local(inner) else None
-
-
-def canonical(url: str) -> str:
-    """A location without links, aliases of schemes, and the queries of HTTP URLs.
-
-    In a bucket, every character of a key counts. Elsewhere, several slashes are one.
-    """
-    if urls.is_local(url):
-        return os.path.realpath(urls.local_path(url))
-    scheme = urls.SCHEME_ALIASES.get(urls.scheme_of(url), urls.scheme_of(url))
-    rest = url.partition("://")[2] or url.partition(":")[2]
-    if scheme in ("http", "https"):
-        host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
-        rest = host.lower() + slash + unquote(path)
-    if scheme not in urls.BUCKET_SCHEMES:
-        rest = re.sub("/+", "/", rest)
-    return f"{scheme}://{rest.rstrip('/')}"
-
-
-def _name_by_identity(own: str, folder: str) -> str | None:
-    """Compare files and folders by number, because a file may have several paths without a link."""
-    with suppress(OSError):
-        status = os.stat(folder)
-        for path in (Path(own), *Path(own).parents):
-            with suppress(OSError):
-                if os.path.samestat(path.stat(), status):
-                    name = os.path.relpath(own, path)
-                    return "" if name == "." else name
-    return None
+opened: dict[tuple[int, str, float], Backend] = {}
+"""The backends of each process, by its ID, their scheme, and their timeout."""

@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from cloudload.data.storage import objects, urls
-from cloudload.data.storage.base import Retry
+from cloudload.data.storage import urls
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import FailureKind, StoreError
 
@@ -26,14 +25,13 @@ _MOST_NAMED = 8
 
 def raise_if_nothing(
     error: StoreError,
-    url: str,
+    location: Location,
     what: str,
     *,
     noun: str,
-    retry: Retry,
     advice: str = "Check the location",
 ) -> None:
-    """Raise a clearer error than `error` if nothing is stored at `url`.
+    """Raise a clearer error than `error` if nothing is stored at `location`.
 
     `what` is the action that failed, as a verb phrase that follows "cannot". `noun` is the kind of
     object expected, such as `folder`. The message ends with `advice` if no similar name exists.
@@ -41,42 +39,42 @@ def raise_if_nothing(
     """
     if error.kind is not FailureKind.MISSING_OBJECT:
         return
-    if reason := explain_nothing(url, noun, retry):
+    if reason := explain_nothing(location, noun):
         end = "" if reason.endswith("?") else f". {advice}"
         raise StoreError(f"cannot {what}: {reason}{end}", kind=error.kind) from error
 
 
-def explain_nothing(url: str, noun: str, retry: Retry) -> str | None:
+def explain_nothing(location: Location, noun: str) -> str | None:
     """Explain why no objects were found at a location.
 
     Return None if the location has objects, or if its store cannot be listed.
     """
-    retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
+    location = location.within(_DEADLINE_S)
     try:
-        return _explain_path(url, noun, retry) if urls.is_local(url) else _explain_url(url, retry)
+        return _explain_path(location, noun) if location.is_local else _explain_url(location)
     except StoreError:
         return None
 
 
-def _explain_path(url: str, noun: str, retry: Retry) -> str | None:
-    path = urls.local_path(url).absolute()
+def _explain_path(location: Location, noun: str) -> str | None:
+    path = urls.local_path(location.url).absolute()
     if path.is_dir():
-        names = objects.peek_folder(str(path), retry)
+        names = location.peek()
         if any(not name.startswith(".") for name in names):
             return None
-        return f"the folder {redact(url)} {'has only hidden files' if names else 'is empty'}"
+        return f"the folder {location} {'has only hidden files' if names else 'is empty'}"
     if path.exists():
         return None
     nearest = next(parent for parent in path.parents if parent.exists())
-    missing = f"there is no {noun} {redact(url)}"
+    missing = f"there is no {noun} {location}"
     if not nearest.is_dir():
         return f"{missing}, because {nearest} is a file"
     first, *others = path.relative_to(nearest).parts
-    names = objects.peek_folder(str(nearest), retry)
+    names = location.at(str(nearest)).peek()
     for name in _find_close(first, names):
         if Path(nearest, name, *others).exists():
             meant = os.path.relpath(Path(nearest, name, *others))
-            return f"{missing}. Did you mean {path_like(url, meant)}?"
+            return f"{missing}. Did you mean {path_like(location.url, meant)}?"
     return f"{missing}. The nearest existing folder, {nearest}, {_describe_names(names)}"
 
 
@@ -85,12 +83,13 @@ def path_like(url: str, relative: str) -> str:
     return relative if not urls.local_path(url).is_absolute() else os.path.abspath(relative)
 
 
-def _explain_url(url: str, retry: Retry) -> str | None:
-    missing, (_, key) = f"nothing is stored in {redact(url)}", urls.split_url(url)
+def _explain_url(location: Location) -> str | None:
+    url = location.url
+    missing, (_, key) = f"nothing is stored in {location}", urls.split_url(url)
     if not key.strip("/"):
-        return None if objects.peek_folder(url, retry) else missing
+        return None if location.peek() else missing
     parent, _, name = url.rstrip("/").rpartition("/")
-    names = objects.peek_folder(f"{parent}/", retry)
+    names = location.at(f"{parent}/").peek()
     if f"{name}/" in names or name in names:
         return None
     if close := _find_close(name, names):

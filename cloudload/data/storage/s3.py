@@ -18,7 +18,7 @@ from typing import Any
 
 from cloudload.data.storage import clients, urls
 from cloudload.data.storage.advice import is_from_proxy
-from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
+from cloudload.data.storage.base import Backend, ObjectStream, StoredObject
 from cloudload.data.storage.versions import version_of_headers
 from cloudload.errors import FailureKind
 
@@ -55,39 +55,53 @@ class S3Store(Backend):
         "AWS_ENDPOINT_URL",
     )
 
-    def __init__(self) -> None:
-        self._clients: dict[float, Any] = {}
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self._opened: Any = None
+        """The client, once it is open."""
         self._session: Any = None
         self._is_anonymous = False
         self._renewed_s = -math.inf
         """When the credentials were last replaced, in `time.monotonic` seconds."""
         self._lock = threading.RLock()  # a signal handler may interrupt its holder
 
-    def _client(self, retry: Retry) -> Any:
+    def _client(self) -> Any:
         with self._lock:  # look up the credentials once if several threads start together
-            if retry.timeout_s not in self._clients:
+            if self._opened is None:
                 clients.check_endpoint(self._endpoint_variables)
                 if self._session is None:
                     self._session = self._open_session()
                     self._is_anonymous = (
                         clients.is_on(_UNSIGNED) or _secrets_of(self._session) is None
                     )
-                self._clients[retry.timeout_s] = self._make_client(retry)
-            return self._clients[retry.timeout_s]
+                self._opened = self._make_client()
+            return self._opened
 
     def _open_session(self) -> Any:
         import boto3
 
         return boto3.Session()
 
-    def _make_client(self, retry: Retry) -> Any:
+    def _make_client(self) -> Any:
         from botocore import UNSIGNED
 
-        config = _config(retry, signature_version=UNSIGNED if self._is_anonymous else None)
+        config = self._config(signature_version=UNSIGNED if self._is_anonymous else None)
         endpoint = os.environ.get("S3_ENDPOINT_URL")
         client = self._session.client("s3", endpoint_url=endpoint, config=config)
         client.meta.events.register("before-call.s3.HeadBucket", _stop_redirects)
         return client
+
+    def _config(self, **options: Any) -> Any:
+        from botocore.config import Config
+
+        return Config(
+            connect_timeout=min(self._timeout_s, 10.0),
+            read_timeout=self._timeout_s,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=32,
+            # older versions of botocore have no checksum options and add no checksums
+            **{name: value for name, value in options.items() if name in Config.OPTION_DEFAULTS},
+        )
 
     def renew_credentials(self, since_s: float) -> bool:
         with self._lock, contextlib.suppress(Exception):
@@ -95,7 +109,7 @@ class S3Store(Backend):
                 return self._renewed_s > since_s
             session = self._open_session()
             if _secrets_of(session) != _secrets_of(self._session):
-                self._session, self._clients = session, {}
+                self._session, self._opened = session, None
                 self._renewed_s = time.monotonic()
                 return True
         return False
@@ -106,26 +120,24 @@ class S3Store(Backend):
         buckets = [each.strip().removeprefix("s3://").rstrip("/") for each in listed]
         return {"RequestPayer": "requester"} if bucket in buckets else {}
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = urls.split_url(url)
         part = {"Range": f"bytes={start}-"} if start else {}
-        answer = self._client(retry).get_object(
-            Bucket=bucket, Key=key, **part, **self._payer(bucket)
-        )
+        answer = self._client().get_object(Bucket=bucket, Key=key, **part, **self._payer(bucket))
         clients.check_tag(url, tag, _tag(answer))
         body = clients.LengthCheckedReader(answer["Body"], answer.get("ContentLength"))
         return ObjectStream(body, version_of_headers(answer["ResponseMetadata"]["HTTPHeaders"]))
 
-    def upload(self, path: Path, url: str, retry: Retry) -> None:
+    def upload(self, path: Path, url: str, deadline_s: float) -> None:
         bucket, key = urls.split_url(url)
         with path.open("rb") as file:  # boto3's upload_file hides the error's class and code
-            self._client(retry).upload_fileobj(file, bucket, key, ExtraArgs=self._payer(bucket))
+            self._client().upload_fileobj(file, bucket, key, ExtraArgs=self._payer(bucket))
 
-    def create(self, path: Path, url: str, retry: Retry) -> None:
+    def create(self, path: Path, url: str, deadline_s: float) -> None:
         from botocore.exceptions import ClientError, ParamValidationError
 
         bucket, key = urls.split_url(url)
-        client = self._client(retry)
+        client = self._client()
         try:
             with path.open("rb") as file:
                 client.put_object(
@@ -137,31 +149,31 @@ class S3Store(Backend):
             if clients.status_of(error) not in (412, 501):
                 raise
             if clients.status_of(error) == 501:
-                self._create_after_check(path, url, retry)
+                self._create_after_check(path, url, deadline_s)
         except ParamValidationError:  # an older botocore has no IfNoneMatch
-            self._create_after_check(path, url, retry)
+            self._create_after_check(path, url, deadline_s)
 
-    def _create_after_check(self, path: Path, url: str, retry: Retry) -> None:
-        if not list(self.list(url, retry)):
-            self.upload(path, url, retry)
+    def _create_after_check(self, path: Path, url: str, deadline_s: float) -> None:
+        if not list(self.list(url)):
+            self.upload(path, url, deadline_s)
 
-    def delete(self, url: str, retry: Retry) -> None:
+    def delete(self, url: str) -> None:
         bucket, key = urls.split_url(url)
-        self._client(retry).delete_object(Bucket=bucket, Key=key, **self._payer(bucket))
+        self._client().delete_object(Bucket=bucket, Key=key, **self._payer(bucket))
 
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+    def list(self, url: str) -> Iterator[StoredObject]:
         bucket, prefix = urls.split_url(url)
-        pages = self._client(retry).get_paginator("list_objects_v2")
+        pages = self._client().get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=bucket, Prefix=prefix, **self._payer(bucket)):
             for item in page.get("Contents", []):
                 if urls.is_below(item["Key"], prefix):
                     name = f"{self.scheme}://{bucket}/{item['Key']}"
                     yield StoredObject(name, item["Size"], _tag(item))
 
-    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+    def peek(self, url: str) -> Iterator[str]:
         bucket, key = urls.split_url(url)
         prefix = urls.folder_prefix(key)
-        page = self._client(retry).list_objects_v2(
+        page = self._client().list_objects_v2(
             Bucket=bucket, Prefix=prefix, Delimiter="/", **self._payer(bucket)
         )
         found = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
@@ -228,8 +240,7 @@ class S3Store(Backend):
         return advice
 
     def describe_endpoint(self, url: str) -> str:
-        client = next(iter(self._clients.values()), None)
-        if client is None:
+        if (client := self._opened) is None:
             return ""
         endpoint, region = client.meta.endpoint_url, client.meta.region_name
         is_default = ".amazonaws.com" in endpoint
@@ -249,7 +260,7 @@ class GCSByHMAC(S3Store):
         key, secret = os.environ["GCS_KEY"], os.environ["GCS_SECRET"]
         return boto3.Session(key, secret, region_name="auto")
 
-    def _make_client(self, retry: Retry) -> Any:
+    def _make_client(self) -> Any:
         found = filter(None, map(os.environ.get, self._endpoint_variables))
         # GCS does not support the checksums that boto3 adds by default
         checksums = {
@@ -257,7 +268,7 @@ class GCSByHMAC(S3Store):
             "response_checksum_validation": "when_required",
         }
         endpoint = next(found, "https://storage.googleapis.com")
-        return self._session.client("s3", endpoint_url=endpoint, config=_config(retry, **checksums))
+        return self._session.client("s3", endpoint_url=endpoint, config=self._config(**checksums))
 
     def _payer(self, bucket: str) -> dict[str, str]:
         return {}
@@ -265,26 +276,13 @@ class GCSByHMAC(S3Store):
     def hint(self, url: str, error: BaseException, kind: FailureKind) -> str:
         return ""
 
-    def create(self, path: Path, url: str, retry: Retry) -> None:
+    def create(self, path: Path, url: str, deadline_s: float) -> None:
         # the S3 API of GCS does not support If-None-Match
-        self._create_after_check(path, url, retry)
+        self._create_after_check(path, url, deadline_s)
 
 
 def _tag(answer: dict[str, Any]) -> str:
     return str(answer.get("ETag", "")).strip('"')
-
-
-def _config(retry: Retry, **options: Any) -> Any:
-    from botocore.config import Config
-
-    return Config(
-        connect_timeout=min(retry.timeout_s, 10.0),
-        read_timeout=retry.timeout_s,
-        retries={"total_max_attempts": 1},
-        max_pool_connections=32,
-        # older versions of botocore have no checksum options and add no checksums
-        **{name: value for name, value in options.items() if name in Config.OPTION_DEFAULTS},
-    )
 
 
 def _stop_redirects(context: dict[str, Any], **_: Any) -> None:

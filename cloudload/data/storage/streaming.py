@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cloudload.data.storage import clients, urls
-from cloudload.data.storage.base import Backend, ObjectStream, Retry
+from cloudload.data.storage.base import Backend, ObjectStream
 from cloudload.errors import FailureKind, StoreError
 from cloudload.system import temp_files
 
@@ -23,7 +23,7 @@ class StreamingStore(Backend):
     They download whole objects, and cannot write or list.
     """
 
-    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
         try:
             from streaming.base.storage.download import CloudDownloader
         except ImportError as error:
@@ -38,7 +38,7 @@ class StreamingStore(Backend):
         ):
             path = Path(folder, "object")
             try:
-                CloudDownloader.direct_download(url, str(path), retry.timeout_s)
+                CloudDownloader.direct_download(url, str(path), self._timeout_s)
             except ImportError as error:
                 raise StoreError(
                     f"cannot read {urls.scheme_of(url)}:// URLs ({error}). Install the missing "

@@ -90,7 +90,7 @@ class CurrentRun:
         opened = self._opened
         if recipe.corpus is self.opened_recipe.corpus:
             return opened.lengths
-        return find_lengths_of_beginning(recipe, opened.asked_lengths, opened.retry, opened.lengths)
+        return find_lengths_of_beginning(recipe, opened.asked_lengths, opened.lengths)
 
     def opened_with(self, recipe: Recipe) -> CurrentRun:
         """Return the same run, with `recipe` as the one before a state is applied."""
@@ -119,9 +119,7 @@ class CurrentRun:
         lengths = self._lengths
         if lengths is None and self._found is not None:
             cache_folder.open_cache_folder(self.cache_root)
-            lengths = self._lengths = open_lengths(
-                self._found, self.recipe.corpus, self.cache_root, self._opened.retry
-            )
+            lengths = self._lengths = open_lengths(self._found, self.recipe.corpus, self.cache_root)
         return lengths
 
     def open_lengths(self) -> RunLengths | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.config import DeliveryConfig, RowsConfig, choices
-from cloudload.data import Retry, cache_folder, urls
+from cloudload.data import cache_folder, urls
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.world import rank_in_mesh
 from cloudload.rows import Choice, choose_backend, start_loading
@@ -39,7 +39,6 @@ class OpenedRun:
     """The option `lengths`."""
     lengths: Sequence[length_files.CountedDataset] | None
     """The token lengths found for the data, or None if there are none."""
-    retry: Retry
 
 
 def ranks_of(
@@ -89,5 +88,5 @@ def _open_run(
             recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
     start_log.log_opened(recipe, backend)
     with activity.doing("looking for token lengths"):
-        found = find_lengths(recipe, lengths, retry)
-    return OpenedRun(recipe, backend, cache_root, lengths, found, retry)
+        found = find_lengths(recipe, lengths)
+    return OpenedRun(recipe, backend, cache_root, lengths, found)

@@ -352,7 +352,6 @@ def open_cache(plan: WorkerPlan, retries: Ints | None = None) -> ShardCache:
     return ShardCache(
         plan.recipe.corpus,
         plan.cache_root,
-        delivery.retry,
         limit_bytes=delivery.cache_limit_bytes(),
         threads=delivery.download_threads,
         verify=delivery.verify,

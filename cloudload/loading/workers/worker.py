@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cloudload.data import Corpus, Retry, Shard, open_shard_start
+from cloudload.data import Corpus, Shard, open_shard_start
 from cloudload.errors import StoreError, StreamChangedError
 from cloudload.loading.workers.block import Block, BlockBuilder, Pieces
 from cloudload.loading.workers.document_reader import DocumentReader
@@ -326,10 +326,10 @@ def check_some_lengths(plan: WorkerPlan, documents: LaneDocuments) -> None:
     Raises `DatasetError` if a length differs or a document cannot be read. If a store cannot be
     reached, logs this and skips the remaining checks.
     """
-    corpus, retry = plan.recipe.corpus, plan.delivery.retry
+    corpus = plan.recipe.corpus
     try:
         for shard, samples in choose_samples(corpus):
-            with _open_start(corpus, shard, retry) as starts:
+            with _open_start(corpus, shard) as starts:
                 documents.compare(samples, DocumentReader(plan.recipe, starts))
     except StoreError as error:
         logger.info(
@@ -374,7 +374,7 @@ class _ShardStart:
 
 
 @contextlib.contextmanager
-def _open_start(corpus: Corpus, index: int, retry: Retry) -> Iterator[_ShardStart]:
+def _open_start(corpus: Corpus, index: int) -> Iterator[_ShardStart]:
     dataset, info = corpus.find_shard(index)
-    with open_shard_start(dataset, info, _SAMPLES_OF_SHARD, retry) as shard:
+    with open_shard_start(dataset, info, _SAMPLES_OF_SHARD) as shard:
         yield _ShardStart(index, shard)

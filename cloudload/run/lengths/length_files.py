@@ -18,7 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.data import Dataset, Retry, cache_folder, objects, own_objects, redact, urls
+from cloudload.data import (
+    Dataset,
+    Location,
+    cache_folder,
+    own_objects,
+)
 from cloudload.errors import CacheError, DatasetError, StoreError
 from cloudload.run.lengths.group_file import LISTED, GroupLengths, decode_group, widen
 from cloudload.run.lengths.lengths_index import (
@@ -34,20 +39,20 @@ _READ_AT_ONCE = 8
 _MOST_INDEX_BYTES = 1 << 28
 
 
-def lengths_location(dataset: Dataset, location: str | None) -> str:
-    """The location of a dataset's lengths: `location`, or the folder `lengths` of the dataset."""
-    return location or urls.join_url(dataset.url, own_objects.LENGTHS_FOLDER)
+def lengths_location(dataset: Dataset, url: str | None) -> Location:
+    """The location of a dataset's lengths: `url`, or the folder `lengths` of the dataset."""
+    return dataset.location.at(url) if url else dataset.location.join(own_objects.LENGTHS_FOLDER)
 
 
-def find_index(location: str, key: LengthsKey, data: str, retry: Retry) -> LengthsIndex | None:
+def find_index(location: Location, key: LengthsKey, data: str) -> LengthsIndex | None:
     """Read the index of the lengths that belong to `key` and to the data with fingerprint `data`.
 
     Returns None if there is no such index. Raises `StoreError` if the store cannot be read, and
     `DatasetError` if the index is damaged or belongs to other lengths.
     """
-    url = urls.join_url(location, f"{key.digest}/{index_name(data)}")
+    location = location.join(f"{key.digest}/{index_name(data)}")
     try:
-        content = objects.read_object(url, retry, _MOST_INDEX_BYTES)
+        content = location.read(_MOST_INDEX_BYTES)
     except StoreError as error:
         if error.is_missing:
             return None
@@ -57,13 +62,13 @@ def find_index(location: str, key: LengthsKey, data: str, retry: Retry) -> Lengt
         if index.key != asdict(key) or index.data != data:
             raise ValueError("the file belongs to different data or a different tokenizer")
     except ValueError as error:
-        raise _damaged(url, error) from error
+        raise _damaged(location, error) from error
     return index
 
 
-def _damaged(url: str, error: Exception) -> DatasetError:
+def _damaged(location: Location, error: Exception) -> DatasetError:
     return DatasetError(
-        f"cannot use the token lengths in {redact(url)}: {error}. Remove the file and run "
+        f"cannot use the token lengths in {location}: {error}. Remove the file and run "
         "cloudload count again, or set lengths='off'"
     )
 
@@ -74,7 +79,7 @@ class CountedDataset:
 
     dataset: Dataset
     key: LengthsKey
-    location: str
+    location: Location
     index: LengthsIndex
 
 
@@ -129,7 +134,7 @@ class CorpusLengths:
         return lengths
 
 
-def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> DatasetLengths:
+def open_dataset_lengths(counted: CountedDataset, root: Path) -> DatasetLengths:
     """Map the lengths of a dataset from a file in the cache folder `root`.
 
     If the file is missing, first reads the lengths from the store and writes the file.
@@ -146,7 +151,7 @@ def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> D
         if not _is_whole(path):
             with file_locks.locked(temp_files.lock_path(path), is_reentrant=True):
                 if not _is_whole(path):
-                    _join_groups(path, counted, retry)
+                    _join_groups(path, counted)
         return _map_file(path)
     except OSError as error:
         raise CacheError(
@@ -155,14 +160,14 @@ def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> D
         ) from error
 
 
-def verify_lengths(counted: CountedDataset, retry: Retry) -> None:
+def verify_lengths(counted: CountedDataset) -> None:
     """Read and verify all lengths of a dataset, without a cache.
 
     Raises `DatasetError` for a damaged or missing group, and `StoreError` if a group cannot be
     read.
     """
     _compare_groups(counted)
-    for _ in _read_groups(counted, retry):
+    for _ in _read_groups(counted):
         pass
 
 
@@ -170,7 +175,7 @@ def _is_whole(path: Path) -> bool:
     return verified_files.has_unmodified(path)
 
 
-def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
+def _join_groups(path: Path, counted: CountedDataset) -> None:
     _compare_groups(counted)
     samples, long = counted.index.total("samples"), 0
     indices: list[Ints] = []
@@ -179,7 +184,7 @@ def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
         with part.open("wb") as file:
             file.write(np.array([samples, 0], "<i8").tobytes())
             start = 0
-            for group in _read_groups(counted, retry):
+            for group in _read_groups(counted):
                 file.write(group.short.tobytes())
                 indices.append(group.indices.astype(np.int64) + start)
                 values.append(widen(group.values))
@@ -203,17 +208,15 @@ def _map_file(path: Path) -> DatasetLengths:
     return DatasetLengths(short, listed[:long], listed[long:], path)
 
 
-def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths]:
+def _read_groups(counted: CountedDataset) -> Iterator[GroupLengths]:
     """Read and verify the groups, up to 8 at a time, and yield them in order."""
     expected = list(cut_groups(counted.dataset.table, counted.key))
     groups = counted.index.groups
-    folder = urls.join_url(counted.location, counted.key.digest)
+    folder = counted.location.join(counted.key.digest)
 
-    def read(location: int) -> GroupLengths:
-        group = groups[location]
-        return _read_group(
-            urls.join_url(folder, group.name), group, expected[location].samples, retry
-        )
+    def read(index: int) -> GroupLengths:
+        group = groups[index]
+        return _read_group(folder.join(group.name), group, expected[index].samples)
 
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         for first in range(0, len(groups), _READ_AT_ONCE):
@@ -240,8 +243,8 @@ def _compare_groups(counted: CountedDataset) -> None:
             raise _damaged(counted.location, ValueError(what))
 
 
-def _read_group(url: str, group: Group, samples: int, retry: Retry) -> GroupLengths:
-    data = objects.read_object(url, retry, group.bytes)
+def _read_group(location: Location, group: Group, samples: int) -> GroupLengths:
+    data = location.read(group.bytes)
     try:
         if len(data) != group.bytes or hashlib.sha256(data).hexdigest() != group.hash:
             raise ValueError("the size or hash of the file differs from the one in the index")
@@ -251,5 +254,5 @@ def _read_group(url: str, group: Group, samples: int, retry: Retry) -> GroupLeng
                 f"the file has {len(found.short):,} samples, but its shards have {samples:,}"
             )
     except ValueError as error:
-        raise _damaged(url, error) from error
+        raise _damaged(location, error) from error
     return found

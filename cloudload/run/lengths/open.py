@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cloudload.config import choices
-from cloudload.data import Corpus, Retry, redact
+from cloudload.data import Corpus, Location
 from cloudload.errors import DatasetError, StoreError
 from cloudload.run.lengths.length_files import (
     CorpusLengths,
@@ -31,21 +31,19 @@ logger = logging.getLogger("cloudload.lengths")
 _AT_ONCE = 16
 
 
-def open_lengths(
-    found: Sequence[CountedDataset], corpus: Corpus, root: Path, retry: Retry
-) -> CorpusLengths:
+def open_lengths(found: Sequence[CountedDataset], corpus: Corpus, root: Path) -> CorpusLengths:
     """Map the lengths of a corpus from files in the cache folder `root`.
 
     Downloads lengths that are not in the cache. Raises `StoreError`, `DatasetError` and
     `CacheError` as `open_dataset_lengths` does.
     """
-    datasets = tuple(open_dataset_lengths(counted, root, retry) for counted in found)
+    datasets = tuple(open_dataset_lengths(counted, root) for counted in found)
     digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))
-    locations = tuple(dict.fromkeys(redact(counted.location) for counted in found))
+    locations = tuple(dict.fromkeys(str(counted.location) for counted in found))
     return CorpusLengths(datasets, corpus.stream_starts, digest.hexdigest()[:16], locations)
 
 
-def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
+def find_lengths(recipe: Recipe, asked: str) -> list[CountedDataset] | None:
     """Find the lengths of all streams. Makes one request per stream.
 
     Returns None if lengths are off, or if they are optional and a stream has none. Raises
@@ -55,7 +53,7 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
     """
     if recipe.has_stream_ends:
         asked = _ask_for_needed(asked)
-    if asked == choices.OFF or (found := _search(recipe, asked, retry)) is None:
+    if asked == choices.OFF or (found := _search(recipe, asked)) is None:
         return None
     datasets, locations = recipe.corpus.datasets, _list_locations(recipe, asked)
     missing = [stream for stream, counted in enumerate(found) if counted is None]
@@ -66,27 +64,27 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
             "%d of %d streams (such as %s) have no token lengths, so the run uses none",
             len(missing),
             len(found),
-            redact(datasets[missing[0]].url),
+            datasets[missing[0]].location,
         )
     if missing:
         return None
     logger.info(
         "found token lengths for %s in %s",
         "all streams" if len(found) > 1 else "the dataset",
-        ", ".join(dict.fromkeys(map(redact, locations))),
+        ", ".join(dict.fromkeys(map(str, locations))),
     )
     return [counted for counted in found if counted is not None]
 
 
 def find_lengths_of_beginning(
-    recipe: Recipe, asked: str, retry: Retry, whole: Sequence[CountedDataset] | None
+    recipe: Recipe, asked: str, whole: Sequence[CountedDataset] | None
 ) -> list[CountedDataset] | None:
     """Find the lengths of a recipe that reads only the first shards of its streams.
 
     For a stream without such lengths, uses the stream's lengths in `whole`, which cover all shards
     and so begin with the same samples. Returns None if a stream has no lengths of either kind.
     """
-    found = None if asked == choices.OFF else _search(recipe, asked, retry)
+    found = None if asked == choices.OFF else _search(recipe, asked)
     if found is None:
         return None if whole is None else list(whole)
     counted = [own or (whole[stream] if whole else None) for stream, own in enumerate(found)]
@@ -102,12 +100,12 @@ def _ask_for_needed(asked: str) -> str:
     return choices.REQUIRE if asked == choices.AUTO else asked
 
 
-def _list_locations(recipe: Recipe, asked: str) -> list[str]:
+def _list_locations(recipe: Recipe, asked: str) -> list[Location]:
     location = None if asked in (choices.AUTO, choices.REQUIRE) else asked
     return [lengths_location(dataset, location) for dataset in recipe.corpus.datasets]
 
 
-def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | None] | None:
+def _search(recipe: Recipe, asked: str) -> list[CountedDataset | None] | None:
     """Look for the lengths of each stream.
 
     If a store cannot be read, returns None if `asked` is "auto", and otherwise raises the
@@ -118,7 +116,7 @@ def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | N
     data = [recipe.corpus.fingerprint(range(stream, stream + 1)) for stream in range(len(datasets))]
     try:
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            found = list(threads.map(find_index, locations, keys, data, [retry] * len(datasets)))
+            found = list(threads.map(find_index, locations, keys, data))
     except StoreError as error:
         if asked != choices.AUTO:
             raise
@@ -130,7 +128,7 @@ def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | N
     ]
 
 
-def _missing(recipe: Recipe, missing: list[int], locations: list[str]) -> DatasetError:
+def _missing(recipe: Recipe, missing: list[int], locations: list[Location]) -> DatasetError:
     dataset = recipe.corpus.datasets[missing[0]]
     who = "the dataset has"
     if len(locations) > 1:
@@ -142,7 +140,7 @@ def _missing(recipe: Recipe, missing: list[int], locations: list[str]) -> Datase
         instead = "without epochs and max_epochs, and with take(n)"
     return DatasetError(
         f"{why}, but {who} none for this tokenizer, text column, and transform in "
-        f"{redact(locations[missing[0]])}. Run: cloudload count {redact(dataset.url)} --tokenizer "
+        f"{locations[missing[0]]}. Run: cloudload count {dataset.location} --tokenizer "
         "NAME. It counts only shards without lengths, such as appended ones. A CloudLoader can "
         f"also read the data {instead}, but Rows needs the lengths"
     )

@@ -145,9 +145,7 @@ def adopt_streams(
         )
     if not proportions and not epoch_size:
         return streams
-    samples = np.diff(
-        open_corpus([each.location for each in streams], retry).stream_starts
-    ).tolist()
+    samples = np.diff(open_corpus([each.locate(retry) for each in streams]).stream_starts).tolist()
     total = parse_count(epoch_size) if epoch_size else None
     chosen = choose_by_proportion(proportions or samples, samples, seed, total)
     return [

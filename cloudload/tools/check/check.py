@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from cloudload.config import Stream, checks, choices
-from cloudload.data import ID_KEY, Dataset, Retry, read_index, redact, shard_entries, urls
+from cloudload.data import ID_KEY, Dataset, Location, Retry, read_index, shard_entries, urls
 from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.rows import TokenName
 from cloudload.system import open_progress_bar, option_help
@@ -115,11 +115,11 @@ def check_dataset(
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     processes = checks.as_integer("processes", processes, 1)
     share = Share.parse(worker) if worker is not None else Share(0, 1)
-    began, retry, findings = time.monotonic(), retry or Retry(), Findings()
-    stream = Stream(os.fspath(dataset), split=split)
-    url = urls.plain_location(stream.url)
+    began, findings = time.monotonic(), Findings()
+    location = Stream(os.fspath(dataset), split=split).locate(retry or Retry())
+    folder = location.at(urls.plain_location(location.url))
     text = text_key if tokens_key is None else None
-    checked = _check_dataset(stream, (text, tokens_key), retry, findings, reads=sample != 0)
+    checked = _check_dataset(location, (text, tokens_key), findings, reads=sample != 0)
     shards, readable = checked.shards, checked.readable
     findings.add(framing)
     if share.index > 0:
@@ -132,9 +132,8 @@ def check_dataset(
         open_progress_bar("check", total_bytes, shown=progress and bool(mine)) as bar,
     ):
         for found in check_shards(
-            url,
+            folder,
             text,
-            retry,
             mine,
             rules=chosen,
             duplicates=duplicates,
@@ -143,9 +142,9 @@ def check_dataset(
             on_bytes=bar.update,
         ):
             findings.merge(found)
-        add_repeats(duplicates, findings, partial(_name_samples, url, retry, mine))
+        add_repeats(duplicates, findings, partial(_name_samples, folder, mine))
     return CheckReport(
-        dataset=redact(url),
+        dataset=str(folder),
         findings=findings.sorted(),
         counts=findings.counts(),
         shards=len(shards),
@@ -186,8 +185,7 @@ def _choose_rules(
 
 
 def _name_samples(
-    url: str,
-    retry: Retry,
+    folder: Location,
     shards: Sequence[shard_entries.ShardInfo],
     shard: int,
     samples: Sequence[int],
@@ -195,7 +193,7 @@ def _name_samples(
     """Return a shard's file name, and a description of each sample: its index, and any ID."""
     info = shards[shard]
     if any(column.name == ID_KEY for column in info.columns):
-        return info.raw.name, name_samples(url, info, retry, samples)
+        return info.raw.name, name_samples(folder, info, samples)
     return info.raw.name, [f"sample {sample}" for sample in samples]
 
 
@@ -209,9 +207,8 @@ class _CheckedFolder:
 
 
 def _check_dataset(
-    stream: Stream,
+    location: Location,
     keys: tuple[str | None, str | None],
-    retry: Retry,
     findings: Findings,
     *,
     reads: bool,
@@ -222,7 +219,7 @@ def _check_dataset(
     is not installed are not read. With `reads`, token lengths are read.
     """
     try:
-        data, _ = read_index(stream.location, retry)
+        data, _ = read_index(location)
     except DatasetError as error:
         what, _, advice = str(error).partition(". ")
         findings.add([find("index-missing", "", what, advice=advice)])
@@ -233,16 +230,16 @@ def _check_dataset(
         findings.add([find("index-missing", "", str(error))])
         return _CheckedFolder()
     shards, is_complete = check_index(data, *keys, findings)
-    findings.add(check_url(stream.url, shards))
-    url = urls.plain_location(stream.url)
-    sizes = _list_folder(url, retry, findings)
+    findings.add(check_url(location.url, shards))
+    folder = location.at(url := urls.plain_location(location.url))
+    sizes = _list_folder(folder, findings)
     compressions = {shard.compression for shard in shards}
     readable = {each for each in compressions if not check_codecs([each])}
     intact = [shard for shard in shards if shard.compression in readable]
     if sizes is None:
         return _CheckedFolder(shards, intact)
     findings.add(check_objects(url, shards, sizes))
-    lengths = LengthsCheck(Dataset(url, shards, ""), sizes, retry, reads)
+    lengths = LengthsCheck(Dataset(folder, shards, ""), sizes, reads)
     if is_complete:  # otherwise, the index names more shards than `shards`
         findings.add(lengths.run())
         findings.add(check_others(url, shards, sizes))
@@ -250,10 +247,10 @@ def _check_dataset(
     return _CheckedFolder(shards, intact, len(lengths.complete))
 
 
-def _list_folder(url: str, retry: Retry, findings: Findings) -> dict[str, int] | None:
+def _list_folder(folder: Location, findings: Findings) -> dict[str, int] | None:
     """Map the folder's objects to their sizes, or add a finding if the store cannot list it."""
     try:
-        return list_folder(url, retry)
+        return list_folder(folder)
     except StoreError as error:
         if error.kind not in (FailureKind.OTHER, FailureKind.DENIED):
             raise

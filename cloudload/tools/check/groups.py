@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.data import ID_KEY, Retry, Shard, shard_entries, urls
+from cloudload.data import ID_KEY, Location, Shard, shard_entries
 from cloudload.system import DaemonThreadPool, run_in_order
 from cloudload.tools.check import document_rules
 from cloudload.tools.check.duplicates import DuplicateFinder, encode_records
@@ -45,11 +45,10 @@ _NO_JSON_ID = (b"null", b'""')
 class CheckWork:
     """The data that all groups share. It is sent to every worker."""
 
-    url: str
+    location: Location
     """The dataset's folder."""
     text_key: str | None
     """The column of texts; None if the documents are token IDs."""
-    retry: Retry
     threads: int
     """Number of threads that read shards."""
     rules: document_rules.DocumentRules
@@ -70,9 +69,8 @@ class CheckedGroup(NamedTuple):
 
 
 def check_shards(
-    url: str,
+    location: Location,
     text_key: str | None,
-    retry: Retry,
     shards: Sequence[shard_entries.ShardInfo],
     *,
     rules: document_rules.DocumentRules,
@@ -92,10 +90,9 @@ def check_shards(
     is_alone = executor is None and min(processes, len(groups)) <= 1
     if is_alone and groups:
         groups = [tuple(shards)]
-    index = (
-        os.path.abspath(url) if urls.is_local(url) else url
-    )  # other processes may use another cwd
-    work = CheckWork(index, text_key, retry, _THREADS_ALONE if is_alone else _THREADS, rules)
+    if location.is_local:  # other processes may use another cwd
+        location = location.at(os.path.abspath(location.url))
+    work = CheckWork(location, text_key, _THREADS_ALONE if is_alone else _THREADS, rules)
     firsts = list(accumulate(map(len, groups), initial=0))
     with (
         nullcontext(executor) if executor else open_processes(min(processes, len(groups)))
@@ -141,10 +138,9 @@ def _check_shard(
     found = Findings()
     found.add(
         check_shard(
-            work.url,
+            work.location,
             info,
             work.text_key,
-            work.retry,
             lambda shard: looked.append(documents.look(shard)),
         )
     )

@@ -18,7 +18,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.data import REPAIR_ADVICE, Retry, Shard, codecs, hashes, objects, shard_entries, urls
+from cloudload.data import (
+    REPAIR_ADVICE,
+    Location,
+    Shard,
+    codecs,
+    hashes,
+    shard_entries,
+    urls,
+)
 from cloudload.errors import DatasetError, StoreError
 from cloudload.system import temp_files
 from cloudload.tools.check.findings import Finding, find
@@ -36,13 +44,12 @@ _DECODERS: dict[str, Callable[[str], Any]] = {
 
 
 def check_shard(
-    url: str,
+    folder: Location,
     info: shard_entries.ShardInfo,
     text_key: str | None,
-    retry: Retry,
     look: Callable[[Shard], object] | None = None,
 ) -> list[Finding]:
-    """Read a shard of the dataset at `url`, and return its findings.
+    """Read a shard of the dataset in `folder`, and return its findings.
 
     If its samples are intact, the shard is passed to `look`. Values are decoded in columns of text,
     JSON, and numbers stored as text, and at most one value per column is reported. For other
@@ -52,14 +59,14 @@ def check_shard(
     if found := check_codecs([info.compression], info.stored.name):
         return found
     try:
-        if urls.is_local(url) and info.zipped is None:
-            path = urls.local_path(urls.join_url(url, info.raw.name))
+        if folder.is_local and info.zipped is None:
+            path = urls.local_path(folder.join(info.raw.name).url)
             return list(_check_in_place(path, info, text_key, look))
         with (
             temp_files.explained_full_disk(),
             tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file,
         ):
-            found = list(_fetch(url, info, file, retry))  # type: ignore[arg-type]
+            found = list(_fetch(folder, info, file))  # type: ignore[arg-type]
             if not any(finding.kind in ("size", "decompress") for finding in found):
                 file.flush()
                 found += _check_raw(Path(file.name), info, text_key, look)
@@ -70,18 +77,18 @@ def check_shard(
 
 
 def name_samples(
-    url: str, info: shard_entries.ShardInfo, retry: Retry, samples: Sequence[int]
+    folder: Location, info: shard_entries.ShardInfo, samples: Sequence[int]
 ) -> list[str]:
     """Describe each of `samples` by its index, and by its ID if the shard can be read again."""
     try:
-        if urls.is_local(url) and info.zipped is None:
-            shard = Shard(urls.local_path(urls.join_url(url, info.raw.name)), info)
+        if folder.is_local and info.zipped is None:
+            shard = Shard(urls.local_path(folder.join(info.raw.name).url), info)
         else:
             with (
                 temp_files.explained_full_disk(),
                 tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file,
             ):
-                list(_fetch(url, info, file, retry))  # type: ignore[arg-type]
+                list(_fetch(folder, info, file))  # type: ignore[arg-type]
                 file.flush()
                 shard = Shard(Path(file.name), info)
     except (StoreError, DatasetError, OSError):
@@ -126,17 +133,15 @@ def _check_in_place(
         yield from _check_raw(path, info, text_key, look)
 
 
-def _fetch(
-    url: str, info: shard_entries.ShardInfo, file: BinaryIO, retry: Retry
-) -> Iterator[Finding]:
+def _fetch(folder: Location, info: shard_entries.ShardInfo, file: BinaryIO) -> Iterator[Finding]:
     """Write the raw shard to `file`, and yield findings about the stored and the raw bytes."""
-    stored_url = urls.join_url(url, info.stored.name)
+    stored = folder.join(info.stored.name)
     if info.zipped is None or info.compression is None:
-        objects.download_object(stored_url, file, retry, info.raw.bytes)
+        stored.download(file, info.raw.bytes)
         yield from _check_file(file, info.raw)
         return
     zipped = io.BytesIO()
-    objects.download_object(stored_url, zipped, retry, info.zipped.bytes)
+    stored.download(zipped, info.zipped.bytes)
     yield from _check_file(zipped, info.zipped, info.compression)
     try:
         raw = codecs.decompress(info.compression, zipped.getvalue(), info.raw.bytes)

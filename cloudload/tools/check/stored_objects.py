@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cloudload.data import Corpus, Dataset, Retry, objects, own_objects, shard_entries, urls
+from cloudload.data import (
+    Corpus,
+    Dataset,
+    Location,
+    own_objects,
+    shard_entries,
+    urls,
+)
 from cloudload.errors import DatasetError, StoreError
 from cloudload.run import length_files, lengths_index
 from cloudload.tools.check.findings import Finding, find
@@ -20,15 +27,14 @@ _CUT_FROM_URLS = "#?"
 _SHOWN = 5
 
 
-def list_folder(url: str, retry: Retry) -> dict[str, int]:
+def list_folder(location: Location) -> dict[str, int]:
     """Map the name of each object in a dataset's folder to its size in bytes.
 
     Raises `StoreError` if the store cannot list the folder.
     """
-    folder = urls.plain_location(url)
+    folder = urls.plain_location(location.url)
     return {
-        urls.name_below(item.url, folder): item.bytes
-        for item in objects.list_objects(folder, retry)
+        urls.name_below(item.url, folder): item.bytes for item in location.at(folder).list_objects()
     }
 
 
@@ -145,7 +151,6 @@ class LengthsCheck:
 
     dataset: Dataset
     sizes: Mapping[str, int]
-    retry: Retry
     reads_groups: bool
     complete: set[str] = field(default_factory=set)
     """The fingerprints of the tokenizers whose lengths are complete; "" for token IDs."""
@@ -164,7 +169,7 @@ class LengthsCheck:
                 counted = self._open(name)
                 names = self._list_groups(counted)
                 if self.reads_groups:
-                    length_files.verify_lengths(counted, self.retry)
+                    length_files.verify_lengths(counted)
             except (ValueError, DatasetError, StoreError) as error:
                 yield find("lengths-damaged", name, str(error))
                 folder = name.removesuffix(current)
@@ -177,8 +182,8 @@ class LengthsCheck:
             yield find("lengths-old", "", what)
 
     def _open(self, name: str) -> length_files.CountedDataset:
-        url, digest = urls.join_url(self.dataset.url, name), name.split("/")[1]
-        index = lengths_index.LengthsIndex.decode(objects.read_object(url, self.retry))
+        folder, digest = self.dataset.location, name.split("/")[1]
+        index = lengths_index.LengthsIndex.decode(folder.join(name).read())
         try:
             key = lengths_index.LengthsKey(**index.key)
         except TypeError as error:
@@ -186,7 +191,7 @@ class LengthsCheck:
         if (key.digest, lengths_index.index_name(index.data)) != (digest, name.split("/")[2]):
             raise ValueError("the file belongs to different data or a different tokenizer")
         return length_files.CountedDataset(
-            self.dataset, key, urls.join_url(self.dataset.url, own_objects.LENGTHS_FOLDER), index
+            self.dataset, key, folder.join(own_objects.LENGTHS_FOLDER), index
         )
 
     def _list_groups(self, counted: length_files.CountedDataset) -> set[str]:

@@ -165,9 +165,9 @@ def check_output_path(flag: str, path: Path | None, options: argparse.Namespace)
 
 def _is_part(path: Path, given: str) -> bool:
     """Whether a file is the file `given`, or an index or a shard of the dataset `given`."""
-    from cloudload.data import locations, own_objects, urls
+    from cloudload.data import own_objects, urls
 
-    name = locations.name_inside(urls.path_url(path), given) if given else None
+    name = urls.name_inside(urls.path_url(path), given) if given else None
     return name is not None and (not name or own_objects.is_of_dataset(name))
 
 

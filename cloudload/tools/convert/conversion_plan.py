@@ -23,7 +23,7 @@ from typing import Any
 import zstandard
 
 from cloudload._version import __version__
-from cloudload.data import objects, redact, shard_entries, urls
+from cloudload.data import Location, redact, shard_entries, urls
 from cloudload.errors import ConvertError, StoreError
 from cloudload.system import machine
 from cloudload.tools.convert import input_files, rerun_check
@@ -167,7 +167,7 @@ def plan_version(location: str) -> str:
 def object_version(url: str) -> str:
     """Return the size and tag of an object, or "" if it does not exist."""
     try:
-        found = objects.list_objects(url)
+        found = Location(url).list_objects()
     except StoreError as error:
         if not error.is_missing:
             raise

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from cloudload.data import Retry, StoredObject, file_kinds, globs, nearby, objects, redact, urls
+from cloudload.data import (
+    Location,
+    StoredObject,
+    file_kinds,
+    globs,
+    nearby,
+    redact,
+    urls,
+)
 from cloudload.errors import ConvertError, StoreError
 
 _LOGS = ("_delta_log", ".hoodie", "metadata")
@@ -55,7 +63,7 @@ class _Listing:
 
 def root_of(location: str) -> str:
     """Return the root of a path, URL, or glob; see `FoundFiles`."""
-    glob = globs.find_glob(location)
+    glob = globs.find_glob(Location(location))
     return glob.folder if glob else urls.plain_location(location)
 
 
@@ -74,7 +82,7 @@ def find_files(location: str) -> FoundFiles:
     the location, or a folder or link in it, cannot be listed.
     """
     urls.check_location(location)
-    glob = globs.find_glob(location)
+    glob = globs.find_glob(Location(location))
     root = glob.folder if glob else urls.plain_location(location)
     listing = _list_input(root, _Selection(root, glob))
     if not listing.files:
@@ -127,15 +135,15 @@ class _Selection:
 
 def _list_input(root: str, selection: _Selection) -> _Listing:
     try:
-        return objects.collect_objects(root, selection.collect, wanted=selection.wants)
+        return Location(root).collect(selection.collect, wanted=selection.wants)
     except StoreError as error:
         what = f"read the input {redact(root)}"
-        nearby.raise_if_nothing(error, root, what, noun="file or folder", retry=Retry())
+        nearby.raise_if_nothing(error, Location(root), what, noun="file or folder")
         raise
 
 
 def _explain_none(location: str, root: str, glob: globs.Glob | None, hidden: Iterable[str]) -> str:
-    reason = None if glob else nearby.explain_nothing(root, "file or folder", Retry())
+    reason = None if glob else nearby.explain_nothing(Location(root), "file or folder")
     if names := sorted(hidden):
         reason = (
             f"it has only hidden or uncommitted files, such as {redact(names[0])}. To read files "
@@ -185,7 +193,7 @@ def _find_kind(folder: str) -> str:
     """The kind of the table in a folder, or "" if it is no table, or cannot be listed."""
     for log in _LOGS:
         with suppress(StoreError):
-            for name in objects.peek_folder(urls.join_url(folder, log)):
+            for name in Location(urls.join_url(folder, log)).peek():
                 if table := file_kinds.find_table(f"{log}/{name}"):
                     return table[1]
     return ""

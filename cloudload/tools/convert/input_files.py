@@ -20,9 +20,9 @@ except ImportError:  # zlib-ng has no wheel for some platforms
     fast_zlib = zlib  # type: ignore[misc]
 
 from cloudload.data import (
+    Location,
     contains_secrets,
     file_kinds,
-    objects,
     redact,
     shard_entries,
     skip_bytes,
@@ -262,7 +262,7 @@ def check_unchanged(file: InputFile) -> None:
     whose tag is checked when the object is opened.
     """
     if file.url != "-" and urls.is_local(file.url):
-        objects.open_object(file.url, tag=file.tag).close()
+        Location(file.url).open(tag=file.tag).close()
 
 
 def _report_wait(waited_s: float, what: str) -> None:
@@ -271,7 +271,7 @@ def _report_wait(waited_s: float, what: str) -> None:
 
 def _open(file: InputFile, start: int) -> BinaryIO:
     if file.url != "-":
-        return objects.open_object(file.url, start=start, tag=file.tag)
+        return Location(file.url).open(start=start, tag=file.tag)
     stream = open(sys.stdin.fileno(), "rb", closefd=False)
     skip_bytes(stream, start)
     return stream

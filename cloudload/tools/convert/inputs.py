@@ -24,11 +24,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from cloudload.config import choices
 from cloudload.data import (
+    Location,
     codecs,
     contains_secrets,
     file_kinds,
     hub,
-    objects,
     parse_index,
     redact,
     shard_entries,
@@ -299,7 +299,7 @@ def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
         return
     with suppress(DatasetError):
         parse_index(
-            objects.read_object(files[0].url, most_bytes=shard_entries.MOST_INDEX_BYTES),
+            Location(files[0].url).read(shard_entries.MOST_INDEX_BYTES),
             redact(location),
         )
         raise ConvertError(
@@ -326,9 +326,7 @@ def list_shards(folder: str, files: Sequence[FoundFile]) -> list[input_files.Inp
             "dataset, or omit format (--format)"
         )
     try:
-        data = objects.read_object(
-            found[shard_entries.INDEX_NAME].url, most_bytes=shard_entries.MOST_INDEX_BYTES
-        )
+        data = Location(found[shard_entries.INDEX_NAME].url).read(shard_entries.MOST_INDEX_BYTES)
         shards = [shard for shard in parse_index(data, redact(folder)) if shard.samples]
         for compression in {shard.compression for shard in shards}:
             codecs.check_codec(compression or "")
@@ -417,7 +415,7 @@ def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> 
 
 def _read_json(file: FoundFile) -> Any:
     try:
-        return json.loads(objects.read_object(file.url))
+        return json.loads(Location(file.url).read())
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from error
 

@@ -24,8 +24,8 @@ from typing import Any
 
 from cloudload.data import (
     JOURNAL_FOLDER,
+    Location,
     describe_hidden_datasets,
-    objects,
     own_objects,
     redact,
     refuse_to_hide,
@@ -99,7 +99,7 @@ class Journal:
                 name,
             ),
         ):
-            objects.delete_object(urls.join_url(self.location, name))
+            Location(urls.join_url(self.location, name)).delete()
         self._remove_empty_folders()
 
     def _name_in_dataset(self, name: str) -> str | None:
@@ -180,11 +180,10 @@ class Journal:
         for split, found in datasets.items():
             location = self.output.dataset(split)
             stored = content | report.to_store(split)
-            objects.write_object(
-                urls.join_url(location, own_objects.REPORT_NAME),
-                json.dumps(stored, indent=2).encode(),
+            Location(urls.join_url(location, own_objects.REPORT_NAME)).write(
+                json.dumps(stored, indent=2).encode()
             )
-            objects.write_pieces(urls.join_url(location, shard_entries.INDEX_NAME), found.index())
+            Location(urls.join_url(location, shard_entries.INDEX_NAME)).write_pieces(found.index())
         self.remove()
         return report
 
@@ -199,7 +198,7 @@ class Journal:
                 own_objects.JOURNAL.fullmatch(name) and name != conversion_plan.PLAN_NAME
                 for name in self._list()
             ):
-                objects.delete_object(urls.join_url(self.location, conversion_plan.PLAN_NAME))
+                Location(urls.join_url(self.location, conversion_plan.PLAN_NAME)).delete()
                 self._remove_empty_folders()
 
     def check_plan(self, digest: str) -> None:
@@ -226,7 +225,7 @@ class Journal:
         """Remove this journal, the segments' journals, and temporary files of killed writers."""
         names = collect_at(self.location, self._select_own)
         for name in sorted(names, key=lambda name: name == conversion_plan.PLAN_NAME):
-            objects.delete_object(urls.join_url(self.location, name))
+            Location(urls.join_url(self.location, name)).delete()
         self._remove_empty_folders()
 
     def _select_own(self, found: Iterable[tuple[str, int]]) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from cloudload.data import StoredObject, objects, urls
+from cloudload.data import Location, StoredObject, urls
 from cloudload.errors import StoreError
 
 Found = TypeVar("Found")
@@ -78,7 +78,7 @@ def collect_at(location: str, collect: Callable[[Iterator[tuple[str, int]]], Fou
         )
 
     try:
-        return objects.collect_objects(location, collect_names)
+        return Location(location).collect(collect_names)
     except StoreError as error:
         if error.is_missing:
             return collect(iter(()))
@@ -93,7 +93,7 @@ def list_sizes_at(location: str) -> dict[str, int]:
 def read_if_exists(url: str, most_bytes: int | None = None) -> bytes | None:
     """Read an object as `read_object` does, or return None if it does not exist."""
     try:
-        return objects.read_object(url, most_bytes=most_bytes)
+        return Location(url).read(most_bytes)
     except StoreError as error:
         if error.is_missing:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudload.data import objects, redact, shard_entries, urls
+from cloudload.data import Location, redact, shard_entries, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.append import has_changed, read_base, stored_columns
@@ -53,7 +53,7 @@ def agree_on_plan(
             base=base,
         )
         encoded = plan.encode()
-        if (data := objects.create_object(url, encoded)) == encoded:
+        if (data := Location(url).create(encoded)) == encoded:
             _check_current(journal, plan)
             return plan.with_digest(data)
         del encoded
@@ -121,7 +121,7 @@ def _check_current(journal: Journal, plan: conversion_plan.ConversionPlan) -> No
     conversion may have finished there.
     """
     if has_changed(journal.output, plan.base):
-        objects.delete_object(urls.join_url(journal.location, conversion_plan.PLAN_NAME))
+        Location(urls.join_url(journal.location, conversion_plan.PLAN_NAME)).delete()
         raise ConvertError(
             f"another conversion to {redact(journal.location)} finished just now. Run again to "
             "compare it with this one"

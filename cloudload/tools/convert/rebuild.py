@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cloudload.data import objects, own_objects, redact, shard_entries, urls, writer
+from cloudload.data import Location, own_objects, redact, shard_entries, urls, writer
 from cloudload.errors import ConvertError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import conversion_plan
@@ -66,13 +66,13 @@ def rebuild_shards(run: Conversion, folders: Sequence[FolderFiles] | None) -> in
             conversion_plan.object_version(urls.join_url(location, shard_entries.INDEX_NAME)),
             JoinedShards(),
         )
-        entries = json.loads(
-            objects.read_object(urls.join_url(location, shard_entries.INDEX_NAME))
-        )["shards"]
+        entries = json.loads(Location(urls.join_url(location, shard_entries.INDEX_NAME)).read())[
+            "shards"
+        ]
         found.add("", entries)
         if not (lost := collect_at(location, found.survey)[0]):
             continue
-        stored = json.loads(objects.read_object(urls.join_url(location, own_objects.REPORT_NAME)))
+        stored = json.loads(Location(urls.join_url(location, own_objects.REPORT_NAME)).read())
         obstacle = _find_obstacle(run, stored, folders)
         if folders is None or obstacle:
             raise ConvertError(
@@ -188,7 +188,7 @@ def _store_if_lost(
             raise ConvertError(
                 f"the index of {redact(location)} changed while shards were rebuilt. Run again"
             )
-        objects.write_object(urls.join_url(location, name), shard.data)
+        Location(urls.join_url(location, name)).write(shard.data)
     return StoredShard(shard.entry, [])
 
 

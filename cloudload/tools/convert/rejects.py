@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.data import JOURNAL_FOLDER, objects, urls
+from cloudload.data import JOURNAL_FOLDER, Location, urls
 from cloudload.system import temp_files
 from cloudload.tools.convert import input_records
 
@@ -63,7 +63,7 @@ def rejects_name(number: int) -> str:
 def store_rejects(file: BinaryIO, url: str) -> None:
     """Store a scratch file of rejects as an object."""
     file.flush()
-    objects.upload_file(Path(file.name), url)
+    Location(url).upload(Path(file.name))
 
 
 def join_rejects(location: str, numbers: Iterable[int], url: str) -> None:
@@ -73,5 +73,5 @@ def join_rejects(location: str, numbers: Iterable[int], url: str) -> None:
     """
     with temp_files.scratch_file() as file:
         for number in numbers:
-            objects.download_object(urls.join_url(location, rejects_name(number)), file)
+            Location(urls.join_url(location, rejects_name(number))).download(file)
         store_rejects(file, url)

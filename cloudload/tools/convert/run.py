@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cloudload.data import Dataset, own_objects, parse_index, redact, shard_entries, urls
+from cloudload.data import Dataset, Location, own_objects, parse_index, redact, shard_entries, urls
 from cloudload.errors import ConvertError, StoreError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import conversion_plan, input_records
@@ -429,7 +429,7 @@ def write_lengths(
     `count_group` and `finish_count`.
     """
     index = b"".join(joined.index())
-    dataset = Dataset(location, parse_index(index, redact(location)), "")
+    dataset = Dataset(Location(location), parse_index(index, redact(location)), "")
     new = map(ShardLengths.decode, lengths)
     uncounted = write_groups(work, dataset, num_old, new)
     for _ in run_units(partial(count_group, work), uncounted, engine):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from cloudload.data import JOURNAL_FOLDER, objects, shard_entries, urls, writer
+from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, urls, writer
 from cloudload.errors import ConvertError
 from cloudload.system import DaemonThreadPool, run_in_order, temp_files
 from cloudload.tools.convert import conversion_plan, input_files, input_records
@@ -152,7 +152,7 @@ def convert_numbered(
     note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
     if work.count is not None:
         note["lengths"] = done.lengths
-    objects.write_object(urls.join_url(home, note_name(number)), json.dumps(note).encode())
+    Location(urls.join_url(home, note_name(number))).write(json.dumps(note).encode())
     journal.remove()
     # two processes that convert the same segment must return the same
     return 0 if work.has_folders else done.resumed

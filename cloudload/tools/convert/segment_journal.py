@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from cloudload.data import JOURNAL_FOLDER, objects, own_objects, redact, urls
+from cloudload.data import JOURNAL_FOLDER, Location, own_objects, redact, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import conversion_plan
 from cloudload.tools.convert.conversion_report import Counts
@@ -95,7 +95,7 @@ class SegmentJournal:
         if lengths:
             content["lengths"] = list(lengths)
         url = urls.join_url(self._location, _entry_name(number))
-        entry = json.loads(objects.create_object(url, json.dumps(content).encode()))
+        entry = json.loads(Location(url).create(json.dumps(content).encode()))
         self._check_plan(entry, number)
         if entry["shard"] != shard:
             raise self._refusal(number)
@@ -108,7 +108,7 @@ class SegmentJournal:
         """
         for name in list_sizes_at(urls.join_url(self._location, JOURNAL_FOLDER)):
             if _ENTRY_NAME.fullmatch(f"{JOURNAL_FOLDER}/{name}"):
-                objects.delete_object(urls.join_url(self._location, f"{JOURNAL_FOLDER}/{name}"))
+                Location(urls.join_url(self._location, f"{JOURNAL_FOLDER}/{name}")).delete()
 
     def _check_plan(self, entry: Mapping[str, Any], number: int) -> None:
         if entry.get("plan") != self.plan:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from cloudload.data import globs, locations, own_objects, redact, shard_entries, urls
+from cloudload.data import Location, globs, own_objects, redact, shard_entries, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files
 from cloudload.tools.convert.output_location import read_if_exists
@@ -28,8 +28,8 @@ def check_output(location: str, splits: Sequence[str], inputs: Any) -> None:
     """Raise `ValueError` if the folder of the output is inside an input, or contains one."""
     names = [urls.join_url(split, name) if split else name for split in splits for name in _WRITTEN]
     for item in _list_locations(inputs):
-        glob = globs.find_glob(item)
-        if locations.same_or_inside(glob.folder if glob else item, location):
+        glob = globs.find_glob(Location(item))
+        if urls.same_or_inside(glob.folder if glob else item, location):
             raise ValueError(_describe_contained(location))
         _check_outside("the output", location, item, names)
 
@@ -47,7 +47,7 @@ def check_listed(location: str, files: Iterable[input_files.InputFile]) -> None:
     """Raise `ValueError` if an input file is in the folder of the output, through any links."""
     if not urls.is_local(location):
         return
-    output = locations.canonical(location)
+    output = urls.canonical(location)
     folders = {os.path.dirname(file.url) for file in files if urls.is_local(file.url)}
     if any(f"{os.path.realpath(folder)}/".startswith(f"{output}/") for folder in folders):
         raise ValueError(_describe_contained(location))
@@ -102,7 +102,7 @@ def check_twice(inputs: Sequence[Sequence[input_files.InputFile]]) -> None:
         return  # usual, and a million names need no memory
     seen: dict[str, input_files.InputFile] = {}
     for file in files:
-        location = file.url if file.url == "-" else locations.canonical(file.url)
+        location = file.url if file.url == "-" else urls.canonical(file.url)
         if _is_path(file):
             folder, name = os.path.split(file.url)
             location = os.path.join(real[folder], name)
@@ -137,8 +137,8 @@ def _list_locations(inputs: Any) -> Iterator[str]:
 
 def _check_outside(what: str, location: str, item: str, names: Sequence[str]) -> None:
     """Raise `ValueError` if an input has `location`, or is a glob of one of `names` below it."""
-    glob = globs.find_glob(item)
-    found = locations.name_inside(location, glob.folder if glob else item)
+    glob = globs.find_glob(Location(item))
+    found = urls.name_inside(location, glob.folder if glob else item)
     if found is None:
         return
     if glob and not any(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cloudload.data import objects, parse_index, urls, writer
+from cloudload.data import Location, parse_index, urls, writer
 from cloudload.system import Ints
 from cloudload.tools.convert.conversion_report import Counts
 from cloudload.tools.convert.finished_part import FinishedWork, InputPosition
@@ -161,7 +161,7 @@ def store_shard(context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob
         counts=job.counts,
         lengths=lengths,
     )
-    objects.write_object(urls.join_url(location, shard.name), shard.data)
+    Location(urls.join_url(location, shard.name)).write(shard.data)
     return StoredShard(shard.entry, lengths)
 
 

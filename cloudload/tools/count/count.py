@@ -22,7 +22,14 @@ from cloudload.config import (
     Transform,
     checks,
 )
-from cloudload.data import Corpus, Dataset, Retry, cache_folder, objects, own_objects, redact, urls
+from cloudload.data import (
+    Corpus,
+    Dataset,
+    Location,
+    Retry,
+    cache_folder,
+    own_objects,
+)
 from cloudload.rows import choose_backend
 from cloudload.run import Recipe, length_files, lengths_index, open_recipe
 from cloudload.system import open_progress_bar, option_help
@@ -123,12 +130,8 @@ def count_tokens(
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
     [data] = recipe.corpus.datasets
-    work = prepare_count(
-        recipe,
-        backend,
-        length_files.lengths_location(data, None if out is None else os.fspath(out)),
-        retry,
-    )
+    location = length_files.lengths_location(data, None if out is None else os.fspath(out))
+    work = prepare_count(recipe, backend, location)
     if by is not None:
         _check_by(data, by, worker)
     if again:
@@ -200,7 +203,7 @@ def estimate_tokens(
         "on_error": on_error,
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
-    return estimate(recipe, backend, share, retry)
+    return estimate(recipe, backend, share)
 
 
 def _open(
@@ -213,10 +216,10 @@ def _open(
     return recipe, choose_backend(text, backend, cache_folder.default_cache()).name
 
 
-def prepare_count(recipe: Recipe, backend: str, location: str, retry: Retry) -> CountWork:
+def prepare_count(recipe: Recipe, backend: str, location: Location) -> CountWork:
     """Return the settings for counting a recipe's only dataset, which all groups share."""
     small = replace(recipe, corpus=Corpus(()), components=())
-    return CountWork(small, backend, lengths_index.make_key(recipe, 0), location, retry)
+    return CountWork(small, backend, lengths_index.make_key(recipe, 0), location)
 
 
 def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
@@ -232,18 +235,17 @@ def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]
 
 def _remove_lengths(work: CountWork, worker: str | None) -> None:
     """Remove the lengths that belong to a key: first the indexes, without which none are used."""
-    folder = urls.join_url(work.location, work.key.digest)
     if worker is not None:
         raise ValueError(
             "again (--again) removes the lengths of all groups, but worker counts only a share of "
-            f"them. Remove the folder {redact(folder)}, and run without again"
+            f"them. Remove the folder {work.folder}, and run without again"
         )
-    indexes, groups = list[str](), list[str]()
+    indexes, groups = list[Location](), list[Location]()
     for name in sorted(list_found(work)):
         if own_objects.LENGTHS.fullmatch(f"{own_objects.LENGTHS_FOLDER}/{work.key.digest}/{name}"):
-            (indexes if name.endswith(".json") else groups).append(urls.join_url(folder, name))
-    for url in indexes + groups:
-        objects.delete_object(url, work.retry)
+            (indexes if name.endswith(".json") else groups).append(work.folder.join(name))
+    for location in indexes + groups:
+        location.delete()
 
 
 def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:
@@ -291,8 +293,8 @@ def _report(
     )
     tokens, text_bytes = index.total("tokens"), index.total("text_bytes")
     return CountReport(
-        dataset=redact(dataset.url),
-        lengths=redact(counted.url),
+        dataset=str(dataset.location),
+        lengths=str(counted.location),
         tokenizer=work.recipe.tokenizer.fingerprint,
         samples=samples,
         documents=samples - empty - filtered - failed,

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.data import Retry, redact
 from cloudload.rows import tables
 from cloudload.run import Recipe
 from cloudload.system import Floats, Ints, reports, temp_files
@@ -86,7 +85,7 @@ class LengthSample:
         spread = LengthCounter()
         spread.add(self.lengths)
         return CountEstimate(
-            dataset=redact(corpus.datasets[0].url),
+            dataset=str(corpus.datasets[0].location),
             samples=corpus.num_samples,
             tokens=round(tokens),
             error=error,
@@ -99,12 +98,12 @@ class LengthSample:
         )
 
 
-def estimate(recipe: Recipe, backend: str, share: float, retry: Retry) -> CountEstimate:
+def estimate(recipe: Recipe, backend: str, share: float) -> CountEstimate:
     """Estimate the tokens of a recipe's only dataset. Raises the errors of `sample_lengths`."""
-    return sample_lengths(recipe, backend, share, retry).estimate()
+    return sample_lengths(recipe, backend, share).estimate()
 
 
-def sample_lengths(recipe: Recipe, backend: str, share: float, retry: Retry) -> LengthSample:
+def sample_lengths(recipe: Recipe, backend: str, share: float) -> LengthSample:
     """Tokenize about `share` of the samples of a recipe's only dataset.
 
     Reads at least 16 shards and 2,000 samples, if there are that many. Raises `ValueError` for a
@@ -121,7 +120,7 @@ def sample_lengths(recipe: Recipe, backend: str, share: float, retry: Retry) -> 
     with (
         temp_files.explained_full_disk(),
         tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
-        open_meter(recipe, backend, Path(folder), retry) as meter,
+        open_meter(recipe, backend, Path(folder)) as meter,
     ):
         for shard in chosen.tolist():
             size = int(corpus.shard_sizes[shard])

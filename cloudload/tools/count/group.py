@@ -20,14 +20,11 @@ from cloudload.config import choices
 from cloudload.data import (
     Corpus,
     Dataset,
+    Location,
     MemoryShards,
-    Retry,
     Shard,
     ShardCache,
     explain,
-    objects,
-    redact,
-    urls,
 )
 from cloudload.errors import DatasetError, StoreError
 from cloudload.loading import DocumentReader, ShardSource
@@ -54,13 +51,13 @@ class CountWork:
     backend: str
     """The tokenizer backend."""
     key: lengths_index.LengthsKey
-    location: str
+    location: Location
     """The location of the lengths."""
-    retry: Retry
 
-    def url_of(self, shards: lengths_index.ShardRange) -> str:
-        """Return the location of a group's file."""
-        return urls.join_url(self.location, f"{self.key.digest}/{shards.name}")
+    @property
+    def folder(self) -> Location:
+        """The folder of the lengths that belong to `key`."""
+        return self.location.join(self.key.digest)
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class CountedGroup(NamedTuple):
 class Counted:
     """The result of a finished count."""
 
-    url: str
+    location: Location
     """The location of the index."""
     index: lengths_index.LengthsIndex
     spread: LengthCounter
@@ -110,7 +107,7 @@ def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
 def list_found(work: CountWork) -> set[str]:
     """Return the names of the existing files. Raises `StoreError` if they cannot be listed."""
     try:
-        found = objects.list_objects(urls.join_url(work.location, work.key.digest), work.retry)
+        found = work.folder.list_objects()
     except StoreError as error:
         if not error.is_missing:
             raise
@@ -129,7 +126,7 @@ def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> Counte
     with (
         temp_files.explained_full_disk(),
         tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
-        open_meter(recipe, work.backend, Path(folder), work.retry) as meter,
+        open_meter(recipe, work.backend, Path(folder)) as meter,
     ):
         if job.is_counted:
             _, lengths = read_group(work, job)
@@ -158,7 +155,7 @@ def write_group(
         "failed": int((lengths == tables.Size.FAILED).sum()),
         "text_bytes": text_bytes,
     }
-    objects.write_object(work.url_of(shards), group_file.encode_group(header, lengths), work.retry)
+    work.folder.join(shards.name).write(group_file.encode_group(header, lengths))
 
 
 def read_group(work: CountWork, job: GroupJob) -> tuple[lengths_index.Group, Ints]:
@@ -166,8 +163,8 @@ def read_group(work: CountWork, job: GroupJob) -> tuple[lengths_index.Group, Int
 
     Raises `DatasetError` if the file is damaged, and `StoreError` if it cannot be read.
     """
-    url = work.url_of(job.shards)
-    data = objects.read_object(url, work.retry)
+    location = work.folder.join(job.shards.name)
+    data = location.read()
     try:
         found = group_file.decode_group(data)
         if len(found.short) != job.shards.samples:
@@ -177,7 +174,7 @@ def read_group(work: CountWork, job: GroupJob) -> tuple[lengths_index.Group, Int
         totals = {name: int(found.header[name]) for name in _TOTALS}
     except (ValueError, KeyError, TypeError) as error:
         raise DatasetError(
-            f"{redact(url)} is damaged: {explain(error)}. Remove the file, and count again"
+            f"{location} is damaged: {explain(error)}. Remove the file, and count again"
         ) from error
     group = lengths_index.Group(
         name=job.shards.name,
@@ -284,10 +281,10 @@ class LengthMeter:
 
 
 @contextlib.contextmanager
-def open_meter(recipe: Recipe, backend: str, folder: Path, retry: Retry) -> Iterator[LengthMeter]:
+def open_meter(recipe: Recipe, backend: str, folder: Path) -> Iterator[LengthMeter]:
     """Open a meter that stores shards in `folder` if they are too large for memory."""
-    cache = ShardCache(recipe.corpus, folder, retry, threads=_SHARDS_AHEAD, verify=choices.ONCE)
-    shards = MemoryShards(recipe.corpus, cache, retry, threads=_SHARDS_AHEAD)
+    cache = ShardCache(recipe.corpus, folder, threads=_SHARDS_AHEAD, verify=choices.ONCE)
+    shards = MemoryShards(recipe.corpus, cache, threads=_SHARDS_AHEAD)
     try:
         yield LengthMeter(recipe, backend, shards)
     finally:
@@ -312,9 +309,9 @@ def finish_count(work: CountWork, dataset: Dataset, jobs: Sequence[GroupJob]) ->
         spread.add(lengths)
     data = Corpus((dataset,)).fingerprint(range(1))
     index = lengths_index.LengthsIndex(asdict(work.key), data, tuple(groups))
-    url = urls.join_url(work.location, f"{work.key.digest}/{lengths_index.index_name(data)}")
-    objects.write_object(url, index.encode(), work.retry)
-    return Counted(url, index, spread)
+    location = work.folder.join(lengths_index.index_name(data))
+    location.write(index.encode())
+    return Counted(location, index, spread)
 
 
 def read_groups(

@@ -22,13 +22,11 @@ from cloudload.config import RowsConfig, Stream
 from cloudload.data import (
     Corpus,
     Dataset,
-    Retry,
+    Location,
     Shard,
     cache_folder,
     own_objects,
-    redact,
     shard_entries,
-    urls,
 )
 from cloudload.rows import choose_backend
 from cloudload.run import group_file, lengths_index, open_recipe_without_data
@@ -74,8 +72,8 @@ def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWor
     config = RowsConfig((Stream(location),), seq_len=1, bos=None, eos=None, **documents)
     recipe = open_recipe_without_data(config, tokenizer)
     backend = choose_backend(recipe.tokenizer.json, "auto", cache_folder.default_cache()).name
-    lengths = urls.join_url(location, own_objects.LENGTHS_FOLDER)
-    return CountWork(recipe, backend, lengths_index.make_key(recipe, 0), lengths, Retry())
+    lengths = Location(location).join(own_objects.LENGTHS_FOLDER)
+    return CountWork(recipe, backend, lengths_index.make_key(recipe, 0), lengths)
 
 
 def measure_shard(
@@ -86,9 +84,10 @@ def measure_shard(
     `raw` are the raw bytes of the shard, which need not be stored yet.
     Raises the errors of `LengthMeter.measure`.
     """
-    recipe = replace(work.recipe, corpus=Corpus((Dataset(location, (info,), ""),)))
+    dataset = Dataset(Location(location), (info,), "")
+    recipe = replace(work.recipe, corpus=Corpus((dataset,)))
     shard = Shard(Path(info.raw.name), info, memoryview(raw))
-    shard.url = redact(urls.join_url(location, info.stored.name))
+    shard.url = str(dataset.locate(info))
     meter = LengthMeter(recipe, work.backend, _OneShard(shard))
     return ShardLengths(*meter.measure(np.arange(info.samples)))
 

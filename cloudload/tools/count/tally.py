@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cloudload.data import Dataset, Shard, decode_value, redact
+from cloudload.data import Dataset, Shard, decode_value
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
 
@@ -106,7 +106,7 @@ def check_column(dataset: Dataset, column: str) -> None:
         if column not in names:
             shard = next(each for each in dataset.shards if each.columns == columns)
             raise DatasetError(
-                f"{redact(dataset.url)} has no column {column!r} in {shard.raw.name}. Its columns "
+                f"{dataset.location} has no column {column!r} in {shard.raw.name}. Its columns "
                 f"are: {', '.join(names)}. Choose one of them, or convert again and add the column "
                 "with --keep"
             )

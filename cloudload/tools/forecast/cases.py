@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from cloudload.data import Corpus, Retry
+from cloudload.data import Corpus
 from cloudload.loading import Mixed, WorkerPlan
 from cloudload.order import bijection
 from cloudload.rows import Packing
@@ -132,7 +132,7 @@ def open_cases(plan: WorkerPlan, share: float, rows_of_lane: int | None) -> Iter
             (found.packed or found.runs[0]).use_ending(plan.phase.ending)
         yield found
         return
-    samples = sample_streams(recipe, plan.backend.name, share, plan.delivery.retry)
+    samples = sample_streams(recipe, plan.backend.name, share)
     read = sum(each.estimate.samples_read for each in samples)
     basis = f"a sample of {read:,} out of {recipe.corpus.num_samples:,} documents"
     if all(each.is_whole for each in samples):
@@ -202,19 +202,15 @@ def _pack_lane(
     return [sum(stop - start for _, start, stop, _ in row.pieces) for row in first], read
 
 
-def sample_streams(
-    recipe: Recipe, backend: str, share: float, retry: Retry
-) -> tuple[StreamSample, ...]:
+def sample_streams(recipe: Recipe, backend: str, share: float) -> tuple[StreamSample, ...]:
     """Tokenize a sample of each stream. Raises the errors of `count.estimate.sample_lengths`."""
     return tuple(
-        _sample_stream(recipe, stream, backend, share, retry)
+        _sample_stream(recipe, stream, backend, share)
         for stream in range(len(recipe.corpus.datasets))
     )
 
 
-def _sample_stream(
-    recipe: Recipe, stream: int, backend: str, share: float, retry: Retry
-) -> StreamSample:
+def _sample_stream(recipe: Recipe, stream: int, backend: str, share: float) -> StreamSample:
     own = replace(recipe.config.streams[stream], proportion=None, repeat=None, choose=None)
     config = replace(recipe.config, streams=(own,), schedule=None, bos=None, eos=None)
     corpus = Corpus((recipe.corpus.datasets[stream],))
@@ -225,7 +221,7 @@ def _sample_stream(
         corpus=corpus,
         components=(),
     )
-    found = sample_lengths(alone, backend, share, retry)
+    found = sample_lengths(alone, backend, share)
     raw_bytes = corpus.datasets[0].table.raw_bytes.astype(np.float64)
     mean_bytes = raw_bytes / np.maximum(1, corpus.shard_sizes)
     relative = found.lengths / mean_bytes[found.shards]

@@ -24,15 +24,13 @@ import numpy as np
 from cloudload.config import Stream
 from cloudload.data import (
     Dataset,
+    Location,
     Retry,
     document_columns,
-    objects,
     open_corpus,
     open_shard_start,
     own_objects,
-    redact,
     shard_entries,
-    urls,
 )
 from cloudload.errors import StoreError
 from cloudload.system import DaemonThreadPool, Ints, reports, run_in_order
@@ -181,15 +179,14 @@ def read_info(
     """
     if sample < 0:
         raise ValueError(f"sample is {sample}. Use an integer of at least 0")
-    retry = retry or Retry()
     stream = Stream(os.fspath(dataset), split=split)
-    [found] = open_corpus([stream.location], retry).datasets
+    [found] = open_corpus([stream.locate(retry or Retry())]).datasets
     shards = tuple(found.shards)
     chosen = _spread(shards, sample)
     samples = sum(shard.samples for shard in shards)
-    report = _read_report(found.url, samples, retry)
+    report = _read_report(found.location, samples)
     return DatasetInfo(
-        dataset=redact(found.url),
+        dataset=str(found.location),
         samples=samples,
         shards=len(shards),
         raw_bytes=sum(shard.raw.bytes for shard in shards),
@@ -199,7 +196,7 @@ def read_info(
         hashes=dict(Counter(name for shard in shards for name in shard.stored.hashes)),
         samples_per_shard=_distribute(shards, lambda shard: shard.samples),
         shard_bytes=_distribute(shards, lambda shard: shard.raw.bytes),
-        sample_bytes=Distribution.of(_read_sizes(found, chosen, retry)),
+        sample_bytes=Distribution.of(_read_sizes(found, chosen)),
         shards_read=len(chosen),
         writer="cloudload convert" if report is not None else None,
         text_bytes=(report or {}).get("text_bytes"),
@@ -269,11 +266,11 @@ def _count_tokens(column: shard_entries.Column, num_samples: int) -> int | None:
     return num_samples * column.bytes // np.dtype(dtype).itemsize
 
 
-def _read_sizes(dataset: Dataset, shards: Sequence[shard_entries.ShardInfo], retry: Retry) -> Ints:
+def _read_sizes(dataset: Dataset, shards: Sequence[shard_entries.ShardInfo]) -> Ints:
     """Return the size in bytes of every sample in `shards`: int64 [samples]."""
 
     def read(info: shard_entries.ShardInfo) -> Ints:
-        with open_shard_start(dataset, info, 0, retry) as shard:
+        with open_shard_start(dataset, info, 0) as shard:
             return shard.sample_bytes()
 
     threads = DaemonThreadPool(_NUM_THREADS, "cloudload-info")
@@ -284,16 +281,14 @@ def _read_sizes(dataset: Dataset, shards: Sequence[shard_entries.ShardInfo], ret
         threads.close(timeout_s=1.0)
 
 
-def _read_report(url: str, samples: int, retry: Retry) -> dict[str, Any] | None:
+def _read_report(location: Location, samples: int) -> dict[str, Any] | None:
     """Read the report that `convert` wrote beside the index.
 
     None without a valid report of a dataset with that many samples. Another program may have
     replaced the dataset, and not the report.
     """
     try:
-        data = objects.read_object(
-            urls.join_url(url, own_objects.REPORT_NAME), retry, _MOST_REPORT_BYTES
-        )
+        data = location.join(own_objects.REPORT_NAME).read(_MOST_REPORT_BYTES)
         report = json.loads(data)["report"]
     except StoreError as error:
         # a store may deny access to an object that does not exist

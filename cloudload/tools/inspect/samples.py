@@ -30,9 +30,7 @@ from cloudload.data import (
     open_corpus,
     open_shard_start,
     open_temporary,
-    redact,
     shard_entries,
-    urls,
 )
 from cloudload.errors import DatasetError
 from cloudload.system import temp_files
@@ -116,15 +114,15 @@ def read_samples(
     """
     limit = (1 if id is not None else _DEFAULT_LIMIT) if limit is None else limit
     limit = checks.as_integer("limit", limit, 1)
-    retry, stream = retry or Retry(), Stream(os.fspath(dataset), split=split)
+    stream = Stream(os.fspath(dataset), split=split)
     expression = _compile(pattern)
-    [found] = open_corpus([stream.location], retry).datasets
+    [found] = open_corpus([stream.locate(retry or Retry())]).datasets
     chosen = _Filter(id, expression, text_key or TEXT_KEY)
     if text_key is not None or pattern is not None:
         document_columns.check_text_column([found], chosen.text_key)
     chosen.check(found)
     is_searched = id is not None or expression is not None
-    return _read(found, _open_whole if is_searched else open_shard_start, limit, retry, chosen)
+    return _read(found, _open_whole if is_searched else open_shard_start, limit, chosen)
 
 
 def _compile(pattern: str | None) -> re.Pattern[str] | None:
@@ -159,7 +157,7 @@ class _Filter:
         sets = dataset.table.column_sets()
         if self.id is not None and any(ID_KEY not in _names(columns) for columns in sets):
             raise DatasetError(
-                f"{redact(dataset.url)} has shards without a column {ID_KEY!r}, so documents "
+                f"{dataset.location} has shards without a column {ID_KEY!r}, so documents "
                 "cannot be found by ID. Search by text instead (pattern, --grep)"
             )
 
@@ -169,42 +167,40 @@ def _names(columns: Iterable[shard_entries.Column]) -> set[str]:
 
 
 _OpenShard = Callable[
-    [Dataset, shard_entries.ShardInfo, int, Retry], contextlib.AbstractContextManager[Shard]
+    [Dataset, shard_entries.ShardInfo, int], contextlib.AbstractContextManager[Shard]
 ]
 
 
 @contextlib.contextmanager
-def _open_whole(
-    dataset: Dataset, info: shard_entries.ShardInfo, _: int, retry: Retry
-) -> Iterator[Shard]:
+def _open_whole(dataset: Dataset, info: shard_entries.ShardInfo, _: int) -> Iterator[Shard]:
     """Open a whole shard: in place, or downloaded to a temporary file, with its hash checked."""
     if is_in_place(dataset, info):
-        with open_shard_start(dataset, info, info.samples, retry) as shard:
+        with open_shard_start(dataset, info, info.samples) as shard:
             yield shard
         return
-    url = urls.join_url(dataset.url, info.stored.name)
+    location = dataset.locate(info)
     with (
         temp_files.explained_full_disk(),
         tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file,
     ):
         target = cast("BinaryIO", file)
         fault = download_shard(
-            url, info, target, retry, checks_hash=True, count_bytes=lambda _: None
+            location, info, target, checks_hash=True, count_bytes=lambda _: None
         ).fault
         if fault is not None:
-            raise DatasetError(f"{redact(url)} {fault}. Convert or copy the shard again")
+            raise DatasetError(f"{location} {fault}. Convert or copy the shard again")
         file.flush()
-        yield open_temporary(Path(file.name), info, url)
+        yield open_temporary(Path(file.name), info, location)
 
 
 def _read(
-    dataset: Dataset, open_shard: _OpenShard, limit: int, retry: Retry, chosen: _Filter
+    dataset: Dataset, open_shard: _OpenShard, limit: int, chosen: _Filter
 ) -> Iterator[Sample]:
     first = 0
     for info in dataset.shards:
         # a shard without samples may have no file
         if info.samples:
-            with open_shard(dataset, info, limit, retry) as shard:
+            with open_shard(dataset, info, limit) as shard:
                 for sample in range(info.samples):
                     is_chosen, match = chosen.find(shard, sample)
                     if is_chosen:

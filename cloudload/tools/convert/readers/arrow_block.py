@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from cloudload.config import choices
-from cloudload.data import Retry, file_kinds, objects, urls
+from cloudload.data import Location, Retry, file_kinds, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 
@@ -270,7 +270,7 @@ def local_copy(
     read.
     """
     if file.url != "-" and urls.is_local(file.url) and file.compression is None:
-        with objects.open_object(file.url, tag=file.tag) as stored:
+        with Location(file.url).open(tag=file.tag) as stored:
             _refuse_misnamed(file, stored)
         return urls.local_path(file.url)
     path = folder / "file"
@@ -282,7 +282,7 @@ def local_copy(
                 target.writelines(input_files.read_decompressed(file))
             else:
                 input_files.check_read(
-                    file, objects.download_object(file.url, target, LONG_DOWNLOAD, tag=file.tag)
+                    file, Location(file.url, LONG_DOWNLOAD).download(target, tag=file.tag)
                 )
             target.seek(0)
             _refuse_misnamed(file, target)

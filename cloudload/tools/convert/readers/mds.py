@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from cloudload.config import choices
 from cloudload.data import (
+    Location,
     Retry,
     Shard,
     check_hash,
@@ -88,10 +89,9 @@ class MdsUnit(input_records.FileUnit):
         path = folder / "shard.mds"
         with path.open("w+b") as file:
             found = download_shard(
-                self.file.url,
+                Location(self.file.url, _LONG_DOWNLOAD),
                 info,
                 cast(BinaryIO, file),
-                _LONG_DOWNLOAD,
                 checks_hash=True,
                 count_bytes=lambda _: None,
             )

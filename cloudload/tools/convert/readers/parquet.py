@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.data import objects
+from cloudload.data import Location
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.readers import arrow_block
@@ -150,8 +150,8 @@ def _copy_range(
     if spans:
         first, stop = min(span[0] for span in spans), max(span[1] for span in spans)
         target.seek(first)
-        objects.download_object(
-            file.url, target, arrow_block.LONG_DOWNLOAD, stop - first - 1, start=first, tag=file.tag
+        Location(file.url, arrow_block.LONG_DOWNLOAD).download(
+            target, stop - first - 1, start=first, tag=file.tag
         )
         _write_at(target, size - len(tail), tail)
 
@@ -159,7 +159,7 @@ def _copy_range(
 def _read_tail(file: input_files.InputFile, size: int, most_bytes: int) -> bytes:
     tail, start = io.BytesIO(), max(0, size - most_bytes)
     input_files.check_read(
-        file, start + objects.download_object(file.url, tail, start=start, tag=file.tag)
+        file, start + Location(file.url).download(tail, start=start, tag=file.tag)
     )
     return tail.getvalue()
 

@@ -15,7 +15,7 @@ from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus
 from cloudload.data.mds.shard import Shard
 from cloudload.errors import CacheError, DatasetError, StoreError
-from testkit.shard_caches import DOCUMENTS, RETRY, flip, loader_of, texts_of, write
+from testkit.shard_caches import DOCUMENTS, flip, loader_of, texts_of, write
 
 
 def test_a_local_dataset_is_never_written_to(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_cache_within_a_dataset_is_refused(tmp_path: Path) -> None:
 
 @contextmanager
 def open_shards(corpus: Corpus, root: Path) -> Iterator[MemoryShards]:
-    shards = MemoryShards(corpus, ShardCache(corpus, root, RETRY, verify="once"), RETRY, threads=2)
+    shards = MemoryShards(corpus, ShardCache(corpus, root, verify="once"), threads=2)
     try:
         yield shards
     finally:
@@ -168,6 +168,6 @@ def test_a_prefetch_that_failed_is_repeated_when_the_shard_is_needed(tmp_path: P
 
 
 def open_both(corpus: Corpus, root: Path) -> Iterator[MemoryShards | ShardCache]:
-    yield ShardCache(corpus, root / "one", RETRY, verify="once")
+    yield ShardCache(corpus, root / "one", verify="once")
     with open_shards(corpus, root / "two") as shards:
         yield shards

@@ -17,7 +17,7 @@ from cloudload import convert_to_mds
 from cloudload.data.cache.cache_folder import default_cache, open_cache_folder
 from cloudload.data.cache.kept_tokenizers import _hash, keep, read_kept
 from cloudload.data.mds.shard_entries import INDEX_NAME
-from cloudload.data.storage.objects import write_pieces
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import expand_home
 from cloudload.errors import CacheError
 from cloudload.losses import read_losses
@@ -178,7 +178,7 @@ def test_a_full_folder_for_temporary_files_is_named(
 
     advice = rf"^no space left for temporary files in {tmp_path}, which has [\d,]+ bytes free\. .*"
     with pytest.raises(OSError, match=f"{advice}set TMPDIR to") as failure:
-        write_pieces(str(tmp_path / INDEX_NAME), pieces())
+        Location(str(tmp_path / INDEX_NAME)).write_pieces(pieces())
     assert failure.value.errno == errno.ENOSPC
     assert not (tmp_path / INDEX_NAME).exists()
 

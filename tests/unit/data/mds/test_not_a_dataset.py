@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloudload.config.stream import Stream
 from cloudload.data.mds.dataset import open_corpus
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.locations import Location
@@ -30,7 +31,7 @@ def touch(*names: str) -> None:
 
 def answer(remote: str, split: str | None = None) -> str:
     with pytest.raises(DatasetError) as caught:
-        open_corpus([Location(remote, split=split)], Retry())
+        open_corpus([Stream(remote, split=split).locate(Retry())])
     return str(caught.value)
 
 
@@ -196,7 +197,7 @@ def test_where_nothing_is_the_error_says_what_is_near(
     Path("empty").mkdir()
     touch("hidden/.x", "corpora/wiki-mds/train/index.json")
     with pytest.raises(StoreError, match=f"cannot read the dataset in .*{expected}") as caught:
-        open_corpus([Location(remote, split=split)], Retry())
+        open_corpus([Stream(remote, split=split).locate(Retry())])
     assert caught.value.is_missing
     assert "attempt" not in str(caught.value)
 
@@ -204,4 +205,4 @@ def test_where_nothing_is_the_error_says_what_is_near(
 def test_an_absolute_location_is_answered_with_an_absolute_one(here: Path) -> None:
     touch("corpora/index.json")
     with pytest.raises(StoreError, match=rf"Did you mean {here}/corpora\?$"):
-        open_corpus([Location(str(here / "corpra"))], Retry())
+        open_corpus([Location(str(here / "corpra"), Retry())])

@@ -20,7 +20,7 @@ from cloudload.data.mds.fingerprints import DATA, SAMPLES, fingerprint
 from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo, parse_shard
 from cloudload.data.mds.shard_table import ShardTable, map_table
-from cloudload.data.storage.base import Retry
+from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
 from cloudload.tools.count.tally import check_column
 from cloudload.tools.forecast.nodes import _schemes_of_shards
@@ -145,12 +145,12 @@ def test_a_fingerprint_of_the_mapped_table_is_that_of_the_list(tmp_path: Path) -
 
 
 def test_the_fingerprints_of_states_stay_the_same() -> None:
-    dataset = Dataset("s3://b/d", tuple(SHARDS), "")
+    dataset = Dataset(Location("s3://b/d"), tuple(SHARDS), "")
     corpus = Corpus((dataset, dataset.take(2)))
     assert corpus.fingerprint(range(2)) == "e9c11086788f4f3d82c96782244ca87c"
     assert corpus.fingerprint(range(1)) == "3c50bfb351c5102394af814115a9dcdd"
     assert corpus.fingerprint_samples(range(1)) == ""
-    later = Corpus((Dataset("s3://b/d", tuple(SHARDS[1:3]), ""),))
+    later = Corpus((Dataset(Location("s3://b/d"), tuple(SHARDS[1:3]), ""),))
     assert later.fingerprint_samples(range(1)) == "aee1181712c5b5c61932ad81b63df735"
 
 
@@ -172,7 +172,7 @@ def test_an_empty_hash_of_samples_is_no_hash(hashes: tuple[str | None, ...], sam
         raw = {"basename": f"{number}.mds", "bytes": 40, "hashes": found}
         shards.append({**rest, "raw_data": raw})
     index = json.dumps({"version": 2, "shards": shards}).encode()
-    corpus = Corpus((Dataset("s3://b/d", parse_index(index, "d"), ""),))
+    corpus = Corpus((Dataset(Location("s3://b/d"), parse_index(index, "d"), ""),))
     assert corpus.fingerprint(range(1)) == "0676c7911dd9cf4298df127307614c1f"
     assert corpus.fingerprint_samples(range(1)) == samples
 
@@ -181,30 +181,35 @@ def test_work_over_all_shards_uses_only_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = [SHARDS[0]] * 3
-    local = Dataset(str(tmp_path), ShardTable.of(plain), "")
-    remote = Dataset("s3://b/d", ShardTable.of([*plain, SHARDS[1]]), "")
+    local = Dataset(Location(str(tmp_path)), ShardTable.of(plain), "")
+    remote = Dataset(Location("s3://b/d"), ShardTable.of([*plain, SHARDS[1]]), "")
     monkeypatch.setattr(ShardTable, "_make", None)
     assert _schemes_of_shards(Corpus((local, remote))) == ["", "", "", *["s3"] * 4]
     check_column(remote, "text")
-    cache = ShardCache(Corpus((local,)), tmp_path / "cache", Retry(), verify="once")
+    cache = ShardCache(Corpus((local,)), tmp_path / "cache", verify="once")
     cache.prefetch(range(3))
     cache.close()
 
 
 def test_a_shard_without_the_column_is_named() -> None:
-    dataset = Dataset("s3://b/d", ShardTable.of([SHARDS[1], SHARDS[1], *SHARDS]), "")
+    dataset = Dataset(Location("s3://b/d"), ShardTable.of([SHARDS[1], SHARDS[1], *SHARDS]), "")
     with pytest.raises(DatasetError, match=r"no column 'n' in a\.mds\. Its columns are: text"):
         check_column(dataset, "n")
 
 
 def test_only_local_uncompressed_shards_are_in_place() -> None:
-    places = [Dataset(url, ShardTable.of(SHARDS[:2]), "") for url in ("/data", "s3://b/d")]
+    places = [
+        Dataset(Location(url), ShardTable.of(SHARDS[:2]), "") for url in ("/data", "s3://b/d")
+    ]
     corpus = Corpus(tuple(places))
     assert [corpus.is_in_place(number) for number in range(4)] == [True, False, False, False]
 
 
 def test_shards_are_found_across_datasets() -> None:
-    empty, dataset = Dataset("s3://b/e", (), ""), Dataset("s3://b/d", tuple(SHARDS), "")
+    empty, dataset = (
+        Dataset(Location("s3://b/e"), (), ""),
+        Dataset(Location("s3://b/d"), tuple(SHARDS), ""),
+    )
     corpus = Corpus((empty, dataset, empty, dataset.take(1)))
     owners = [corpus.find_owner(number) for number in range(5)]
     assert owners == [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.data.storage.objects import list_objects, read_object, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.errors import StoreError
 from testkit.objects import object_exists
 from testkit.patience import SOON_S, within
@@ -37,9 +37,12 @@ def test_what_only_streaming_reaches_is_read_by_its_downloader(
 
     monkeypatch.setitem(download.DOWNLOADER_MAPPINGS, "alipan", FolderDownloader)
     (tmp_path / "key").write_bytes(DATA)
-    assert read_object("alipan:///key") == DATA
+    assert Location("alipan:///key").read() == DATA
     assert not object_exists("alipan:///nothing")
-    for act in (lambda: write_object("alipan:///key", b""), lambda: list_objects("alipan:///")):
+    for act in (
+        lambda: Location("alipan:///key").write(b""),
+        lambda: Location("alipan:///").list_objects(),
+    ):
         with pytest.raises(StoreError, match="can only read"):
             act()
 
@@ -59,7 +62,7 @@ def test_streamings_downloaders_fail_at_once_without_their_packages_and_settings
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OCI_CONFIG_FILE", str(tmp_path / "none"))
     with pytest.raises(StoreError, match=says):
-        read_object(url)
+        Location(url).read()
 
 
 @pytest.mark.parametrize(
@@ -80,4 +83,4 @@ def test_without_streaming_its_stores_say_what_to_install(
         within(SOON_S),
         pytest.raises(StoreError, match=r"cannot read \S+ URLs .*pip install mosaicml-streaming"),
     ):
-        read_object(url)
+        Location(url).read()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudload.data.storage.globs import Glob, find_glob
-from cloudload.data.storage.locations import name_inside, same_or_inside
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import (
     BUCKET_SCHEMES,
     check_location,
@@ -16,7 +16,9 @@ from cloudload.data.storage.urls import (
     join_url,
     local_path,
     name_below,
+    name_inside,
     plain_location,
+    same_or_inside,
     split_url,
     utf8_name,
 )
@@ -145,7 +147,7 @@ def test_a_hard_link_is_the_same_file(tmp_path: Path) -> None:
 
 def split(location: str) -> tuple[str, str] | None:
     """The folder and the pattern of a location, or None if it is no glob."""
-    glob = find_glob(location)
+    glob = find_glob(Location(location))
     return (glob.folder, glob.pattern) if glob else None
 
 
@@ -166,11 +168,11 @@ def test_a_local_file_or_folder_of_that_name_is_not_a_glob(tmp_path: Path, name:
         path.mkdir()
     else:
         path.touch()
-    assert find_glob(str(path)) is None
+    assert find_glob(Location(str(path))) is None
 
 
 def test_the_query_of_a_signed_url_is_not_a_glob() -> None:
-    assert find_glob("https://127.0.0.1:1/a.jsonl?X-Amz-Signature=a*[b]") is None
+    assert find_glob(Location("https://127.0.0.1:1/a.jsonl?X-Amz-Signature=a*[b]")) is None
 
 
 @pytest.mark.parametrize(
@@ -214,4 +216,4 @@ def test_only_folders_that_may_have_a_match_are_entered(
 @pytest.mark.parametrize("pattern", ["[z-a].jsonl", "x/[b-a]/*"])
 def test_a_set_that_is_not_valid_is_an_error_that_shows_it(pattern: str) -> None:
     with pytest.raises(ValueError, match="is not a valid glob"):
-        find_glob(pattern)
+        find_glob(Location(pattern))

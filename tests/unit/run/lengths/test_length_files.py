@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cloudload.data.mds.dataset import Dataset
-from cloudload.data.storage.base import Retry
+from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, DatasetError
 from cloudload.rows.packing.tables import Size
 from cloudload.run.lengths.group_file import encode_group
@@ -34,7 +34,6 @@ from cloudload.run.lengths.lengths_index import (
 from testkit.tiny_runs import tiny_dataset
 
 KEY = LengthsKey("tokenizer", "ids", "documents")
-RETRY = Retry()
 MANY = 1 << 20  # samples of a shard that fills a whole group
 
 
@@ -55,7 +54,7 @@ def counted(folder: Path, *lengths: list[int]) -> CountedDataset:
         start += part.samples
     index = LengthsIndex(asdict(KEY), "data", tuple(groups))
     (folder / KEY.digest / index_name("data")).write_bytes(index.encode())
-    return CountedDataset(dataset, KEY, str(folder), index)
+    return CountedDataset(dataset, KEY, Location(str(folder)), index)
 
 
 def first_group(folder: Path) -> Path:
@@ -66,7 +65,6 @@ def test_lengths_are_those_of_the_samples_in_order(tmp_path: Path) -> None:
     found = open_dataset_lengths(
         counted(tmp_path / "at", [3, 70_000], [0, Size.FILTERED, Size.FAILED]),
         tmp_path / "cache",
-        RETRY,
     )
     samples = np.array([[4, 0], [1, 3]])
     assert found.of(samples).tolist() == [[Size.FAILED, 3], [70_000, Size.FILTERED]]
@@ -75,15 +73,15 @@ def test_lengths_are_those_of_the_samples_in_order(tmp_path: Path) -> None:
 def test_samples_of_later_groups_come_after_those_of_earlier_ones(tmp_path: Path) -> None:
     at = counted(tmp_path / "at", [7] * (MANY - 1) + [70_001], [3, 90_002])
     assert len(at.index.groups) == 2
-    found = open_dataset_lengths(at, tmp_path / "cache", RETRY)
+    found = open_dataset_lengths(at, tmp_path / "cache")
     assert found.of(np.array([0, MANY - 1, MANY, MANY + 1])).tolist() == [7, 70_001, 3, 90_002]
 
 
 def test_the_file_of_a_node_is_written_once_and_needs_no_store_afterwards(tmp_path: Path) -> None:
     at = counted(tmp_path / "at", [3, 4])
-    open_dataset_lengths(at, tmp_path / "cache", RETRY)
+    open_dataset_lengths(at, tmp_path / "cache")
     first_group(tmp_path / "at").unlink()
-    again = open_dataset_lengths(at, tmp_path / "cache", RETRY)
+    again = open_dataset_lengths(at, tmp_path / "cache")
     assert again.of(np.array([1])).tolist() == [4]
     assert pickle.loads(pickle.dumps(again)).of(np.array([0])).tolist() == [3]
 
@@ -96,7 +94,7 @@ def test_lengths_in_memory_travel_with_their_values() -> None:
 def test_lengths_counted_again_have_another_file(tmp_path: Path) -> None:
     for length in (3, 9):
         at = counted(tmp_path / "at", [length, 4])
-        found = open_dataset_lengths(at, tmp_path / "cache", RETRY)
+        found = open_dataset_lengths(at, tmp_path / "cache")
         assert found.of(np.array([0])).tolist() == [length]
 
 
@@ -106,49 +104,49 @@ def test_a_damaged_group_is_named_and_leaves_no_file(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
     for _ in range(2):
         with pytest.raises(DatasetError, match=f"{path}.*the size or hash of the file differs"):
-            open_dataset_lengths(at, tmp_path / "cache", RETRY)
+            open_dataset_lengths(at, tmp_path / "cache")
     with pytest.raises(DatasetError, match="the size or hash"):
-        verify_lengths(at, RETRY)
+        verify_lengths(at)
 
 
 def test_groups_that_do_not_match_the_shards_are_refused(tmp_path: Path) -> None:
     at = counted(tmp_path / "at", [3, 4])
-    verify_lengths(at, RETRY)
+    verify_lengths(at)
     other = replace(at, dataset=tiny_dataset("b", [2]))
     with pytest.raises(DatasetError, match="the file does not list 00000-"):
-        verify_lengths(other, RETRY)
+        verify_lengths(other)
     extra = replace(at.index, groups=(*at.index.groups, at.index.groups[0]))
     with pytest.raises(DatasetError, match="the groups in the file do not match the data"):
-        verify_lengths(replace(at, index=extra), RETRY)
+        verify_lengths(replace(at, index=extra))
     wrong = replace(at.index, groups=(replace(at.index.groups[0], samples=3),))
     with pytest.raises(DatasetError, match="has 3 samples, but its shards have 2"):
-        verify_lengths(replace(at, index=wrong), RETRY)
+        verify_lengths(replace(at, index=wrong))
 
 
 def test_an_index_is_found_by_key_and_data(tmp_path: Path) -> None:
     at = counted(tmp_path / "at", [3, 4])
-    assert find_index(at.location, KEY, "data", RETRY) == at.index
-    assert find_index(at.location, KEY, "other", RETRY) is None
-    assert find_index(at.location, replace(KEY, tokenizer="other"), "data", RETRY) is None
+    assert find_index(at.location, KEY, "data") == at.index
+    assert find_index(at.location, KEY, "other") is None
+    assert find_index(at.location, replace(KEY, tokenizer="other"), "data") is None
     path = tmp_path / "at" / KEY.digest / index_name("data")
     path.write_bytes(replace(at.index, data="date").encode())
     with pytest.raises(DatasetError, match="belongs to different data or a different tokenizer"):
-        find_index(at.location, KEY, "data", RETRY)
+        find_index(at.location, KEY, "data")
     path.write_bytes(b"{")
     with pytest.raises(DatasetError, match=r"index-data\.json: .*run cloudload count again"):
-        find_index(at.location, KEY, "data", RETRY)
+        find_index(at.location, KEY, "data")
 
 
 def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(CacheError, match=f"cannot write token lengths to {tmp_path}/cache"):
-        open_dataset_lengths(counted(tmp_path / "at", [3]), tmp_path / "cache", RETRY)
+        open_dataset_lengths(counted(tmp_path / "at", [3]), tmp_path / "cache")
 
 
 def test_lengths_are_beside_the_dataset_unless_another_place_is_given() -> None:
     dataset: Dataset = tiny_dataset("a", [3])
-    assert lengths_location(dataset, None) == "s3://tiny/a/lengths"
-    assert lengths_location(dataset, "/other") == "/other"
+    assert lengths_location(dataset, None) == Location("s3://tiny/a/lengths")
+    assert lengths_location(dataset, "/other") == Location("/other")
 
 
 def test_samples_of_a_corpus_belong_to_its_datasets_in_order() -> None:

@@ -208,4 +208,4 @@ def test_a_loader_that_is_given_a_table_says_so(tmp_path: Path) -> None:
 
     table = write_table(tmp_path / "t", *DELTA)
     with pytest.raises(DatasetError, match=r"t is a Delta table.*file_uris"):
-        open_corpus([Location(str(table))], Retry())
+        open_corpus([Location(str(table), Retry())])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudload.data.storage.objects import list_objects, write_object
+from cloudload.data.storage.locations import Location
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputUnit, Record
 from cloudload.tools.convert.readers.lines import LinesUnit
@@ -161,8 +161,8 @@ def parquet_file(request: pytest.FixtureRequest, tmp_path: Path) -> InputFile:
     rows = [{"text": f"t{n} " * (n % 40), "id": f"d{n}", "more": n} for n in range(300)]
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
-    write_object(f"{url}/a.parquet", path.read_bytes())
-    (item,) = list_objects(url)
+    Location(f"{url}/a.parquet").write(path.read_bytes())
+    (item,) = Location(url).list_objects()
     return InputFile(item.url, "a.parquet", item.bytes, "parquet", None, tag=item.tag)
 
 

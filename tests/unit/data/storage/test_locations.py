@@ -9,17 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cloudload.data.storage import objects
+from cloudload.data.storage import locations
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.fsspec import FsspecStore, _version_of
-from cloudload.data.storage.objects import (
-    collect_objects,
-    delete_object,
-    list_objects,
-    read_object,
-    upload_file,
-    write_object,
-)
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import contains_secrets, redact
 from cloudload.data.storage.urls import join_url, name_below
 from cloudload.data.storage.versions import Version, version_of_details, version_of_file
@@ -33,9 +26,10 @@ class _BusyThenSilent(FsspecStore):
     """A store that reports immediately that it is busy, and answers later requests after 30 s."""
 
     def __init__(self) -> None:
+        super().__init__(timeout_s=5)
         self.attempts = 0
 
-    def delete(self, url: str, retry: Retry) -> None:
+    def delete(self, url: str) -> None:
         self.attempts += 1
         if self.attempts > 1:
             time.sleep(30)
@@ -49,9 +43,9 @@ def test_the_deadline_does_not_hide_the_answer_of_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = _BusyThenSilent()
-    monkeypatch.setitem(objects.BACKENDS, "busy", lambda: store)
+    monkeypatch.setitem(locations.BACKENDS, "busy", lambda _: store)
     with pytest.raises(StoreError, match=r"2 attempts.*OSError: slow down") as failure:
-        delete_object("busy://bucket/key", Retry(timeout_s=5, deadline_s=1, pause_s=0.01))
+        Location("busy://bucket/key", Retry(timeout_s=5, deadline_s=1, pause_s=0.01)).delete()
     assert failure.value.kind is FailureKind.BUSY
 
 
@@ -60,7 +54,7 @@ def test_the_deadline_does_not_hide_the_answer_of_the_store(
 
 def test_a_scheme_that_nothing_serves_is_named() -> None:
     with within(SOON_S), pytest.raises(StoreError, match="nosuch://"):
-        read_object("nosuch://bucket/key")
+        Location("nosuch://bucket/key").read()
 
 
 # ---------------------------------------------------------------- local files
@@ -68,7 +62,7 @@ def test_a_scheme_that_nothing_serves_is_named() -> None:
 
 def names(folder: Path) -> list[str]:
     """The names of the files below a folder."""
-    return [name_below(item.url, str(folder)) for item in list_objects(str(folder))]
+    return [name_below(item.url, str(folder)) for item in Location(str(folder)).list_objects()]
 
 
 def write(*paths: Path) -> None:
@@ -79,11 +73,11 @@ def write(*paths: Path) -> None:
 
 
 def test_a_local_write_leaves_no_other_file(local_url: str) -> None:
-    write_object(join_url(local_url, "a"), b"a")
+    Location(join_url(local_url, "a")).write(b"a")
     with pytest.raises(StoreError):
-        upload_file(Path(local_url, "missing"), join_url(local_url, "a"))
+        Location(join_url(local_url, "a")).upload(Path(local_url, "missing"))
     assert os.listdir(local_url) == ["a"]
-    assert read_object(join_url(local_url, "a")) == b"a"
+    assert Location(join_url(local_url, "a")).read() == b"a"
 
 
 def test_a_pipe_and_a_device_are_refused(tmp_path: Path) -> None:
@@ -94,9 +88,9 @@ def test_a_pipe_and_a_device_are_refused(tmp_path: Path) -> None:
             within(SOON_S),
             pytest.raises(StoreError, match=rf"cannot read {path} \(1 attempt.*not a regular file"),
         ):
-            read_object(str(path))
+            Location(str(path)).read()
     with pytest.raises(StoreError, match=rf"OSError: {pipe} is a pipe, a socket, or a device"):
-        list_objects(str(tmp_path))
+        Location(str(tmp_path)).list_objects()
 
 
 def test_a_folder_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -104,7 +98,7 @@ def test_a_folder_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) 
     (tmp_path / "b").chmod(0)
     try:
         with pytest.raises(StoreError, match=rf"cannot list {tmp_path}/b \(Permission denied\)"):
-            call_unprivileged(lambda: list_objects(str(tmp_path)))
+            call_unprivileged(lambda: Location(str(tmp_path)).list_objects())
     finally:
         (tmp_path / "b").chmod(0o755)
 
@@ -133,7 +127,7 @@ def test_a_link_that_leads_nowhere_is_an_error_that_names_it(tmp_path: Path, tar
     write(tmp_path / "a")
     (tmp_path / "link").symlink_to(target)
     with pytest.raises(StoreError, match=rf"{tmp_path}/link is a link to {target}, which does not"):
-        list_objects(str(tmp_path))
+        Location(str(tmp_path)).list_objects()
 
 
 def test_what_is_not_wanted_is_neither_opened_nor_an_error(tmp_path: Path) -> None:
@@ -143,8 +137,7 @@ def test_what_is_not_wanted_is_neither_opened_nor_an_error(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "no-pipe")
     try:
         found = call_unprivileged(
-            lambda: collect_objects(
-                str(tmp_path),
+            lambda: Location(str(tmp_path)).collect(
                 lambda items: sorted(item.url.removeprefix(f"{tmp_path}/") for item in items),
                 wanted=lambda url: url == f"{tmp_path}/a",
             )
@@ -161,8 +154,8 @@ def test_a_relative_folder_with_any_name_is_listed_as_that_folder(
     monkeypatch.chdir(tmp_path)
     write(Path(f"./{name}/x"))
     for folder in (".", f"./{name}"):
-        (found,) = list_objects(folder)
-        assert read_object(found.url) == b"x"
+        (found,) = Location(folder).list_objects()
+        assert Location(found.url).read() == b"x"
 
 
 # ---------------------------------------------------------------- versions
