@@ -251,7 +251,7 @@ def _find_end(loader: CloudLoader, plan: WorkerPlan, run: RunLengths) -> int:
     """Return the row at which a finite run ends, even if `seq_len` has changed."""
     if len(plan.recipe.components) > 1:
         return len(loader)
-    return run.find_ending(plan.position).end
+    return run.find_tails(plan.position).ending.end
 
 
 class RegularReader:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cloudload.run.components import Component
     from cloudload.run.lengths import group_file, length_files, lengths_index, row_pieces
     from cloudload.run.lengths.best_fit_walker import BestFitWalker
-    from cloudload.run.lengths.ending import Ending, MixtureEnding, MixtureTails
+    from cloudload.run.lengths.ending import Ending, Tails
     from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
     from cloudload.run.lengths.row_finder import BestFitRows, RowFinder
     from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans

@@ -60,8 +60,13 @@ def pack_component_tail(
 def check_has_tokens(recipe: Recipe, num_rows: int) -> None:
     """Raise `DatasetError` if a finite run has no rows, because no document has tokens."""
     if not num_rows:
-        raise DatasetError(
-            f"no document of {', '.join(recipe.labels)} has any tokens, because all documents are "
-            "empty, filtered out, or left out by on_error='skip'. Set an eos, or use a different "
-            "transform, min_tokens, or data"
-        )
+        raise no_tokens(recipe.labels)
+
+
+def no_tokens(labels: Sequence[str], consequence: str = "") -> DatasetError:
+    """The error that a run has no rows, because these streams have no tokens."""
+    return DatasetError(
+        f"no document of {', '.join(labels)} has any tokens, because all documents are empty, "
+        f"filtered out, or left out by on_error='skip'{consequence}. Set an eos, or use a "
+        "different transform, min_tokens, or data"
+    )

@@ -57,7 +57,7 @@ from cloudload.loading.workers.worker_plan import (
     WorkerPlan,
 )
 from cloudload.rows import next_stages
-from cloudload.run import LaneLog, Position, join_ranges
+from cloudload.run import Ending, LaneLog, Position, join_ranges
 from cloudload.stats import TOKENS
 from cloudload.system import NEVER, Ints
 
@@ -277,7 +277,8 @@ class Iteration(Iterator[Batch]):
             table_rows = fetched.stop
             is_in_tail = self._plan.end is not None and fetched.stop > self._plan.phase.start
             if is_in_tail and self._known is None:
-                seq_len, start = self._plan.recipe.config.seq_len, self._plan.phase.start
+                seq_len = self._plan.recipe.config.seq_len
+                start = before.lanes_row if before.is_in_tail else self._plan.phase.start
                 stages = next_stages(before.stages_of(0), seq_len, start, fetched.stop)
                 counts = lanes.arrays.counts
                 lanes = self._lanes_end.with_lanes(counts=counts, tails=(stages,)).lanes
@@ -337,16 +338,19 @@ class Iteration(Iterator[Batch]):
         """Record the leftover tokens and the documents that no row counts, and stop the workers."""
         plan, position = self._plan, self._position
         if isinstance(plan.phase, Mixed):
-            self._end_mixture(plan)
+            self._end_mixture(plan, plan.phase.ending)
             return
         self._log.record_end(*tail_sharing.count_rest(plan, position, self._discarded_tokens))
         self.close()
 
-    def _end_mixture(self, plan: WorkerPlan) -> None:
+    def _end_mixture(self, plan: WorkerPlan, ending: Ending) -> None:
         """Do the same as `_end` for a mixture with streams that end. All of its lanes are known."""
         left = 0
         if plan.end is not None and self._position.rows < plan.end and self._known is not None:
             counts = self._known.at(plan.end).arrays.counts - self._position.counts
             left = int(counts[:, TOKENS].sum())
-        self._log.record_end(left, np.zeros_like(self._position.counts))
+        rest = np.zeros_like(self._position.counts)
+        if self._position.rows >= ending.end:
+            rest = plan.open_tails(ending).count_rest()
+        self._log.record_end(left, rest)
         self.close()

@@ -70,14 +70,16 @@ def pack_rest(plan: WorkerPlan, stages: Stages, messages: Sequence[Ints]) -> Tai
     the whole run has no tokens.
     """
     if plan.lengths is not None:
-        lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
-        return lengths.pack_rest(plan.phase.start, plan.position.lanes.arrays, stages)
+        [walker] = RunLengths(plan.recipe, plan.cache_root, plan.lengths).walkers
+        sizes = walker.measure_rest(plan.position.cursors[0])
+    else:
+        sizes = _sizes_by_lane(plan, messages)
     return pack_run_tail(
         plan.recipe,
         start=plan.phase.start,
         stages=stages,
         ended=plan.position.lanes.arrays,
-        sizes=_sizes_by_lane(plan, messages),
+        sizes=sizes,
     )
 
 
@@ -90,7 +92,7 @@ def find_lanes_end(plan: WorkerPlan) -> Position:
     """Return the plan's position, which in the phase `Foreseen` has the lanes at their end."""
     if not isinstance(plan.phase, Foreseen):
         return plan.position
-    ended = plan.phase.ending.lanes
+    ended = plan.open_tails(plan.phase.ending).ended(0)
     return plan.position.with_lanes(cursors=ended.cursors, residues=ended.residues)
 
 
@@ -119,8 +121,9 @@ def count_discarded(plan: WorkerPlan, position: Position, discarded: int) -> int
     """
     if not isinstance(plan.phase, Foreseen):
         return discarded
-    left = plan.phase.ending.lanes.counts - position.counts
-    return int(left[:, TOKENS].sum())
+    arrays = plan.open_tails(plan.phase.ending).advance(position, plan.phase.start)
+    assert arrays is not None
+    return int((arrays.counts - position.counts)[:, TOKENS].sum())
 
 
 def count_remnants(plan: WorkerPlan, remnants: Ints) -> Ints:

@@ -35,6 +35,7 @@ from cloudload.run import (
     length_files,
     open_lengths,
 )
+from cloudload.system import NEVER
 
 
 class CurrentRun:
@@ -199,9 +200,10 @@ class CurrentRun:
         if not self.recipe.has_tails:
             return None
         lengths = self.open_lengths()
-        if lengths is None or self.recipe.has_stream_ends:
+        if lengths is None:
             return self.count_rows()
-        return lengths.find_ending(self.log.position).end
+        end = lengths.find_tails(self.log.position).ending.end
+        return None if end == NEVER else end
 
     # ------------------------------------------------------------ numbers of rows
 

@@ -98,7 +98,7 @@ def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan
     if not lengths.can_foresee(plan.position, is_needed=is_needed):
         return plan
     pauses = len(set(share.world.hosts)) > 1 and share.is_even and not exchange.is_alone
-    return replace(plan, phase=Foreseen(lengths.find_ending(plan.position), pauses))
+    return replace(plan, phase=Foreseen(lengths.find_tails(plan.position).ending, pauses))
 
 
 def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> progress.KnownLanes | None:

@@ -40,7 +40,7 @@ from cloudload.loading.workers.tail_reader import RowOfTail, TailReader
 from cloudload.loading.workers.worker_plan import Measuring, Mixed, NextPhase, Sharing, WorkerPlan
 from cloudload.order import RankShare
 from cloudload.rows import Framing, fill_rows, list_spans, row_lengths, tables
-from cloudload.run import MixtureTails, RowFinder, RunLengths, lengths_index
+from cloudload.run import RowFinder, RunLengths, Tails, lengths_index
 from cloudload.system import NEVER, Ints, Tokens, count_within
 
 logger = logging.getLogger("cloudload.workers")
@@ -103,13 +103,11 @@ def compares_ids(share: RankShare, worker: int) -> bool:
     return worker == 0 and int(np.argmax(share.hosts == host)) == share.world.index
 
 
-def _open_mixture(plan: WorkerPlan) -> MixtureTails | None:
+def _open_mixture(plan: WorkerPlan) -> Tails | None:
     """The tails of a mixture with streams that end; None in other runs."""
     if not isinstance(plan.phase, Mixed):
         return None
-    assert plan.lengths is not None
-    lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
-    return lengths.use_ending(plan.phase.ending)
+    return plan.open_tails(plan.phase.ending)
 
 
 def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
@@ -217,7 +215,7 @@ class _Rows:
             pieces += self._tail.cut(block, (RowOfTail(index, tail, row) for index, row in left))
         return pieces
 
-    def _cut_mixture(self, block: BlockBuilder, tails: MixtureTails, num_batches: int) -> Pieces:
+    def _cut_mixture(self, block: BlockBuilder, tails: Tails, num_batches: int) -> Pieces:
         """Cut each of the block's rows before the end of the run from a lane, or from the tail of
         the row's stream."""
         num_rows = int(np.searchsorted(block.rows, tails.ending.end))
@@ -228,7 +226,7 @@ class _Rows:
         if not is_in_tail.any():
             return pieces
         indices = np.flatnonzero(is_in_tail)
-        numbers = tails.number_rows(components[indices], rows[indices])
+        numbers = tails.indices_of(components[indices], rows[indices])
         pieces += self._tail.cut(
             block,
             [

@@ -24,7 +24,7 @@ from pathlib import Path
 from cloudload.config import DeliveryConfig, choices
 from cloudload.order import RankShare
 from cloudload.rows import Choice, Tail, take_rows
-from cloudload.run import Ending, MixtureEnding, Position, Recipe, RunLengths, length_files
+from cloudload.run import Ending, Position, Recipe, RunLengths, Tails, length_files
 from cloudload.system import NEVER, Ints, Tokens
 
 # maximum rows per block if a row has up to `_TOKENS_OF_ROW` tokens: large enough to amortize fixed
@@ -83,15 +83,15 @@ class Foreseen:
 
     @property
     def start(self) -> int:
-        """The first row of the tail."""
-        return self.ending.start
+        """The first row, from the position on, that is in the tail."""
+        return self.ending.lane_ends[0]
 
 
 @dataclass(frozen=True)
 class Mixed:
     """The phase of a mixture whose streams end. Token lengths determine each stream's own tail."""
 
-    ending: MixtureEnding
+    ending: Ending
     start: int = NEVER
     """`NEVER`, because no row is in a tail of all lanes."""
 
@@ -162,10 +162,15 @@ class WorkerPlan:
         """The tail, or None before it is packed. In the phase `Foreseen`, it is packed on first
         use."""
         if isinstance(self.phase, Foreseen):
-            assert self.lengths is not None
-            lengths = RunLengths(self.recipe, self.cache_root, self.lengths)
-            return lengths.pack_tail(self.phase.ending)
+            tail = self.open_tails(self.phase.ending).tail(0)
+            before = sum(rows for _, rows in self.phase.ending.stages_of(0))
+            return replace(tail, first_row=self.phase.start - before + tail.first_row)
         return self.phase.tail if isinstance(self.phase, InTail) else None
+
+    def open_tails(self, ending: Ending) -> Tails:
+        """Open the tails of an ending, which lengths determine."""
+        assert self.lengths is not None
+        return RunLengths(self.recipe, self.cache_root, self.lengths).use_ending(ending)
 
     @cached_property
     def end(self) -> int | None:

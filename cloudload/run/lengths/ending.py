@@ -1,4 +1,4 @@
-"""Compute how a finite run, or a mixture's streams, end: the lanes' ends, tails, and statistics.
+"""The ends of a run's streams, and the tails that pack what is left of each.
 
     units left in each lane ─► first row that a lane cannot fill ─► sizes of the documents left
                                                                         └─► tail, packed when read
@@ -9,7 +9,7 @@
 
 The tail of a stream packs all tokens that remain in its lanes at that row, as if they were one
 lane. The mixture still decides which rows belong to the stream, so the tail does not change the
-shares.
+shares. A corpus is a mixture of one stream: all of its rows from that row on are of its tail.
 """
 
 from __future__ import annotations
@@ -33,31 +33,30 @@ _LISTED = 1 << 16
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a finite run."""
+    """The ends of a run's streams, computed from a position. It can be pickled.
 
-    start: int
-    """The first row that its lane cannot fill. The tail begins with this row."""
-    end: int
-    """The number of rows in the run."""
-    lanes: LaneArrays
-    """The lanes at row `start`, with the statistics as of row `counted`."""
-    counted: int
-    """The row up to which the statistics in `lanes` count: `start`, or the row at which a run
-    resumed in its tail."""
-    stages: Stages
-    """The stages of the tail when the run resumed; empty if it did not resume in its tail."""
-
-
-def first_dry_row(num_rows: Ints, row: int) -> int:
-    """The first row, at or after `row`, that its lane cannot fill.
-
-    `num_rows` (int64 [lanes]) is the number of rows that each lane can fill.
-
-    Example: from row 5, 2 lanes can fill 3 and 1 rows. Lane 1 fills row 5, so row 7 is dry.
+    A stream is a component of the recipe: all streams of a corpus count as one.
     """
-    lanes = np.arange(len(num_rows))
-    firsts = row + (lanes - row) % len(num_rows)
-    return int((firsts + num_rows * len(num_rows)).min())
+
+    mixture: Mixture
+    """The mixture, in which each stream has weight 0 after its end."""
+    start: int
+    """The row of the position's cursors."""
+    end: int
+    """The number of rows in the run; `NEVER` if it is endless."""
+    stream_ends: tuple[int, ...]
+    """The row after the last row of each stream; `NEVER` if the stream does not end."""
+    lane_ends: tuple[int, ...]
+    """The first row of each stream, from `start` on, that is in the stream's tail."""
+    lanes: LaneArrays
+    """The lanes of the position, and the stages of its tails."""
+    ended: tuple[LaneArrays | None, ...] = ()
+    """Each stream's lanes at the row where its tail starts, as arrays with a single component. None
+    for a stream whose lanes at that row are not computed yet."""
+
+    def stages_of(self, component: int) -> Stages:
+        """The stages of a stream's tail at the position; empty before its tail."""
+        return self.lanes.tails[component] if self.lanes.tails else ()
 
 
 class TailCounts:
@@ -107,47 +106,15 @@ class TailCounts:
             np.add.at(counts[:, TRUNCATED], streams, cut_off)
 
 
-@dataclass(frozen=True)
-class MixtureEnding:
-    """The ends of a mixture's streams, computed from a position. It can be pickled."""
-
-    mixture: Mixture
-    """The mixture, in which each stream has weight 0 after its end."""
-    start: int
-    """The row of the position."""
-    end: int
-    """The number of rows in the run; `NEVER` if it is endless."""
-    stream_ends: tuple[int, ...]
-    """The row after the last row of each stream; `NEVER` if the stream does not end."""
-    lane_ends: tuple[int, ...]
-    """The first row of each stream, from `start` on, that is in the stream's tail."""
-    cursors: Ints
-    """int64 [streams, lanes, 3]: the cursors at the position."""
-    residues: Residues | None
-    """Object array of bytes, [streams, lanes]: the residues at the position. None if the packing
-    has no residue."""
-    tails: tuple[Stages, ...]
-    """The stages of each stream's tail at the position; empty before its tail."""
-    ended: tuple[LaneArrays | None, ...] = ()
-    """Each stream's lanes at the row where its tail starts, as arrays with a single component. None
-    for a stream whose lanes at that row are not computed yet."""
-
-    def stages_of(self, component: int) -> Stages:
-        """The stages of a stream's tail at the position; empty before its tail."""
-        return self.tails[component] if self.tails else ()
-
-
-class MixtureTails:
-    """The tails of a mixture's streams, each packed when it is first needed.
+class Tails:
+    """The tails of a run's streams, each packed when it is first needed.
 
     `recipe` must have the mixture of `ending`. A tail's rows are indexed from 0.
     """
 
-    def __init__(
-        self, recipe: Recipe, walkers: Sequence[LaneWalker], ending: MixtureEnding
-    ) -> None:
-        self.ending = ending
-        self._recipe, self._walkers = recipe, walkers
+    def __init__(self, recipe: Recipe, walkers: Sequence[LaneWalker], ending: Ending) -> None:
+        self.ending, self.recipe = ending, recipe
+        self._walkers = walkers
         self._packed: dict[int, tuple[Tail, TailCounts]] = {}
         self._ended: dict[int, LaneArrays] = {}
 
@@ -156,14 +123,16 @@ class MixtureTails:
         is_later: Flags = np.array(self.ending.lane_ends)[components] <= rows
         return is_later
 
-    def number(self, component: int, row: int) -> int:
-        """Count the rows of a stream's tail before `row`, which must be at least `start`."""
-        ending = self.ending
-        first, row = ending.lane_ends[component], min(row, ending.end)
-        before = sum(rows for _, rows in ending.stages_of(component))
+    def count_rows(self, component: int, row: int) -> int:
+        """Count the rows of a stream's tail before `row`, which must be at least `start`.
+
+        After its end, a mixture must not be asked. A corpus counts padding as rows of its tail.
+        """
+        first = self.ending.lane_ends[component]
+        before = sum(rows for _, rows in self.ending.stages_of(component))
         return before + (self._walk(component).count(first, row) if row > first else 0)
 
-    def number_rows(self, components: Ints, rows: Ints) -> Ints:
+    def indices_of(self, components: Ints, rows: Ints) -> Ints:
         """The index of each row within its stream's tail: int64 [rows].
 
         `components` (int64 [rows]) are the streams of the rows.
@@ -172,17 +141,17 @@ class MixtureTails:
         # rows that are far apart are numbered one by one, because listing those between takes long
         if high - low > _LISTED:
             pairs = zip(components.tolist(), rows.tolist(), strict=True)
-            return np.array([self.number(*pair) for pair in pairs], np.int64)
+            return np.array([self.count_rows(*pair) for pair in pairs], np.int64)
         # otherwise, list the stream of every row in the range once, for all components
         mixture, numbers = self.ending.mixture, np.empty(len(rows), np.int64)
-        listed = mixture.components(np.arange(low, high + 1), self._recipe.num_lanes)
+        listed = mixture.components(np.arange(low, high + 1), self.recipe.num_lanes)
         for component in np.unique(components).tolist():
             own = components == component
             first = max(low, self.ending.lane_ends[component])
             is_own = listed[first - low :] == component
             # a row's index is that of the first row, plus the stream's rows in between
             before = np.cumsum(is_own) - is_own
-            numbers[own] = self.number(component, first) + before[rows[own] - first]
+            numbers[own] = self.count_rows(component, first) + before[rows[own] - first]
         return numbers
 
     def row_of(self, component: int, number: int) -> int:
@@ -191,7 +160,7 @@ class MixtureTails:
         return self._walk(component).find(self.ending.lane_ends[component], number - before)
 
     def _walk(self, component: int) -> mixture_counts.MixtureCounter:
-        return mixture_counts.MixtureCounter(self.ending.mixture, self._recipe.num_lanes, component)
+        return mixture_counts.MixtureCounter(self.ending.mixture, self.recipe.num_lanes, component)
 
     def ended(self, component: int) -> LaneArrays:
         """Return a stream's lanes at the row where its tail starts; see `arrays_of_stream`."""
@@ -202,11 +171,12 @@ class MixtureTails:
 
     def _advance_to_end(self, component: int) -> LaneArrays:
         ending, last = self.ending, self.ending.lane_ends[component]
-        rows = mixture_counts.count_rows(
-            ending.mixture, self._recipe.num_lanes, ending.start, last
-        )[component]
-        residues = None if ending.residues is None else ending.residues[component]
-        advanced = self._walkers[component].advance(ending.cursors[component], rows, residues)
+        rows = mixture_counts.count_rows(ending.mixture, self.recipe.num_lanes, ending.start, last)[
+            component
+        ]
+        lanes = ending.lanes
+        residues = None if lanes.residues is None else lanes.residues[component]
+        advanced = self._walkers[component].advance(lanes.cursors[component], rows, residues)
         assert not advanced.is_dry.any()
         return arrays_of_stream(advanced.cursors, advanced.residues)
 
@@ -221,9 +191,18 @@ class MixtureTails:
         """The statistics of a stream's tail. Raises the errors of `tail`."""
         return self._pack(component)[1]
 
+    def count_rest(self) -> Ints:
+        """The statistics of the documents that no row counts when the run has ended.
+
+        They are the last ones of a corpus, if none has tokens. Returns int64 [streams, counts].
+        """
+        if len(self.ending.lane_ends) > 1 or self.tail(0).num_rows:
+            return np.zeros((len(self.recipe.labels), len(COUNTS)), np.int64)
+        return self.counts(0).of_rest()
+
     def _pack(self, component: int) -> tuple[Tail, TailCounts]:
         if component not in self._packed:
-            recipe, walker = self._recipe, self._walkers[component]
+            recipe, walker = self.recipe, self._walkers[component]
             stages = self.ending.stages_of(component)
             tail = pack_stream_tail(recipe, walker, self.ended(component), stages)
             remnants = tail.remnants.copy()
@@ -235,6 +214,67 @@ class MixtureTails:
             stream = recipe.components[component].streams.start
             self._packed[component] = tail, TailCounts(recipe, tail, streams, stream)
         return self._packed[component]
+
+    def advance(self, position: Position, row: int) -> LaneArrays | None:
+        """Compute the lanes at `row`. Only a corpus may be padded, to a row after its end.
+
+        Returns None if a lane of an endless stream has no tokens. Raises the errors of
+        `advance_lanes` and `tail`.
+        """
+        first = position.table_rows
+        stops = [
+            first if position.stages_of(component) else max(first, min(row, end))
+            for component, end in enumerate(self.ending.lane_ends)
+        ]
+        arrays = advance_lanes(self.recipe, self._walkers, position, stops)
+        if arrays is None:
+            return None
+        tails = [self._enter(index, (position, row), arrays.counts) for index in range(len(stops))]
+        return replace(arrays, tails=tuple(tails) if any(tails) else ())
+
+    def _enter(self, component: int, move: tuple[Position, int], counts: Ints) -> Stages:
+        """The stages of a stream's tail after `move`, from a position to a row.
+
+        Adds to `counts` the statistics of the tail's rows between the two. If a tail of a mixture
+        has no rows, its documents count with the end of the stream. Those of a corpus count with no
+        row; see `count_rest`.
+        """
+        (position, row), ending = move, self.ending
+        before = position.stages_of(component)
+        first, stop = sum(rows for _, rows in before), self.count_rows(component, row)
+        has_ended = not before and row >= ending.stream_ends[component]
+        if stop > first:
+            counted = self.counts(component)
+            counts += counted.before(stop) - counted.before(first)
+        elif has_ended and len(ending.lane_ends) > 1:
+            counts += self.counts(component).of_rest()
+        elif not before:
+            return ()
+        return next_stages(ending.stages_of(component), self.recipe.config.seq_len, 0, stop)
+
+
+def advance_lanes(
+    recipe: Recipe, walkers: Sequence[LaneWalker], position: Position, stops: Sequence[int]
+) -> LaneArrays | None:
+    """Compute the lanes of each component at its row of `stops`, none of which is in its tail.
+
+    Returns None if a lane ends before it, or has no tokens. Raises `CacheError` if an order or a
+    table cannot be built, and `StreamChangedError` if a cursor does not match the lengths.
+    """
+    arrays, start = position.lanes.arrays.copy(), position.table_rows
+    for stop in {*stops} - {start}:
+        rows = mixture_counts.count_rows(recipe.mixture, recipe.num_lanes, start, stop)
+        for index in np.flatnonzero(np.array(stops) == stop).tolist():
+            left = None if arrays.residues is None else arrays.residues[index]
+            advanced = walkers[index].advance(arrays.cursors[index], rows[index], left)
+            if advanced.is_dry.any():
+                return None
+            arrays.cursors[index] = advanced.cursors
+            if arrays.residues is not None:
+                arrays.residues[index] = advanced.residues
+            streams = recipe.components[index].streams
+            arrays.counts[streams.start : streams.stop] += advanced.counts
+    return arrays
 
 
 def arrays_of_stream(cursors: Ints, residues: Residues | None) -> LaneArrays:
@@ -253,61 +293,3 @@ def pack_stream_tail(recipe: Recipe, walker: LaneWalker, ended: LaneArrays, stag
     """
     sizes = walker.measure_rest(ended.cursors[0])
     return pack_component_tail(recipe, start=0, stages=stages, ended=ended, sizes=sizes)
-
-
-def advance_mixture(
-    recipe: Recipe, walkers: Sequence[LaneWalker], tails: MixtureTails, position: Position, row: int
-) -> LaneArrays | None:
-    """Compute the lanes at `row`, which must not be after the end of the run.
-
-    Returns None if a lane of an endless stream has no tokens. Raises `CacheError` if an order or a
-    table cannot be built, and `StreamChangedError` if a cursor does not match the lengths.
-    """
-    cursors, counts = position.cursors.copy(), position.counts.copy()
-    residues = None if position.residues is None else position.residues.copy()
-    rows_before: dict[int, Ints] = {}
-    stages = [position.stages_of(component) for component in range(len(walkers))]
-    for component, walker in enumerate(walkers):
-        if not stages[component]:
-            stop = max(position.rows, min(row, tails.ending.lane_ends[component]))
-            if stop not in rows_before:
-                start = position.rows
-                rows_before[stop] = mixture_counts.count_rows(
-                    recipe.mixture, recipe.num_lanes, start, stop
-                )
-            left = None if residues is None else residues[component]
-            advanced = walker.advance(cursors[component], rows_before[stop][component], left)
-            if advanced.is_dry.any():
-                return None
-            cursors[component] = advanced.cursors
-            if residues is not None:
-                residues[component] = advanced.residues
-            counts[recipe.components[component].streams.start] += advanced.counts[0]
-        stages[component] = _enter_tail(recipe, tails, component, (position, row), counts)
-    return LaneArrays(cursors, residues, counts, tuple(stages) if any(stages) else ())
-
-
-def _enter_tail(
-    recipe: Recipe,
-    tails: MixtureTails,
-    component: int,
-    move: tuple[Position, int],
-    counts: Ints,
-) -> Stages:
-    """The stages of a stream's tail after `move`, from a position to a row.
-
-    Adds to `counts` the statistics of the tail's rows between the two.
-    """
-    (position, row), ending = move, tails.ending
-    before = position.stages_of(component)
-    first, stop = sum(rows for _, rows in before), tails.number(component, row)
-    has_ended = not before and row >= ending.stream_ends[component]
-    if stop > first:
-        counted = tails.counts(component)
-        counts += counted.before(stop) - counted.before(first)
-    elif has_ended:
-        counts += tails.counts(component).of_rest()
-    elif not before:
-        return ()
-    stages = ending.stages_of(component)
-    return next_stages(stages, recipe.config.seq_len, 0, stop)

@@ -1,4 +1,4 @@
-"""Find the rows at which a mixture's streams end, from token lengths.
+"""Find the rows at which a run's streams end, from token lengths.
 
     concat, one_per_row    remaining units in the lanes ─► remaining rows ─► ends of the streams
     best_fit               lanes played to their ends ─► the first tail of a stream, packed
@@ -11,7 +11,7 @@
 A stream's number of rows depends only on its tokens, except with `best_fit`. With `best_fit`, it
 also depends on the tokens that remain in the lanes at the row where the tail begins. That row
 depends on the ends of other streams before it, so tails are packed in the order in which they
-begin.
+begin. A corpus is a mixture of one stream, whose end needs no search.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from cloudload.errors import DatasetError
 from cloudload.order import Mixture, Weights, merge_entries, mixture_counts
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.ending import (
-    MixtureEnding,
-    MixtureTails,
+    Ending,
+    Tails,
     arrays_of_stream,
     pack_stream_tail,
 )
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.position import LaneArrays, Position
 from cloudload.run.recipe import Recipe
+from cloudload.run.run_tail import no_tokens
 from cloudload.system import NEVER, Ints
 
 
@@ -49,25 +50,15 @@ class StreamEnds:
     """The number of rows in the run; `NEVER` if it is endless."""
 
 
-def find_mixture_ending(
-    recipe: Recipe, walkers: Sequence[LaneWalker], position: Position
-) -> MixtureEnding:
-    """Find the ends of a mixture's streams, starting from a position.
+def find_ending(recipe: Recipe, walkers: Sequence[LaneWalker], position: Position) -> Ending:
+    """Find the ends of a run's streams, starting from a position.
 
     Raises `CacheError` if an order or a table cannot be built, `StreamChangedError` if a cursor or
     a residue does not match the lengths, and `DatasetError` if the run has no rows.
     """
-    assert position.rows == position.table_rows
-    unknown = MixtureEnding(
-        mixture=recipe.mixture,
-        start=position.rows,
-        end=NEVER,
-        stream_ends=(),
-        lane_ends=(position.rows,) * len(walkers),
-        cursors=position.cursors,
-        residues=position.residues,
-        tails=position.lanes.arrays.tails,
-    )
+    start = position.table_rows
+    lane_ends = (start,) * len(walkers)
+    unknown = Ending(recipe.mixture, start, NEVER, (), lane_ends, position.lanes.arrays)
     search = _PlayedSearch if recipe.packing.has_residue else _Search
     return search(recipe, walkers, unknown).find()
 
@@ -75,11 +66,9 @@ def find_mixture_ending(
 class _Search:
     """Finds the ends of streams whose number of rows depends only on their tokens."""
 
-    def __init__(
-        self, recipe: Recipe, walkers: Sequence[LaneWalker], unknown: MixtureEnding
-    ) -> None:
+    def __init__(self, recipe: Recipe, walkers: Sequence[LaneWalker], unknown: Ending) -> None:
         self._recipe, self._walkers, self._unknown = recipe, walkers, unknown
-        self._tails = MixtureTails(recipe, walkers, unknown)
+        self._tails = Tails(recipe, walkers, unknown)
         self._lane_rows: list[Ints | None] = []
         """For each stream, the number of rows that each lane can fill, int64 [lanes]; None if the
         stream is endless."""
@@ -94,18 +83,19 @@ class _Search:
             self._lane_rows.append(lane_rows)
             self._left.append(left)
 
-    def find(self) -> MixtureEnding:
-        """Find the ends. Raises the errors of `find_mixture_ending`."""
+    def find(self) -> Ending:
+        """Find the ends. Raises the errors of `find_ending`."""
         return self._build(self._end_streams(), ())
 
     def _count_in_tail(self, stream: int) -> int:
         tails = self._tails
-        return tails.tail(stream).end - tails.number(stream, self._unknown.start)
+        # a corpus may have delivered padding, too
+        return max(0, tails.tail(stream).end - tails.count_rows(stream, self._unknown.start))
 
     def _count(self, stream: int) -> tuple[Ints, int | None]:
         """Count the rows that each lane of a stream can fill, and the stream's remaining rows."""
         row_units = self._recipe.packing.row_units
-        units = self._walkers[stream].count_units(self._unknown.cursors[stream])
+        units = self._walkers[stream].count_units(self._unknown.lanes.cursors[stream])
         return units // row_units, -(-int(units.sum()) // row_units)
 
     def _end_streams(self) -> StreamEnds:
@@ -129,7 +119,7 @@ class _Search:
         walk = self._walk(ends.mixture, stream)
         return find_first_dry(walk, self._unknown.start, last, lane_rows)
 
-    def _build(self, ends: StreamEnds, ended: tuple[LaneArrays | None, ...]) -> MixtureEnding:
+    def _build(self, ends: StreamEnds, ended: tuple[LaneArrays | None, ...]) -> Ending:
         if not ends.end:
             raise _no_rows(self._recipe, ends)
         lane_ends = [self._find_lane_end(ends, stream) for stream in range(len(ends.ends))]
@@ -149,9 +139,7 @@ class _PlayedSearch(_Search):
     A stream is treated as endless until its number of rows is known.
     """
 
-    def __init__(
-        self, recipe: Recipe, walkers: Sequence[LaneWalker], unknown: MixtureEnding
-    ) -> None:
+    def __init__(self, recipe: Recipe, walkers: Sequence[LaneWalker], unknown: Ending) -> None:
         self._is_full: dict[int, bool] = {}
         """Whether a stream's lanes fill whole rows, so that no tokens remain for a tail."""
         super().__init__(recipe, walkers, unknown)
@@ -159,7 +147,7 @@ class _PlayedSearch(_Search):
         self._begins: dict[int, int] = {}
         """The row at which each stream's tail begins, if it is known."""
 
-    def find(self) -> MixtureEnding:
+    def find(self) -> Ending:
         ends = self._end_streams()
         while (first := self._find_first_tail(ends)) is not None:
             self._pack(first, ends.mixture)
@@ -175,8 +163,10 @@ class _PlayedSearch(_Search):
     def _count(self, stream: int) -> tuple[Ints, int | None]:
         walker, unknown = self._walkers[stream], self._unknown
         assert isinstance(walker, BestFitWalker)
-        assert unknown.residues is not None
-        lane_rows = walker.count_rows(unknown.cursors[stream], unknown.residues[stream])
+        assert unknown.lanes.residues is not None
+        lane_rows = walker.count_rows(unknown.lanes.cursors[stream], unknown.lanes.residues[stream])
+        if len(self._walkers) == 1:  # every row is of the stream, so its tail follows at once
+            return lane_rows, None
         _, num_left = self._pack_rest(stream, lane_rows)
         self._is_full[stream] = not num_left
         return lane_rows, None if lane_rows.any() or num_left else 0
@@ -202,7 +192,7 @@ class _PlayedSearch(_Search):
         lane_rows, start = self._lane_rows[stream], self._unknown.start
         assert lane_rows is not None
         walk, last = self._walk(ends.mixture, stream), NEVER
-        if self._is_full[stream]:
+        if self._is_full.get(stream):
             last = min(NEVER, walk.find(start, int(lane_rows.sum()) - 1) + 1)
         return find_first_dry(walk, start, last, lane_rows)
 
@@ -215,12 +205,10 @@ class _PlayedSearch(_Search):
 
     def _pack_rest(self, stream: int, rows: Ints) -> tuple[LaneArrays, int]:
         """Return a stream's lanes after `rows` (int64 [lanes]), and its number of tail rows."""
-        walker, unknown = self._walkers[stream], self._unknown
+        walker, lanes = self._walkers[stream], self._unknown.lanes
         assert isinstance(walker, BestFitWalker)
-        assert unknown.residues is not None
-        cursors, residues, is_dry = walker.move(
-            unknown.cursors[stream], rows, unknown.residues[stream]
-        )
+        assert lanes.residues is not None
+        cursors, residues, is_dry = walker.move(lanes.cursors[stream], rows, lanes.residues[stream])
         assert not is_dry.any()
         ended = arrays_of_stream(cursors, residues)
         return ended, pack_stream_tail(self._recipe, walker, ended, ()).num_rows
@@ -238,6 +226,8 @@ def find_first_dry(
 
     `lane_rows` (int64 [lanes]) is the number of rows that each lane can fill.
     """
+    if len(walk.mixture.names) == 1:
+        return min(last, first_dry_row(lane_rows, start))
     for lane in np.argsort(lane_rows, kind="stable").tolist():
         of_lane, number = replace(walk, lane=lane), int(lane_rows[lane])
         if of_lane.count(start, last) > number:
@@ -245,18 +235,28 @@ def find_first_dry(
     return last
 
 
+def first_dry_row(num_rows: Ints, row: int) -> int:
+    """The first row of a corpus, at or after `row`, that its lane cannot fill.
+
+    `num_rows` (int64 [lanes]) is the number of rows that each lane can fill.
+
+    Example: from row 5, 2 lanes can fill 3 and 1 rows. Lane 1 fills row 5, so row 7 is dry.
+    """
+    lanes = np.arange(len(num_rows))
+    firsts = row + (lanes - row) % len(num_rows)
+    return int((firsts + num_rows * len(num_rows)).min())
+
+
 def _no_rows(recipe: Recipe, ends: StreamEnds) -> DatasetError:
+    if len(recipe.components) == 1:
+        return no_tokens(recipe.labels)
     names = [
         recipe.labels[component.streams.start]
         for component, end in zip(recipe.components, ends.ends, strict=True)
         if not end
     ]
-    return DatasetError(
-        f"no document of {', '.join(names)} has any tokens, because all documents are empty, "
-        f"filtered out, or left out by on_error='skip'. With stopping={recipe.config.stopping!r}, "
-        "the mixture then has no rows. Set an eos, or use a different transform, min_tokens, or "
-        "data"
-    )
+    stopping = recipe.config.stopping
+    return no_tokens(names, f". With stopping={stopping!r}, the mixture then has no rows")
 
 
 def end_streams(

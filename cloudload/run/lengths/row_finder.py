@@ -22,7 +22,7 @@ from cloudload.run.lengths import row_pieces
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position, Residues
-from cloudload.system import NEVER, Ints
+from cloudload.system import Ints
 
 _SPAN_COLUMNS = 3
 _ROWS_AT_ONCE = 64
@@ -50,32 +50,22 @@ class RowFinder:
 
         Returns int64 [pieces, 5] with columns `row_pieces.PIECE_COLUMNS`, by ascending row. In the
         result, a row is an index into `rows`, and a lane is a flat lane. Rows past the end of a
-        finite run have no pieces. Raises the errors of `RowPieces.find` and of `pack_run_tail`.
+        finite run have no pieces. Raises the errors of `RowPieces.find` and of `Tails.tail`.
         """
-        if self._recipe.has_stream_ends:
-            return self._find_in_mixture(rows)
-        tail_start = NEVER
-        if self._recipe.config.epochs is not None:
-            tail_start = self._lengths.find_ending(self._position).start
-        in_lanes = np.flatnonzero(rows < tail_start)
-        parts = [self.find_in_lanes(rows[in_lanes], in_lanes)]
-        if len(in_tail := np.flatnonzero(rows >= tail_start)):
-            parts.append(self._find_in_tail(rows[in_tail], in_tail))
-        return _in_order(parts)
-
-    def _find_in_mixture(self, rows: Ints) -> Ints:
-        """Like `find`, for a mixture whose streams end."""
+        indices = np.arange(len(rows))
+        if not self._recipe.has_tails:
+            return self.find_in_lanes(rows, indices)
         tails = self._lengths.find_tails(self._position)
-        indices = np.flatnonzero(rows < tails.ending.end)
+        indices = indices[rows < tails.ending.end]
         components = self._recipe.components_of(rows[indices])
         is_in_tail = tails.is_in_tail(components, rows[indices])
         in_lanes, in_tails = indices[~is_in_tail], indices[is_in_tail]
         parts = [self.find_in_lanes(rows[in_lanes], in_lanes)]
         components = components[is_in_tail]
-        numbers = tails.number_rows(components, rows[in_tails])
+        in_own = tails.indices_of(components, rows[in_tails])
         for component in np.unique(components).tolist():
             own = components == component
-            parts.append(_list_pieces(tails.tail(component), numbers[own], in_tails[own]))
+            parts.append(_list_pieces(tails.tail(component), in_own[own], in_tails[own]))
         return _in_order(parts)
 
     def find_in_lanes(self, rows: Ints, indices: Ints) -> Ints:
@@ -96,11 +86,6 @@ class RowFinder:
             pieces[:, row_pieces.LANE] += component * num_lanes
             parts.append(pieces)
         return _in_order(parts)
-
-    def _find_in_tail(self, rows: Ints, indices: Ints) -> Ints:
-        """The pieces of rows of the tail. In the result, `indices` identify the rows."""
-        tail = self._lengths.pack_tail(self._lengths.find_ending(self._position))
-        return _list_pieces(tail, rows, indices)
 
 
 def _list_pieces(tail: Tail, rows: Ints, indices: Ints) -> Ints:

@@ -50,48 +50,15 @@ def find_spans(
 ) -> list[FoundSpan]:
     """Find each span of a sample in the rows from a position to `stop_row`, in order of rows.
 
-    `sample` is an index within the component with index `component`. The position must be before
-    the tail. Raises the errors of `RunLengths.advance`, and `DatasetError` if a lane of an endless
-    run has no tokens before `stop_row`.
+    `sample` is an index within the component with index `component`. Raises the errors of
+    `RunLengths.advance`, and `DatasetError` if a lane of an endless run has no tokens before
+    `stop_row`.
     """
-    if lengths.recipe.has_stream_ends:
-        return _find_in_mixture(lengths, position, component, sample, stop_row)
-    end_of_lanes = stop_row
     found = _advance(lengths, position, stop_row)
-    if found.is_in_tail:
-        end_of_lanes = found.lanes_row
-    lanes = lengths.recipe.components[component].lanes
-    ends, _ = lanes.epoch_positions(
-        np.arange(lanes.num_lanes), found.cursors[component][:, tables.CURSOR_ORDINAL]
-    )
-    last = int(ends.max()) if lanes.epochs is None or not found.is_in_tail else lanes.epochs - 1
-    readings = list(_list_readings(lengths, position, component, sample, last))
-    if not readings:
-        return []
-    find = _find_in_lanes if position.residues is None else _find_in_played_lanes
-    spans = list(find(lengths, position, component, readings, end_of_lanes))
-    if found.is_in_tail:
-        spans += _find_in_tail(lengths, position, readings, stop_row)
-    return sorted(spans)
-
-
-def _advance(lengths: RunLengths, position: Position, row: int) -> Position:
-    found = lengths.advance(position, row, pads=True)
-    if found is None:
-        raise DatasetError(
-            f"the rows before row {row:,} are unknown, because a lane has no tokens. Set an eos, "
-            "or use more documents or a smaller num_lanes"
-        )
-    return found
-
-
-def _find_in_mixture(
-    lengths: RunLengths, position: Position, component: int, sample: int, stop: int
-) -> list[FoundSpan]:
-    """Like `find_spans`, for a mixture whose streams end."""
-    tails = lengths.find_tails(position)
-    stop = min(stop, tails.ending.end)
-    found = _advance(lengths, position, stop)
+    tails, stop, end_of_lanes = lengths.tails, stop_row, stop_row
+    if tails is not None:
+        stop = min(stop, tails.ending.end)
+        end_of_lanes = min(stop, tails.ending.lane_ends[component])
     lanes = lengths.recipe.components[component].lanes
     if found.stages_of(component):
         last = (lanes.epochs or 0) - 1
@@ -103,19 +70,28 @@ def _find_in_mixture(
         return []
     spans: list[FoundSpan] = []
     if not position.stages_of(component):
-        end = min(stop, tails.ending.lane_ends[component])
         find = _find_in_lanes if position.residues is None else _find_in_played_lanes
-        spans += find(lengths, position, component, readings, end)
-    if found.stages_of(component):
+        spans += find(lengths, position, component, readings, end_of_lanes)
+    if tails is not None and found.stages_of(component):
         first = component * lanes.num_lanes
         flat = [reading._replace(lane=first + reading.lane) for reading in readings]
-        rows = range(tails.number(component, position.rows), tails.number(component, stop))
+        rows = range(tails.count_rows(component, position.rows), tails.count_rows(component, stop))
         spans += [
             span._replace(row=tails.row_of(component, span.row))
             for span in _find_pieces(tails.tail(component), flat)
             if span.row in rows
         ]
     return sorted(spans)
+
+
+def _advance(lengths: RunLengths, position: Position, row: int) -> Position:
+    found = lengths.advance(position, row, pads=True)
+    if found is None:
+        raise DatasetError(
+            f"the rows before row {row:,} are unknown, because a lane has no tokens. Set an eos, "
+            "or use more documents or a smaller num_lanes"
+        )
+    return found
 
 
 def _list_readings(
@@ -231,14 +207,6 @@ def _list_rows(lengths: RunLengths, component: int, lane: int, start: int, stop:
         rows = np.arange(begin, end, recipe.num_lanes)
         found.append(rows[recipe.components_of(rows) == component])
     return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
-def _find_in_tail(
-    lengths: RunLengths, position: Position, readings: list[_Reading], stop: int
-) -> Iterator[FoundSpan]:
-    """Yield the spans in rows of the tail before `stop`."""
-    tail = lengths.pack_tail(lengths.find_ending(position))
-    return (span for span in _find_pieces(tail, readings) if span.row < stop)
 
 
 def _find_pieces(tail: Tail, readings: list[_Reading]) -> Iterator[FoundSpan]:

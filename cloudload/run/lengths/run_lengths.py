@@ -14,26 +14,17 @@ from typing import Any
 import numpy as np
 
 from cloudload.data import cache_folder
-from cloudload.order import mixture_counts
-from cloudload.rows import Stages, Tail, next_stages, tables
+from cloudload.rows import tables
 from cloudload.run.components import Component, build_components
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
-from cloudload.run.lengths.ending import (
-    Ending,
-    MixtureEnding,
-    MixtureTails,
-    TailCounts,
-    advance_mixture,
-    first_dry_row,
-)
+from cloudload.run.lengths.ending import Ending, Tails, advance_lanes
 from cloudload.run.lengths.lane_tables import LaneTables
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.length_files import CorpusLengths
-from cloudload.run.lengths.mixture_search import find_mixture_ending
+from cloudload.run.lengths.mixture_search import find_ending
 from cloudload.run.lengths.sizes import LaneSizes
-from cloudload.run.position import LaneArrays, LaneLog, Origin, Position
+from cloudload.run.position import LaneLog, Origin, Position
 from cloudload.run.recipe import Recipe, mixture_of
-from cloudload.run.run_tail import check_has_tokens, pack_run_tail
 from cloudload.stats import PADDING
 from cloudload.system import NEVER
 
@@ -53,12 +44,11 @@ class RunLengths:
 
     def __init__(self, recipe: Recipe, root: Path, lengths: CorpusLengths) -> None:
         self._asked, self._root, self._lengths = recipe, root, lengths
-        self._ending: Ending | None = None
         self._played_rows: dict[Origin, int] = {}
         """The number of rows in the whole run, with `best_fit`, by the run's starting point."""
-        self._packed: tuple[Ending, Tail, TailCounts] | None = None
-        self._settled: tuple[Recipe, MixtureTails] | None = None
-        """The recipe with the ends of the mixture's streams, and their tails."""
+        self.tails: Tails | None = None
+        """The tails of the run's streams, if they were found, with the recipe that includes their
+        ends."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RunLengths, (self._asked, self._root, self._lengths)
@@ -66,7 +56,7 @@ class RunLengths:
     @property
     def recipe(self) -> Recipe:
         """The recipe. Once the ends of a mixture's streams are known, it includes them."""
-        return self._asked if self._settled is None else self._settled[0]
+        return self._asked if self.tails is None else self.tails.recipe
 
     @cached_property
     def sizes(self) -> list[LaneSizes]:
@@ -139,89 +129,61 @@ class RunLengths:
         table cannot be built, `StreamChangedError` if a cursor or a residue does not match the
         lengths, and `DatasetError` if a finite run has no tokens.
         """
-        if self.recipe.has_stream_ends:
-            return self._advance_mixture(position, row, pads=pads)
-        if position.is_in_tail:
-            return self._advance_in_tail(position, row, pads=pads)
-        if position.table_rows <= row and (found := self._advance_lanes(position, row)) is not None:
-            return found
-        if self.recipe.config.epochs is None:
-            return None
-        return self._advance_in_tail(position, row, pads=pads)
-
-    def _advance_lanes(self, position: Position, row: int) -> Position | None:
-        """The position at a row that is not in the tail; None if a lane ends before it."""
-        recipe = self.recipe
-        rows = mixture_counts.count_rows(recipe.mixture, recipe.num_lanes, position.table_rows, row)
-        cursors, counts = position.cursors.copy(), position.counts.copy()
-        residues = None if position.residues is None else position.residues.copy()
-        for index, (walker, component) in enumerate(
-            zip(self.walkers, recipe.components, strict=True)
-        ):
-            left = None if residues is None else residues[index]
-            advanced = walker.advance(cursors[index], rows[index], left)
-            if advanced.is_dry.any():
-                return None
-            cursors[index] = advanced.cursors
-            if residues is not None:
-                residues[index] = advanced.residues
-            streams = component.streams
-            counts[streams.start : streams.stop] += advanced.counts
-        lanes = LaneLog(LaneArrays(cursors, residues, counts))
-        return replace(position, rows=row, table_rows=row, lanes=lanes)
-
-    def settle(self, position: Position) -> Recipe:
-        """Return the recipe. If streams of the mixture end, it includes their ends, which are found
-        from `position`.
-
-        Raises the errors of `find_mixture_ending`.
-        """
-        if self.recipe.has_stream_ends:
-            self.find_tails(position)
-        return self.recipe
-
-    def find_tails(self, position: Position) -> MixtureTails:
-        """The tails of the mixture's streams.
-
-        They are found once, from the position of the first call. Raises the errors of
-        `find_mixture_ending`.
-        """
-        if self._settled is not None:
-            return self._settled[1]
-        return self.use_ending(find_mixture_ending(self._asked, self.walkers, position))
-
-    def use_ending(self, ending: MixtureEnding) -> MixtureTails:
-        """Use an ending that is already known, and return its tails."""
-        recipe = replace(self._asked, mixture=ending.mixture)
-        tails = MixtureTails(recipe, self.walkers, ending)
-        self._settled = recipe, tails
-        return tails
-
-    def _advance_mixture(self, position: Position, row: int, *, pads: bool) -> Position | None:
-        """Like `advance`, for a mixture with streams that end."""
+        is_corpus, has_tails = len(self.walkers) == 1, self.recipe.has_tails
+        # the rows before its end do not depend on where it is, except in a mixture
+        if not position.is_in_tail and (is_corpus or not has_tails):
+            found = self._advance_lanes(position, row) if position.table_rows <= row else None
+            if found is not None or not has_tails:
+                return found
         if row == position.rows:
             return position  # a new stage starts only when the next row is made
         tails = self.find_tails(position)
         end = tails.ending.end
         if row > end and not pads:
             return None
-        arrays = advance_mixture(self.recipe, self.walkers, tails, position, min(row, end))
+        stop = row if is_corpus else min(row, end)
+        arrays = tails.advance(position, stop)
         if arrays is None:
             return None
         # as in a finite run of one corpus, the first stream counts the padding after the end
-        padded = row - max(position.rows, min(row, end))
+        padded = row - max(position.rows, stop)
         arrays.counts[0, PADDING] += padded * self.recipe.packing.seq_len
         return replace(position, rows=row, table_rows=row, lanes=LaneLog(arrays))
 
-    def _advance_in_tail(self, position: Position, row: int, *, pads: bool) -> Position | None:
-        ending = self.find_ending(position)
-        if row > ending.end and not pads:
+    def _advance_lanes(self, position: Position, row: int) -> Position | None:
+        """The position at a row that is not in a tail; None if a lane ends before it."""
+        stops = [row] * len(self.walkers)
+        arrays = advance_lanes(self.recipe, self.walkers, position, stops)
+        if arrays is None:
             return None
-        _, counted = self._tail_counts(ending)
-        counts = ending.lanes.counts + counted.before(row) - counted.before(ending.counted)
-        stages = next_stages(ending.stages, self.recipe.config.seq_len, ending.start, row)
-        lanes = LaneLog(replace(ending.lanes, counts=counts, tails=(stages,)))
-        return replace(position, rows=row, table_rows=row, lanes=lanes)
+        return replace(position, rows=row, table_rows=row, lanes=LaneLog(arrays))
+
+    def settle(self, position: Position) -> Recipe:
+        """Return the recipe. In a mixture, it includes the ends of its streams, which are found
+        from `position`.
+
+        Raises the errors of `find_ending`.
+        """
+        if self.recipe.has_tails and len(self.walkers) > 1:
+            self.find_tails(position)
+        return self.recipe
+
+    def find_tails(self, position: Position) -> Tails:
+        """The tails of the run's streams, found once, from the position of the first call.
+
+        Raises the errors of `find_ending`.
+        """
+        if self.tails is not None:
+            return self.tails
+        return self.use_ending(find_ending(self._asked, self.walkers, position))
+
+    def use_ending(self, ending: Ending) -> Tails:
+        """Use an ending that is already known, and return its tails."""
+        recipe = self._asked
+        if ending.mixture != recipe.mixture:
+            recipe = replace(recipe, mixture=ending.mixture)
+        tails = self.tails = Tails(recipe, self.walkers, ending)
+        return tails
 
     def count_rows(self, position: Position) -> int | None:
         """The number of rows from a position to the end of a finite run, including its tail.
@@ -231,10 +193,10 @@ class RunLengths:
         be built.
         """
         packing = self.recipe.packing
-        if self.recipe.has_stream_ends:
-            end = self.find_tails(position).ending.end
+        if len(self.walkers) > 1:
+            end = self.find_tails(position).ending.end if self.recipe.has_tails else NEVER
             return None if end == NEVER else end - position.rows
-        if position.is_in_tail or len(self.walkers) > 1:
+        if position.is_in_tail:
             return None
         if packing.has_residue:
             return self._count_played_rows(position)
@@ -244,7 +206,8 @@ class RunLengths:
     def _count_played_rows(self, start: Position) -> int:
         end = self._played_rows.get(start.origin)
         if end is None:
-            end = self._played_rows[start.origin] = self._find_ending(start).end
+            end = find_ending(self._asked, self.walkers, start).end
+            self._played_rows[start.origin] = end
         return end - start.table_rows
 
     def count_rows_of_epochs(self, epochs: int) -> int | None:
@@ -273,75 +236,10 @@ class RunLengths:
         True if this takes only seconds, if it `is_needed`, or in the tail. All ranks at a position
         get the same answer.
         """
-        if position.is_in_tail or is_needed:
+        if position.is_in_tail or is_needed or len(self.walkers) > 1:
             return True
         [component] = self.recipe.components
         lanes, first = component.lanes, int(position.cursors[0, :, tables.CURSOR_ORDINAL].min())
         epochs = (lanes.epochs or 0) - first * lanes.num_lanes // lanes.stride
         most = _MOST_PLAYED if self.recipe.packing.has_residue else _MOST_FORESEEN
         return epochs * lanes.num_positions <= most
-
-    def find_ending(self, position: Position) -> Ending:
-        """The end of the finite run that a position belongs to.
-
-        A `RunLengths` has one ending, because it belongs to one run. Raises the errors of
-        `advance`.
-        """
-        ending = self._ending
-        if ending is None:
-            find = self._find_ending_in_tail if position.is_in_tail else self._find_ending
-            ending = self._ending = find(position)
-        return ending
-
-    def _find_ending(self, position: Position) -> Ending:
-        first, units_of_row = position.table_rows, self.units_of_row
-        if self.recipe.packing.has_residue:
-            return self._find_played_ending(position)
-        units = self.walkers[0].count_units(position.cursors[0])
-        start = first_dry_row(units // units_of_row, first)
-        left = int(units.sum()) - (start - first) * units_of_row
-        end = start + -(-left // units_of_row)
-        check_has_tokens(self.recipe, end)
-        ended = self._advance_lanes(position, start)
-        assert ended is not None
-        return Ending(start, end, ended.lanes.arrays, start, ())
-
-    def _find_played_ending(self, position: Position) -> Ending:
-        [walker] = self.walkers
-        assert isinstance(walker, BestFitWalker)
-        assert position.residues is not None
-        rows = walker.count_rows(position.cursors[0], position.residues[0])
-        start = first_dry_row(rows, position.table_rows)
-        ended = self._advance_lanes(position, start)
-        assert ended is not None
-        tail = self.pack_rest(start, ended.lanes.arrays, ())
-        return Ending(start, tail.end, ended.lanes.arrays, start, ())
-
-    def _find_ending_in_tail(self, position: Position) -> Ending:
-        """Find the end of a run from a position in its tail."""
-        start, arrays, stages = position.lanes_row, position.lanes.arrays, position.stages_of(0)
-        tail = self.pack_rest(start, arrays, stages)
-        return Ending(start, tail.end, arrays, position.rows, stages)
-
-    def pack_rest(self, start: int, ended: LaneArrays, stages: Stages) -> Tail:
-        """Pack the tail of a run whose lanes ended at row `start`.
-
-        `ended` has the lanes' cursors and residues at that row, and `stages` are the tail's stages
-        so far. Raises the errors of `pack_run_tail`.
-        """
-        sizes = self.walkers[0].measure_rest(ended.cursors[0])
-        return pack_run_tail(self.recipe, start=start, stages=stages, ended=ended, sizes=sizes)
-
-    def pack_tail(self, ending: Ending) -> Tail:
-        """Return the tail of an ending, which the first call packs. Raises the errors of
-        `pack_run_tail`."""
-        return self._tail_counts(ending)[0]
-
-    def _tail_counts(self, ending: Ending) -> tuple[Tail, TailCounts]:
-        packed = self._packed
-        if packed is None or packed[0] is not ending:
-            tail = self.pack_rest(ending.start, ending.lanes, ending.stages)
-            lanes, ordinals = tail.remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
-            streams = self.walkers[0].streams_of(lanes, ordinals)
-            packed = self._packed = ending, tail, TailCounts(self.recipe, tail, streams)
-        return packed[1:]

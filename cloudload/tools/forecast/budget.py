@@ -109,11 +109,14 @@ def find_extent(
     rows = most if wanted is None or is_shortened else wanted
     assert rows is not None
     is_whole = rows == most
+    counts = count_at(lengths, start, rows)
+    if rows == all_rows:
+        counts = counts + lengths.find_tails(start).count_rest()
     return Extent(
         rows,
         -(-rows // global_batch),
         is_whole,
-        count_at(lengths, start, rows),
+        counts,
         is_shortened=is_shortened,
         stream_ends=_list_stream_ends(lengths, start, rows),
     )

@@ -80,15 +80,13 @@ class NodeReads:
     @cached_property
     def tail_starts(self) -> tuple[int, ...]:
         """The first row of each component's tail; `NEVER` if its lanes do not end in the run."""
-        if self.recipe.has_stream_ends:
-            ending = self.lengths.find_tails(self.start).ending
-            ends = zip(ending.lane_ends, ending.stream_ends, strict=True)
-            return tuple(
-                first if first < ending.end or end <= ending.end else NEVER for first, end in ends
-            )
-        if self.recipe.has_tails:
-            return (self.lengths.find_ending(self.start).start,)
-        return (NEVER,) * len(self.recipe.components)
+        if not self.recipe.has_tails:
+            return (NEVER,) * len(self.recipe.components)
+        ending = self.lengths.find_tails(self.start).ending
+        ends = zip(ending.lane_ends, ending.stream_ends, strict=True)
+        return tuple(
+            first if first < ending.end or end <= ending.end else NEVER for first, end in ends
+        )
 
     def find_tail(self, index: int) -> tuple[Tail, Ints] | None:
         """Return a component's tail and its rows in the run, int64 [rows]; None if no row is read.
@@ -98,9 +96,6 @@ class NodeReads:
         start = self.tail_starts[index]
         if start > self.last_row or (start == self.last_row and not self.is_whole):
             return None
-        if not self.recipe.has_stream_ends:
-            tail = self.lengths.pack_tail(self.lengths.find_ending(self.start))
-            return tail, np.arange(tail.first_row, tail.end)
         tail = self.lengths.find_tails(self.start).tail(index)
         rows = np.arange(start, self.last_row)
         return tail, rows[self.recipe.components_of(rows) == index][: tail.num_rows]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from cloudload.rows.packing.tables import Size
 from cloudload.rows.packing.tail import Tail
-from cloudload.run.lengths.ending import TailCounts, first_dry_row
+from cloudload.run.lengths.ending import TailCounts
+from cloudload.run.lengths.mixture_search import first_dry_row
 from cloudload.stats import COUNTS
 from cloudload.system.arrays import Ints
 from testkit.tiny_runs import tiny_recipe

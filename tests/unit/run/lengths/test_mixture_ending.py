@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.run.lengths.ending import MixtureTails, arrays_of_stream
+from cloudload.run.lengths.ending import Tails, arrays_of_stream
 from cloudload.run.position import Position
 from cloudload.stats import COUNTS
 from testkit.examples import EXAMPLES
@@ -27,7 +27,7 @@ PACKINGS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
 )
 
 
-def open_tails(run: TinyRun) -> MixtureTails:
+def open_tails(run: TinyRun) -> Tails:
     return run.lengths.find_tails(run.start)
 
 
@@ -59,10 +59,10 @@ def test_the_rows_of_a_tail_are_numbered_as_the_mixture_deals_them(
     for stream in (0, 1):
         in_tail = [row for row in rows_of(run, stream) if row >= tails.ending.lane_ends[stream]]
         assert tails.tail(stream).num_rows == len(in_tail)
-        assert [tails.number(stream, row) for row in in_tail] == list(range(len(in_tail)))
+        assert [tails.count_rows(stream, row) for row in in_tail] == list(range(len(in_tail)))
         assert [tails.row_of(stream, number) for number in range(len(in_tail))] == in_tail
         streams = np.full(len(in_tail), stream)
-        numbers = tails.number_rows(streams, np.array(in_tail, np.int64))
+        numbers = tails.indices_of(streams, np.array(in_tail, np.int64))
         assert numbers.tolist() == list(range(len(in_tail)))
         assert tails.is_in_tail(streams, np.array(in_tail, np.int64)).all()
         others = np.array([row for row in rows_of(run, stream) if row not in in_tail], np.int64)
@@ -72,9 +72,9 @@ def test_the_rows_of_a_tail_are_numbered_as_the_mixture_deals_them(
 def test_before_its_tail_a_stream_has_no_rows_of_it_and_after_the_run_all() -> None:
     run = TinyRun([9, 1], [5, 5], proportions=[1, 1], epochs=1)
     tails = open_tails(run)
-    assert tails.number(0, 0) == 0
-    assert tails.number(0, tails.ending.lane_ends[0]) == 0
-    assert tails.number(0, 1_000) == tails.tail(0).num_rows
+    assert tails.count_rows(0, 0) == 0
+    assert tails.count_rows(0, tails.ending.lane_ends[0]) == 0
+    assert tails.count_rows(0, tails.ending.end) == tails.tail(0).num_rows
 
 
 def test_rows_of_two_streams_are_numbered_together_in_any_order() -> None:
@@ -84,8 +84,8 @@ def test_rows_of_two_streams_are_numbered_together_in_any_order() -> None:
     streams = run.lengths.recipe.components_of(rows)
     own = tails.is_in_tail(streams, rows)
     pairs = zip(streams[own].tolist(), rows[own].tolist(), strict=True)
-    assert tails.number_rows(streams[own], rows[own]).tolist() == [
-        tails.number(stream, row) for stream, row in pairs
+    assert tails.indices_of(streams[own], rows[own]).tolist() == [
+        tails.count_rows(stream, row) for stream, row in pairs
     ]
     assert {*streams[own].tolist()} == {0, 1}
 
@@ -96,7 +96,7 @@ def test_distant_rows_of_a_tail_are_numbered_without_listing_the_rows_between() 
     tails = open_tails(run)
     begin, end = tails.ending.lane_ends[0], tails.ending.end
     assert tails.ending.stream_ends[1] < begin < end - 70_000
-    numbers = tails.number_rows(np.zeros(2, np.int64), np.array([end - 1, begin + 3]))
+    numbers = tails.indices_of(np.zeros(2, np.int64), np.array([end - 1, begin + 3]))
     assert numbers.tolist() == [end - 1 - begin, 3]
 
 

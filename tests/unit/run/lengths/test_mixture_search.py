@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cloudload.errors import DatasetError
 from cloudload.order.mixture import Mixture
 from cloudload.order.mixture_counts import MixtureCounter
-from cloudload.run.lengths.mixture_search import find_first_dry, find_mixture_ending
+from cloudload.run.lengths.mixture_search import find_ending, find_first_dry
 from cloudload.system.arrays import NEVER
 from testkit.best_fit_oracle import choose_stream
 from testkit.examples import EXAMPLES
@@ -88,7 +88,7 @@ def test_streams_end_where_a_walk_of_single_rows_ends_them(
     run = TinyRun(first, second, proportions=weights, epochs=2, stopping=stopping, **options)
     expected = walk(run, units_of_lanes(run))
     try:
-        found = find_mixture_ending(run.recipe, run.lengths.walkers, run.start)
+        found = find_ending(run.recipe, run.lengths.walkers, run.start)
     except DatasetError:
         assert not expected.end
         return
@@ -118,7 +118,7 @@ def test_from_any_later_position_the_ends_are_the_same(
     recipe = replace(run.recipe, mixture=mixture)
     if row == whole.end:
         return
-    found = find_mixture_ending(recipe, run.lengths.walkers, position)
+    found = find_ending(recipe, run.lengths.walkers, position)
     assert found.end == whole.end
     for stream, end in enumerate(whole.stream_ends):
         if end > row:  # a stream that has ended has weight 0 from then on
@@ -129,7 +129,7 @@ def test_from_any_later_position_the_ends_are_the_same(
 
 def test_after_the_shorter_stream_the_longer_one_has_all_rows() -> None:
     run = TinyRun([5] * 6, [5] * 2, proportions=[1, 1], epochs=1)
-    found = find_mixture_ending(run.recipe, run.lengths.walkers, run.start)
+    found = find_ending(run.recipe, run.lengths.walkers, run.start)
     rows = run.recipe.components_of(np.arange(8)).tolist()
     second = [row for row, stream in enumerate(rows) if stream == 1][1] + 1
     assert found.stream_ends == (8, second)
@@ -139,14 +139,14 @@ def test_after_the_shorter_stream_the_longer_one_has_all_rows() -> None:
 
 def test_with_stopping_first_the_run_ends_with_the_shorter_stream() -> None:
     run = TinyRun([5] * 6, [5] * 2, proportions=[1, 1], epochs=1, stopping="first")
-    found = find_mixture_ending(run.recipe, run.lengths.walkers, run.start)
+    found = find_ending(run.recipe, run.lengths.walkers, run.start)
     assert found.end == found.stream_ends[1] < 8
     assert found.stream_ends[0] == NEVER
 
 
 def test_a_stream_without_max_epochs_never_ends() -> None:
     run = TinyRun([5] * 6, [5] * 2, proportions=[1, 1], max_epochs=[None, 1])
-    found = find_mixture_ending(run.recipe, run.lengths.walkers, run.start)
+    found = find_ending(run.recipe, run.lengths.walkers, run.start)
     assert found.stream_ends[0] == found.end == found.lane_ends[0] == NEVER
     assert found.stream_ends[1] < 8
 
@@ -154,19 +154,19 @@ def test_a_stream_without_max_epochs_never_ends() -> None:
 def test_a_mixture_of_streams_without_tokens_is_refused_with_their_names() -> None:
     run = TinyRun([0, 0], [0], proportions=[1, 1], epochs=1)
     with pytest.raises(DatasetError, match=r"no document of a, b has any tokens.*stopping='all'"):
-        find_mixture_ending(run.recipe, run.lengths.walkers, run.start)
+        find_ending(run.recipe, run.lengths.walkers, run.start)
 
 
 def test_with_stopping_first_the_stream_without_tokens_is_named() -> None:
     run = TinyRun([5, 5], [0], proportions=[1, 1], epochs=1, stopping="first")
     with pytest.raises(DatasetError, match=r"no document of b has any tokens.*stopping='first'"):
-        find_mixture_ending(run.recipe, run.lengths.walkers, run.start)
+        find_ending(run.recipe, run.lengths.walkers, run.start)
 
 
 def test_with_best_fit_open_rows_count_toward_a_streams_rows() -> None:
     """Documents of 3 tokens fill no row of 5, so each has a row of the tail."""
     run = TinyRun([3] * 4, [5] * 2, proportions=[1, 1], epochs=1, packing="best_fit")
-    found = find_mixture_ending(run.recipe, run.lengths.walkers, run.start)
+    found = find_ending(run.recipe, run.lengths.walkers, run.start)
     assert found.end == 6
 
 
@@ -202,5 +202,5 @@ def test_the_first_dry_row_is_the_first_for_which_a_lane_has_no_row_left(
 
 def test_a_search_begins_where_the_cursors_are() -> None:
     run = TinyRun([5], [5], proportions=[1, 1], epochs=1)
-    with pytest.raises(AssertionError):
-        find_mixture_ending(run.recipe, run.lengths.walkers, replace(run.start, rows=1))
+    behind = replace(run.start, rows=3)
+    assert find_ending(run.recipe, run.lengths.walkers, behind).start == 0

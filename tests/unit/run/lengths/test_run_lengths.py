@@ -63,11 +63,12 @@ def test_a_finite_run_has_the_rows_of_its_lanes_and_its_tail(
 ) -> None:
     run = TinyRun(lengths, epochs=epochs, **options)
     rows = run.naive.all_rows()
-    ending = run.lengths.find_ending(run.start)
+    ending = run.lengths.find_tails(run.start).ending
     assert ending.end == len(rows)
     assert run.lengths.count_rows(run.start) == len(rows)
-    assert all(run.naive.rows(ending.start))
-    assert not run.naive.rows(ending.start + 1)[-1]
+    [first] = ending.lane_ends
+    assert all(run.naive.rows(first))
+    assert not run.naive.rows(first + 1)[-1]
 
 
 @given(
@@ -94,23 +95,23 @@ def test_at_its_end_a_run_has_counted_every_document_once(
     lengths: list[int], options: dict[str, Any], epochs: int
 ) -> None:
     run = TinyRun([Size.FILTERED, *lengths], epochs=epochs, **options)
-    ending = run.lengths.find_ending(run.start)
-    counts = named(run.lengths.advance(run.start, ending.end))
+    tails = run.lengths.find_tails(run.start)
+    found = run.lengths.advance(run.start, tails.ending.end)
+    assert found is not None
+    counts = named(found.with_lanes(counts=found.counts + tails.count_rest()))
     assert counts["tokens"] + counts.get("truncated", 0) == epochs * sum(lengths)
     assert counts["documents"] == epochs * sum(length > 0 for length in lengths)
-    if ending.end > ending.start:  # the last row of a tail counts the documents that are left
-        assert counts.get("empty", 0) == epochs * lengths.count(0)
-        assert counts["filtered"] == epochs
+    assert counts.get("empty", 0) == epochs * lengths.count(0)
+    assert counts["filtered"] == epochs
 
 
 def test_the_tail_begins_at_the_first_row_that_a_lane_cannot_fill() -> None:
     """Lane 0 has 12 tokens and lane 1 has 5. Row 3 is lane 1's second."""
     run = TinyRun([12, 5], epochs=1)
-    ending = run.lengths.find_ending(run.start)
-    assert (ending.start, ending.end) == (3, 4)
-    assert ending.lanes.cursors.tolist() == [[[0, 10, 12], [1, 0, 0]]]
-    tail = run.lengths.pack_tail(ending)
-    assert tail.row_pieces(3).tolist() == [[0, 10, 12]]
+    tails = run.lengths.find_tails(run.start)
+    assert (tails.ending.lane_ends, tails.ending.end) == ((3,), 4)
+    assert tails.ended(0).cursors.tolist() == [[[0, 10, 12], [1, 0, 0]]]
+    assert tails.tail(0).row_pieces(0).tolist() == [[0, 10, 12]]
 
 
 def test_in_the_tail_lanes_stay_where_they_ended_and_stages_count_the_rows() -> None:
@@ -152,7 +153,7 @@ def test_a_run_that_begins_within_the_data_ends_with_the_same_document() -> None
 def test_a_finite_run_without_tokens_is_refused() -> None:
     run = TinyRun([0, 0], epochs=1)
     with pytest.raises(DatasetError, match="no document of a has any tokens"):
-        run.lengths.find_ending(run.start)
+        run.lengths.find_tails(run.start)
 
 
 @pytest.mark.parametrize(
