@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import brotli
-import snappy
+import cramjam
 
 from cloudload.data.cache.cache_folder import dataset_folder
 from cloudload.data.mds.codecs import compress, compression_extension, decompress
@@ -173,7 +173,7 @@ _CODECS = {
     "gz": functools.partial(compress, "gz"),
     "bz2": functools.partial(compress, "bz2"),
     "br": brotli.compress,
-    "snappy": snappy.compress,
+    "snappy": lambda raw: bytes(cramjam.snappy.compress_raw(raw)),
 }
 
 

@@ -111,7 +111,7 @@ def test_the_workers_of_an_array_find_together_what_one_process_finds(damaged: P
 def test_a_worker_without_a_codec_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mds(tmp_path, ["a text"], compression="gz")
     data = (tmp_path / "index.json").read_bytes().replace(b'"gz"', b'"snappy"')
-    monkeypatch.setitem(sys.modules, "snappy", None)
+    monkeypatch.setitem(sys.modules, "cramjam", None)
     [info] = parse_index(data, str(tmp_path))
     [finding] = check_shard(Location(str(tmp_path)), info, "text")
     assert (finding.kind, finding.where) == ("codec-missing", info.stored.name)

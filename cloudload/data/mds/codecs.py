@@ -10,6 +10,8 @@ import gzip
 import zlib
 from collections.abc import Callable
 
+import numpy as np
+
 from cloudload.data.mds import shard_entries
 from cloudload.errors import DatasetError
 
@@ -46,9 +48,9 @@ def compress(compression: str, data: bytes | memoryview) -> bytes:
 def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
     """Decompress a stored shard, and return at most `raw_bytes` + 1 bytes.
 
-    Raises `ValueError` for an unknown compression and for snappy data that declares more than
-    `raw_bytes`, and the codec's own error for damaged data. Truncated data may yield fewer bytes
-    without an error, so the caller must check the size.
+    Raises `ValueError` for an unknown compression, and the codec's own error for damaged data and
+    for snappy data that is larger than `raw_bytes`. Truncated data may yield fewer bytes without an
+    error, so the caller must check the size.
     """
     name = compression.partition(":")[0]
     if name == "zstd":
@@ -63,7 +65,8 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
     if name == "br":
         return _decompress_brotli(data, raw_bytes)
     if name == "snappy":
-        return _decompress_snappy(data, raw_bytes)
+        room = np.empty(raw_bytes + 1, np.uint8)  # takes no memory before it is written to
+        return room[: decompress_into(name, data, room.data)].tobytes()
     raise ValueError(
         f"compression is {compression!r}, not one of {', '.join(shard_entries.COMPRESSIONS)}"
     )
@@ -79,6 +82,10 @@ def decompress_into(compression: str, data: bytes, target: memoryview) -> int:
 
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
             return int(reader.readinto(target))
+    if compression == "snappy":
+        import cramjam
+
+        return int(cramjam.snappy.decompress_raw_into(data, target))
     raw = decompress(compression, data, len(target) - 1)
     target[: len(raw)] = raw
     return len(raw)
@@ -88,13 +95,13 @@ def check_codec(compression: str) -> None:
     """Raise `DatasetError` if the package that decompresses `compression` is missing or too old."""
     try:
         if compression == "snappy":
-            import snappy  # noqa: F401
+            import cramjam  # noqa: F401
         elif compression.partition(":")[0] == "br":
             import brotli
 
             brotli.Decompressor().process(b"", output_buffer_limit=1)
     except (ImportError, TypeError) as error:
-        package = "python-snappy" if compression == "snappy" else "'brotli>=1.2'"
+        package = "cramjam" if compression == "snappy" else "'brotli>=1.2'"
         raise DatasetError(
             f"shards are compressed with {compression!r}, but the package that reads them is "
             f"missing or too old. Run: pip install {package}"
@@ -118,20 +125,6 @@ def _decompress_brotli(data: bytes, raw_bytes: int) -> bytes:
         parts.append(decoder.process(b"", output_buffer_limit=left))
         left -= len(parts[-1])
     return b"".join(parts)[: raw_bytes + 1]
-
-
-def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
-    import snappy
-
-    # the data begins with its raw size as a varint, and snappy never produces more bytes than that
-    size = 0
-    for index, byte in enumerate(data[:5]):
-        size |= (byte & 127) << 7 * index
-        if byte < 128:
-            break
-    if size > raw_bytes:
-        raise ValueError(f"the data unpacks to {size:,} bytes, but the index says {raw_bytes:,}")
-    return bytes(snappy.uncompress(data))
 
 
 def _zstd_compress(data: bytes | memoryview, level: int) -> bytes:

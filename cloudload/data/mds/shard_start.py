@@ -88,7 +88,7 @@ def _read_raw(location: Location, info: shard_entries.ShardInfo, num_bytes: int)
     raw = (
         location.read(num_bytes - 1)
         if info.zipped is None or info.compression is None
-        else _read_decompressed(location, info.compression, num_bytes)
+        else _read_decompressed(location, info, info.compression, num_bytes)
     )
     if len(raw) < num_bytes:
         raise DatasetError(
@@ -98,20 +98,23 @@ def _read_raw(location: Location, info: shard_entries.ShardInfo, num_bytes: int)
     return raw[: info.raw.bytes]
 
 
-def _read_decompressed(location: Location, compression: str, num_bytes: int) -> bytes:
+def _read_decompressed(
+    location: Location, info: shard_entries.ShardInfo, compression: str, num_bytes: int
+) -> bytes:
     """At least the first `num_bytes` bytes of a decompressed object, or all if it has fewer."""
     size = max(CHUNK_BYTES, num_bytes // 8)
     while True:
         stored = location.read(size - 1)
         is_whole = len(stored) < size
         try:
-            raw = decompress(compression, stored, num_bytes)
+            # snappy cannot decompress only the first bytes
+            raw = decompress(compression, stored, info.raw.bytes if is_whole else num_bytes)
         except Exception as error:
             if is_whole:
                 raise DatasetError(
                     f"{location} cannot be decompressed ({error}). Convert or copy the shard again"
                 ) from error
-            raw = b""  # some codecs need the whole object
+            raw = b""  # the codec needs the whole object
         if is_whole or len(raw) >= num_bytes:
             return raw
         size *= _GROWTH

@@ -142,23 +142,23 @@ def test_brotli_and_snappy_are_streamings_and_bounded(compression: str) -> None:
     size = 1 << 22
     bomb = pack(compression, bytes(size))
     if compression == "snappy":
-        with pytest.raises(
-            ValueError, match=f"the data unpacks to {size:,} bytes, but the index says 1,000"
+        for unpack in (
+            lambda: decompress(compression, bomb, 1_000),
+            lambda: decompress_into(compression, bomb, memoryview(bytearray(1_001))),
         ):
-            decompress(compression, bomb, 1_000)
+            with pytest.raises(Exception, match=rf"size = 1001\) .* required \(size = {size}\)"):
+                unpack()
     else:
         assert len(decompress(compression, bomb, 1_000)) == 1_001
 
 
-@pytest.mark.parametrize(
-    ("compression", "package"), [("br", "brotli>=1.2"), ("snappy", "python-snappy")]
-)
+@pytest.mark.parametrize(("compression", "package"), [("br", "brotli>=1.2"), ("snappy", "cramjam")])
 def test_a_codec_that_is_not_installed_is_named(
     monkeypatch: pytest.MonkeyPatch, compression: str, package: str
 ) -> None:
     check_codec(compression)
     monkeypatch.setitem(sys.modules, "brotli", None)
-    monkeypatch.setitem(sys.modules, "snappy", None)
+    monkeypatch.setitem(sys.modules, "cramjam", None)
     with pytest.raises(DatasetError, match=f"too old. Run: pip install .*{package}"):
         check_codec(compression)
     check_codec("zstd:3")

@@ -40,10 +40,10 @@ def test_a_codec_that_is_not_installed_is_named(
     folder = write(tmp_path / "data", compression="gz")
     index = (folder / "index.json").read_text()
     (folder / "index.json").write_text(index.replace('"gz"', '"snappy"'))
-    monkeypatch.setitem(sys.modules, "snappy", None)
+    monkeypatch.setitem(sys.modules, "cramjam", None)
     report = check_dataset(folder, progress=False)
     assert report.counts == {"codec-missing": 1}
-    assert report.findings[0].advice == "Run: pip install python-snappy"
+    assert report.findings[0].advice == "Run: pip install cramjam"
 
 
 def test_a_column_that_cloudload_does_not_decode_is_named(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import numpy as np
 import pytest
 
@@ -38,6 +40,20 @@ def test_the_first_documents_are_read_in_order(
     assert [document.values["text"] for document in documents] == TEXTS[:number]
     assert [document.sample for document in documents] == [*range(min(number, 60))]
     assert documents[-1].shard == f"shard.{(len(documents) - 1) // 20:05}.mds"
+
+
+def test_the_start_of_a_snappy_shard_is_read(tmp_path: Path) -> None:
+    texts = ["the quick brown fox " * 20] * 200
+    write_mds(tmp_path, texts, compression="gz", hashes=())
+    index = json.loads((tmp_path / "index.json").read_text())
+    [entry] = index["shards"]
+    packed = tmp_path / "shard.00000.mds.snappy"
+    raw = gzip.decompress((tmp_path / entry["zip_data"]["basename"]).read_bytes())
+    packed.write_bytes(bytes(cramjam.snappy.compress_raw(raw)))
+    entry["compression"] = "snappy"
+    entry["zip_data"] |= {"basename": packed.name, "bytes": packed.stat().st_size}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    assert texts_of(tmp_path, limit=2) == texts[:2]
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
