@@ -22,18 +22,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
-
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.frameworks import explain_missing
 from cloudload.loading import CloudLoader, FromStart
 
-try:
-    import accelerate  # noqa: F401, because the Trainer needs it
+try:  # first, because the error of transformers does not name the package that the Trainer lacks
+    import accelerate  # noqa: F401
 except ImportError as error:
     raise explain_missing(error, "accelerate", "transformers") from error
 
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 logger = logging.getLogger("cloudload.integrations")
 
