@@ -7,9 +7,9 @@ from typing import Any
 
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 from cloudload.tools.convert.inputs import list_inputs, list_units
+from testkit.examples import EXAMPLES
 
 BLOCK_SIZES = (1, 700, 1 << 20)
-_MOST_RESTARTS = 12
 
 
 def read_records(
@@ -29,7 +29,7 @@ def read_records(
 def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> None:
     """Check that records do not depend on the block size, and that a reader can start at any block.
 
-    For each unit, the check starts readers at about 12 evenly spaced blocks.
+    For each unit, the check starts readers at no more than `EXAMPLES` evenly spaced blocks.
     """
     settings = {"format": "auto", "split": None} | options
     fields = Fields(["text", "id", *keep])
@@ -43,7 +43,7 @@ def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> No
         for unit, blocks in cut:
             if unit.size is not None:
                 assert sum(block.input_bytes for block in blocks) == unit.size
-            for number in range(0, len(blocks), 1 + len(blocks) // _MOST_RESTARTS):
+            for number in range(0, len(blocks), 1 + len(blocks) // EXAMPLES):
                 rest = list(unit.blocks(blocks[number].start, size, fields))
                 assert list(map(_describe, rest)) == list(map(_describe, blocks[number:]))
 

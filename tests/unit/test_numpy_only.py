@@ -1,21 +1,25 @@
-"""Rooms of pure arithmetic, and their unit tests, need NumPy and no deep learning framework."""
+"""Rooms of arithmetic, and their unit tests, need NumPy and no deep learning framework."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
+from testkit import ROOT
 
-ROOMS = ["order", "rows/packing"]
+ROOMS = ["order", "rows", "run"]
 HEAVY = ["torch", "streaming", "transformers", "pyarrow", "cloudload.loading.loader"]
-ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_and_its_unit_tests_import_no_framework(room: str) -> None:
-    files = [*ROOT.glob(f"cloudload/{room}/*.py"), *ROOT.glob(f"tests/unit/{room}/test_*.py")]
+def test_orders_rows_and_runs_and_their_unit_tests_import_no_framework() -> None:
+    files = [
+        file
+        for room in ROOMS
+        for file in [
+            *ROOT.glob(f"cloudload/{room}/**/*.py"),
+            *ROOT.glob(f"tests/unit/{room}/**/*.py"),
+        ]
+    ]
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
     code = f"""
 import importlib, sys

@@ -13,6 +13,8 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -445,12 +447,10 @@ def _die_at(event: int, root: Path) -> None:
     os._exit(0)
 
 
-def test_a_process_killed_before_any_system_call_leaves_an_account_that_holds(
-    tmp_path: Path,
-) -> None:
+def _die_before_each_event(root_of_all: Path) -> None:
     known = unknown = 0
     for event in range(1_000):
-        root = tmp_path / str(event)
+        root = root_of_all / str(event)
         use(add(root, "a", 600), 1)
         child = multiprocessing.get_context("fork").Process(target=_die_at, args=(event, root))
         child.start()
@@ -467,6 +467,18 @@ def test_a_process_killed_before_any_system_call_leaves_an_account_that_holds(
     assert known > 10
     assert unknown > 10
     assert child.exitcode == 0
+
+
+def in_a_small_process(function: Callable[[Path], None], root: Path) -> None:
+    """Call a function that forks a lot in a process without the libraries of other tests."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(function, root).result()
+
+
+def test_a_process_killed_before_any_system_call_leaves_an_account_that_holds(
+    tmp_path: Path,
+) -> None:
+    in_a_small_process(_die_before_each_event, tmp_path)
 
 
 def _fill(root: Path, seed: int) -> None:
@@ -487,13 +499,13 @@ def _fill(root: Path, seed: int) -> None:
                     os.utime(path)
 
 
-def test_processes_killed_at_any_moment_leave_an_account_that_holds(tmp_path: Path) -> None:
-    make_folder(tmp_path / "data")
+def _kill_at_any_moment(root: Path) -> None:
+    make_folder(root / "data")
     context, chance = multiprocessing.get_context("fork"), random.Random(7)
     seeds = itertools.count()
 
     def start() -> multiprocessing.process.BaseProcess:
-        process = context.Process(target=_fill, args=(tmp_path, next(seeds)), daemon=True)
+        process = context.Process(target=_fill, args=(root, next(seeds)), daemon=True)
         process.start()
         return process
 
@@ -502,9 +514,9 @@ def test_processes_killed_at_any_moment_leave_an_account_that_holds(tmp_path: Pa
     try:
         for _ in range(kills):
             time.sleep(chance.random() / 20)
-            with locked(space_lock(tmp_path)):
-                used = sum(map(size_of, shard_files(tmp_path)))
-                account = fetch._read(tmp_path).used
+            with locked(space_lock(root)):
+                used = sum(map(size_of, shard_files(root)))
+                account = fetch._read(root).used
                 known += account is not None
                 assert used <= (LIMIT if account is None else account) <= LIMIT
             place = chance.randrange(4)
@@ -517,7 +529,11 @@ def test_processes_killed_at_any_moment_leave_an_account_that_holds(tmp_path: Pa
             process.kill()
             process.join()
     assert known > kills // 10
-    sweep(tmp_path)
-    path = add(tmp_path, "last", 1)
-    assert fetch._read(tmp_path).used == sum(shards(tmp_path).values())
+    sweep(root)
+    path = add(root, "last", 1)
+    assert fetch._read(root).used == sum(shards(root).values())
     assert path.exists()
+
+
+def test_processes_killed_at_any_moment_leave_an_account_that_holds(tmp_path: Path) -> None:
+    in_a_small_process(_kill_at_any_moment, tmp_path)

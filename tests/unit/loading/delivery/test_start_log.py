@@ -19,6 +19,7 @@ from cloudload.loading.delivery.world import is_first_process
 from cloudload.testing import Leg, run_leg
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import list_settings, make_loader
+from tests.unit.rows.tokenization.test_framing import write_files
 
 OPENED = [
     "index read in",
@@ -228,3 +229,14 @@ def test_small_datasets_and_local_shards_cause_no_warning(
     assert not find_warning(compressed, caplog, monkeypatch, machines=4, num_canonical_nodes=1)
     monkeypatch.setattr(start_log, "NOTABLE_BYTES", 1)
     assert not find_warning(folder, caplog, monkeypatch, machines=4, num_canonical_nodes=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_logs_the_framing_when_a_loader_is_created(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    write_files(tmp_path, {"eos_token": "<|return|>"})
+    with caplog.at_level(logging.INFO, "cloudload"):
+        make_loader(folder, tokenizer=tmp_path, eos="auto", dp_rank=rank, dp_world_size=2).close()
+    levels = [each.levelname for each in caplog.records if "<|return|>" in each.getMessage()]
+    assert levels == ([] if rank else ["INFO", "WARNING"])

@@ -110,14 +110,15 @@ def test_a_sentencepiece_vocabulary_that_lacks_a_byte_is_refused(tmp_path: Path)
 
 @needs_fastokens
 @pytest.mark.parametrize("name", JSONS)
-def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
+def test_sound_tokenizers_pass_the_gate(name: str, checks_folder: Path) -> None:
     for asked in ("auto", "fastokens"):
-        choice = choose_backend(JSONS[name](), asked, tmp_path)
+        choice = choose_backend(JSONS[name](), asked, checks_folder)
         assert (choice.name, choice.reason) == ("fastokens", None)
+        assert asked != "auto" or choice.why == "it passed every check", "it must not be known"
         assert choice.versions.startswith("fastokens 0.")
         # the checks turn `encode_special_tokens` off, and must turn it on again
         assert loading.load_hf(JSONS[name]()).encode_special_tokens
-    assert choose_backend(JSONS[name](), "hf", tmp_path).name == HF
+    assert choose_backend(JSONS[name](), "hf", checks_folder).name == HF
 
 
 @needs_fastokens
@@ -212,10 +213,10 @@ def test_the_cost_of_a_fallback_is_the_one_that_was_measured() -> None:
     ],
 )
 def test_the_backend_that_was_wanted_is_named_with_the_reason(
-    asked: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    asked: str, said: str, checks_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    log_choice(choose_backend(JSONS["byte-level"](), asked, tmp_path))
+    log_choice(choose_backend(JSONS["byte-level"](), asked, checks_folder))
     [record] = caplog.records
     assert record.levelname == "INFO"
     assert re.fullmatch(f"tokenizer backend: {said}", record.getMessage())
@@ -249,6 +250,7 @@ def test_other_ids_for_a_probe_or_a_code_point_are_refused(
     mark: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "load_fastokens", lambda text: Tampered(text, mark))
+    monkeypatch.setattr(gate, "assigned_code_points", lambda: list(range(0x12F80, 0x13080)))
     with pytest.raises(TokenizerError, match=named):
         choose_backend(JSONS["byte-level"](), "fastokens", tmp_path)
 
@@ -273,13 +275,13 @@ def test_the_sweep_of_code_points_is_made_once_for_a_cache_folder(
 
 @needs_fastokens
 def test_a_cache_folder_of_another_machine_does_not_make_fastokens_importable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checks_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = JSONS["byte-level"]()
-    assert choose_backend(text, "auto", tmp_path).name == "fastokens"
+    assert choose_backend(text, "auto", checks_folder).name == "fastokens"
     forget()
     monkeypatch.setitem(sys.modules, "fastokens", None)  # makes the import fail
-    choice = choose_backend(text, "auto", tmp_path)
+    choice = choose_backend(text, "auto", checks_folder)
     assert choice.name == HF
     assert "fastokens cannot be imported" in (choice.reason or "")
 
@@ -302,7 +304,10 @@ def test_ranks_that_start_together_on_a_node_check_a_tokenizer_once(
 
 
 @needs_fastokens
-def test_the_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+def test_the_partial_files_of_killed_processes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "check_ids", lambda _: None)
     tokenizers = tmp_path / "tokenizers"
     tokenizers.mkdir()
     other, used = (kept_path(tmp_path, [text], ["x"]) for text in ("other", "used"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec, load_tokenizer
-from testkit.loaders import make_loader
 
 DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 TOKENS = ["<s>", "</s>", "<|endoftext|>", "<|return|>", "<|im_end|>", "<end_of_turn>", DEEPSEEK_END]
@@ -36,23 +34,6 @@ def write_files(
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text("{}")  # transformers 5 also reads this file
     return folder
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for the files of `some/model` in a temporary Hub cache."""
-    import huggingface_hub.constants
-    from transformers.utils import hub as transformers_hub
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    # transformers 4 has its own copy of this setting
-    monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path), raising=False)
-    repository = tmp_path / "models--some--model"
-    snapshot = repository / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(snapshot.name)
-    return snapshot
 
 
 FRAMINGS: dict[str, tuple[dict[str, Any], str | None, tuple[int | None, int]]] = {
@@ -91,15 +72,17 @@ FRAMINGS: dict[str, tuple[dict[str, Any], str | None, tuple[int | None, int]]] =
 
 
 @pytest.mark.parametrize("name", FRAMINGS)
-def test_a_name_a_folder_a_file_and_an_object_frame_documents_alike(name: str, hub: Path) -> None:
+def test_a_name_a_folder_a_file_and_an_object_frame_documents_alike(
+    name: str, hub_snapshot: Path
+) -> None:
     import transformers
 
     config, template, expected = FRAMINGS[name]
-    write_files(hub, config, template)
-    passed: list[Any] = ["some/model", hub, hub / "tokenizer.json"]
+    write_files(hub_snapshot, config, template)
+    passed: list[Any] = ["some/model", hub_snapshot, hub_snapshot / "tokenizer.json"]
     if transformers.__version__.startswith("4."):
         # transformers 5 may build an object that frames documents differently (docs/limits.md)
-        passed.append(transformers.AutoTokenizer.from_pretrained(hub))
+        passed.append(transformers.AutoTokenizer.from_pretrained(hub_snapshot))
     assert [load_tokenizer(each).frames for each in passed] == [(expected,)] * len(passed)
 
 
@@ -149,14 +132,3 @@ def test_the_framing_names_each_token_and_its_file(tmp_path: Path) -> None:
     assert framing(add_bos_token=False).startswith("no bos (add_bos_token is false)")
     given = load_tokenizer(tmp_path, [(None, "</s>"), ("<s>", None)]).framing
     assert given == "no bos, eos '</s>' (given) · bos '<s>' (given), no eos"
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_rank_logs_the_framing_when_a_loader_is_created(
-    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, rank: int
-) -> None:
-    write_files(tmp_path, {"eos_token": "<|return|>"})
-    with caplog.at_level(logging.INFO, "cloudload"):
-        make_loader(folder, tokenizer=tmp_path, eos="auto", dp_rank=rank, dp_world_size=2).close()
-    levels = [each.levelname for each in caplog.records if "<|return|>" in each.getMessage()]
-    assert levels == ([] if rank else ["INFO", "WARNING"])

@@ -14,10 +14,7 @@ from cloudload import convert_to_mds
 from cloudload.data.storage import hub
 from cloudload.errors import StoreError, TokenizerError
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
-from tests.unit.rows.tokenization.test_framing import hub as hub_cache
 from tests.unit.rows.tokenization.test_framing import write_files
-
-__all__ = ["hub_cache"]
 
 
 def closed_port() -> str:
@@ -60,9 +57,9 @@ def test_without_a_connection_a_name_is_one_sentence_with_the_next_step(
 
 @pytest.mark.usefixtures("unreachable")
 def test_without_a_connection_a_name_in_the_cache_loads(
-    hub_cache: Path, caplog: pytest.LogCaptureFixture
+    hub_snapshot: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_files(hub_cache, {"eos_token": "</s>"})
+    write_files(hub_snapshot, {"eos_token": "</s>"})
     assert load_tokenizer("some/model").frames == ((None, 2),)
     assert "so the tokenizer 'some/model' is loaded from the local cache" in caplog.text
 

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from streaming import MDSWriter
 
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.conversion_report import ConvertReport, cause_of, merge_causes
@@ -188,6 +187,8 @@ def write_tar(path: Path) -> None:
 
 
 def write_shard(path: Path) -> None:
+    from streaming import MDSWriter
+
     with MDSWriter(out=str(path), columns={"text": "bytes"}) as writer:
         for text in (b"good", BAD):
             writer.write({"text": text})

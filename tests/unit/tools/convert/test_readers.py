@@ -389,13 +389,15 @@ def test_a_binary_file_among_texts_is_named(tmp_path: Path) -> None:
     refuse(r"in/image.raw:1: the file is not UTF-8 \(byte 0x89 at offset 0\)", tmp_path / "in")
 
 
-@pytest.mark.parametrize("extension", [".gz", ".zst", ".bz2", ".xz"])
+@pytest.mark.parametrize(
+    ("extension", "count"),
+    [(".gz", 30), (".zst", 30), (".bz2", 150), (".xz", 30)],  # bz2 loses a block of up to 900 kB
+)
 def test_a_truncated_file_is_named_and_its_whole_lines_are_kept(
-    tmp_path: Path, extension: str
+    tmp_path: Path, extension: str, count: int
 ) -> None:
     draw = random.Random(0)
-    # 2.4 MB, because a truncated bz2 file loses its last block, which has up to 900 kB
-    lines = [json.dumps({"text": draw.randbytes(4_000).hex()}) + "\n" for _ in range(300)]
+    lines = [json.dumps({"text": draw.randbytes(4_000).hex()}) + "\n" for _ in range(count)]
     stored = COMPRESSORS[extension]("".join(lines).encode())
     (tmp_path / f"a.jsonl{extension}").write_bytes(stored[: len(stored) - 20])
     refuse(
@@ -441,13 +443,18 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extension", "most_bytes"),
-    [(".gz", 1 << 20), (".bz2", 1 << 20), (".xz", 1 << 20), (".zst", 33 << 20)],
+    ("extension", "size", "most_bytes"),
+    [
+        (".gz", 10 << 20, 1 << 20),
+        (".bz2", 10 << 20, 1 << 20),
+        (".xz", 10 << 20, 1 << 20),
+        (".zst", 70 << 20, 33 << 20),
+    ],
 )
 def test_a_small_file_is_never_decompressed_all_at_once(
-    tmp_path: Path, extension: str, most_bytes: int
+    tmp_path: Path, extension: str, size: int, most_bytes: int
 ) -> None:
-    path, size = tmp_path / f"a.txt{extension}", 70 << 20
+    path = tmp_path / f"a.txt{extension}"
     path.write_bytes(COMPRESSORS[extension](bytes([97]) * size) * 2)
     assert path.stat().st_size < 1 << 18
     compression = {".zst": "zstd"}.get(extension, extension[1:])
