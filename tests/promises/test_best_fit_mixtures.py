@@ -67,7 +67,7 @@ STREAMS = st.lists(
     first=st.booleans(),
     resumed=st.tuples(st.integers(0, 200), st.sampled_from([1, 2, 3, 5, 7])),
 )
-@settings(max_examples=4 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 def test_streams_end_where_the_oracle_ends_them_and_a_resume_reads_the_same_rows(
     data: Mixtures,
     *,

@@ -50,11 +50,11 @@ def whole(
 
 
 def test_processes_and_executors_write_the_same_rejects(
-    corpus: Path, tmp_path: Path, store_url: str, whole: Any
+    corpus: Path, tmp_path: Path, whole: Any
 ) -> None:
     options, rejects, objects = whole
     options = {**options, "rejects": tmp_path / "rejects"}
-    for out, _ in convert_every_way(corpus, store_url, SEGMENTS, **options):
+    for out, _ in convert_every_way(corpus, str(tmp_path), SEGMENTS, **options):
         assert (tmp_path / "rejects").read_bytes() == rejects
         assert dataset_bytes(out) == objects
         (tmp_path / "rejects").unlink()

@@ -139,10 +139,10 @@ def test_a_document_is_in_one_split_whatever_the_inputs(tmp_path: Path, with_ids
 
 
 def test_processes_and_executors_write_the_same_objects(
-    corpus: Path, store_url: str, whole: Any
+    corpus: Path, tmp_path: Path, whole: Any
 ) -> None:
     options, report, objects = whole
-    for out, found in convert_every_way(corpus, store_url, SEGMENTS, **options):
+    for out, found in convert_every_way(corpus, str(tmp_path), SEGMENTS, **options):
         assert objects_of(out) == objects
         assert found.splits == report.splits
 
