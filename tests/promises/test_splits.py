@@ -1,4 +1,5 @@
-"""A document is always in the same split, and the bytes are the same on every engine."""
+"""A document is always in the same split. The bytes of splits and of rejects are the same on every
+engine and after any interruption."""
 
 from __future__ import annotations
 
@@ -29,19 +30,30 @@ from testkit.segments import convert_every_way
 SPLITS = "train=0.8,val=0.15,test=0.05"
 NAMES = ("train", "val", "test")
 OPTIONS: dict[str, Any] = {**QUIET, "shard_bytes": 2_000, "block_bytes": 900}
-OPTIONS |= {"segment_bytes": 10_000, "splits": SPLITS}
+OPTIONS |= {"segment_bytes": 10_000, "splits": SPLITS, "skip_bad": True}
 SEGMENTS = 6
+BAD = range(3, 150, 25)
+"""The documents in front of which a file has a bad line, except `c.jsonl`."""
+BAD_FILES = {"a.jsonl": len(BAD), "b.jsonl": len(BAD)}
 
 
 def write_files(folder: Path, names: str, *, with_ids: bool = True) -> Path:
-    """Write files of 150 documents, each with a unique text and ID."""
+    """Write files of 150 documents, each with a unique text and ID, and of bad lines."""
     for name in names:
         draw = random.Random(name)
         texts = [f"{name} {number} " * draw.randint(1, 30) for number in range(150)]
         ids = [{"id": f"{name}-{number}"} if with_ids else {} for number in range(150)]
-        rows = [{"text": text, **own} for text, own in zip(texts, ids, strict=True)]
+        rows: list[dict[str, str]] = []
+        for number, (text, own) in enumerate(zip(texts, ids, strict=True)):
+            if number in BAD and name != "c":
+                rows.append({"body": f"{name} {number}"})
+            rows.append({"text": text, **own})
         write_lines(folder / f"{name}.jsonl", rows)
     return folder
+
+
+def bad_records(names: str) -> list[str]:
+    return [f'{{"body": "{name} {number}"}}' for name in names for number in BAD]
 
 
 def split_of(out: Path, scratch: Path) -> dict[str, str]:
@@ -59,13 +71,17 @@ def corpus(module_folder: Path) -> Path:
 @pytest.fixture(scope="module", params=[10_000, 1 << 20], ids=["segments", "one segment"])
 def whole(
     corpus: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> tuple[dict[str, Any], Any, dict[str, str]]:
-    """Convert in one process. Returns the options, the report, and the hash of each object."""
+) -> tuple[dict[str, Any], Any, dict[str, str], bytes]:
+    """Convert in one process. Returns the options, the report, the hash of each object, and the
+    rejects."""
     out, options = tmp_path_factory.mktemp("whole"), OPTIONS | {"segment_bytes": request.param}
-    report = convert_to_mds(corpus, out / "out", **options)
+    report = convert_to_mds(corpus, out / "out", rejects=out / "rejects", **options)
     assert report.segments == (SEGMENTS if request.param == 10_000 else 1)
     assert len(split_of(out / "out", out)) == report.documents == 450
-    return options, report, objects_of(str(out / "out"))
+    assert report.bad_files == BAD_FILES
+    rejects = (out / "rejects").read_bytes()
+    assert [json.loads(line)["record"] for line in rejects.splitlines()] == bad_records("ab")
+    return options, report, objects_of(str(out / "out")), rejects
 
 
 def objects_of(out: str) -> dict[str, str]:
@@ -80,7 +96,7 @@ def objects_of(out: str) -> dict[str, str]:
 def test_splits_are_datasets_for_readers_and_their_reports(
     corpus: Path, tmp_path: Path, whole: Any, cli: Any
 ) -> None:
-    options, report, _ = whole
+    options, report, *_ = whole
     out = tmp_path / "out"
     convert_to_mds(corpus, out, **options)
     documents = {name: len(read_dataset(f"{out}/{name}", tmp_path)) for name in NAMES}
@@ -138,48 +154,89 @@ def test_a_document_is_in_one_split_whatever_the_inputs(tmp_path: Path, with_ids
     assert split_of(tmp_path / "appended", tmp_path) == expected
 
 
-def test_processes_and_executors_write_the_same_objects(
+def test_processes_and_executors_write_the_same_objects_and_rejects(
     corpus: Path, tmp_path: Path, whole: Any
 ) -> None:
-    options, report, objects = whole
-    for out, found in convert_every_way(corpus, str(tmp_path), SEGMENTS, **options):
+    options, report, objects, rejects = whole
+    options = {**options, "rejects": tmp_path / "rejects"}
+    for out, found in convert_every_way(corpus, f"{tmp_path}/out", SEGMENTS, **options):
         assert objects_of(out) == objects
         assert found.splits == report.splits
+        assert (tmp_path / "rejects").read_bytes() == rejects
+        (tmp_path / "rejects").unlink()
 
 
-def test_workers_of_an_array_write_the_same_objects(
+def test_workers_of_an_array_write_the_same_objects_and_the_last_one_the_rejects(
     corpus: Path, store_url: str, whole: Any
 ) -> None:
-    options, report, objects = whole
+    options, report, objects, rejects = whole
+    target = f"{store_url}-rejects.jsonl"
     for worker in ("2/3", "1/3", "0/3"):
-        found = convert_to_mds(corpus, store_url, worker=worker, **options)
+        found = convert_to_mds(corpus, store_url, rejects=target, worker=worker, **options)
     assert objects_of(store_url) == objects
     assert found.splits == report.splits
-    again = convert_to_mds(corpus, store_url, worker="1/3", **options)
+    assert Location(target).read() == rejects
+    again = convert_to_mds(corpus, store_url, rejects=target, worker="1/3", **options)
     assert again.already_complete
     assert (again.documents, again.splits) == (report.documents, report.splits)
-    assert convert_to_mds(corpus, store_url, finish=True, **options).already_complete
+    finished = convert_to_mds(corpus, store_url, rejects=target, finish=True, **options)
+    assert finished.already_complete
 
 
-@pytest.mark.parametrize("rejects", [False, True])
-def test_a_conversion_that_stopped_anywhere_resumes(
-    corpus: Path, tmp_path: Path, whole: Any, rejects: bool
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [(None, None), (None, "rejects"), ("first", "rejects"), ("rejects", "rejects")],
+)
+def test_a_conversion_that_stopped_anywhere_resumes_and_writes_all_rejects(
+    corpus: Path, tmp_path: Path, whole: Any, first: str | None, last: str | None
 ) -> None:
-    options, report, objects = whole
-    if rejects:
-        options = {**options, "skip_bad": True, "rejects": tmp_path / "rejects"}
+    options, report, objects, rejects = whole
+    out = tmp_path / "out"
     for shards in (1, 7, 0, 9, 3):
-        convert_until(shards, corpus, tmp_path / "out", **options)
-    found = convert_to_mds(corpus, tmp_path / "out", **options)
-    assert 10 < found.resumed_shards < found.shards
-    assert objects_of(str(tmp_path / "out")) == objects
+        convert_until(shards, corpus, out, **options, rejects=first and tmp_path / first)
+    found = convert_to_mds(corpus, out, **options, rejects=last and tmp_path / last)
+    assert first != last or 10 < found.resumed_shards < found.shards
+    assert objects_of(str(out)) == objects
     assert (found.documents, found.splits) == (report.documents, report.splits)
+    assert (found.bad, found.bad_files) == (2 * len(BAD), BAD_FILES)
+    if last:
+        assert (tmp_path / last).read_bytes() == rejects
+        assert list(found.bad_records) == [
+            f"{corpus}/{line['file']}:{line['place']}: {line['error']}"
+            for line in map(json.loads, rejects.splitlines())
+        ]
+
+
+def test_shards_that_are_stored_are_not_stored_again_for_the_rejects(
+    corpus: Path, tmp_path: Path
+) -> None:
+    options = OPTIONS | {"segment_bytes": 1 << 20, "rejects": tmp_path / "rejects"}
+    convert_until(7, corpus, tmp_path / "out", **options)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("shard.*")}
+    report = convert_to_mds(corpus, tmp_path / "out", **options)
+    assert report.resumed_shards == len(before) == 7
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_segments_without_rejects_are_converted_again_or_named(
+    corpus: Path, tmp_path: Path
+) -> None:
+    out, target = tmp_path / "out", tmp_path / "rejects"
+    convert_to_mds(corpus, out, worker="0/3", **OPTIONS)
+    for worker in ("1/3", "2/3"):
+        report = convert_to_mds(corpus, out, worker=worker, rejects=target, **OPTIONS)
+        assert report.unfinished_segments
+    with pytest.raises(ConvertError, match=r"segments 0, 3 of .* left out bad records without sto"):
+        convert_to_mds(corpus, out, finish=True, rejects=target, **OPTIONS)
+    report = convert_to_mds(corpus, out, worker="0/3", rejects=target, **OPTIONS)
+    assert report.unfinished_segments == 0
+    assert len(target.read_bytes().splitlines()) == 2 * len(BAD)
 
 
 def test_a_conversion_that_stopped_between_its_indexes_resumes(
     corpus: Path, tmp_path: Path, whole: Any
 ) -> None:
-    options, report, objects = whole
+    options, report, objects, _ = whole
     out = tmp_path / "out"
     for last in ("train/index.json", f"val/{REPORT_NAME}", "val/index.json", "test/index.json"):
         convert_until_write(last, corpus, out, **options)
@@ -210,12 +267,17 @@ def test_appending_to_splits_changes_no_shard_and_is_done_once(
     convert_to_mds(corpus, out, **options)
     before = objects_of(str(out))
     more = write_files(tmp_path / "more", "de")
-    report = convert_to_mds(more, out, append=True, **options)
+    target = tmp_path / "rejects"
+    report = convert_to_mds(more, out, append=True, rejects=target, **options)
     after = objects_of(str(out))
     changed = {name for name, digest in before.items() if after[name] != digest}
     assert changed == {f"/{name}/index.json" for name in NAMES}
     assert report.documents == sum(split["documents"] for split in report.splits.values()) == 750
-    again = convert_to_mds(more, out, append=True, **options)
+    added = {f"+{whole[1].segments}/{name}.jsonl": len(BAD) for name in "de"}
+    assert report.bad_files == BAD_FILES | added
+    records = [json.loads(line)["record"] for line in target.read_bytes().splitlines()]
+    assert records == bad_records("de")
+    again = convert_to_mds(more, out, append=True, rejects=target, **options)
     assert again.already_complete
     assert again.splits == report.splits
 
