@@ -24,6 +24,7 @@ from testkit import ROOT
 from testkit.conversions import QUIET, dataset_bytes, texts, write_corpus
 from testkit.corpora import write_mds
 from testkit.loaders import make_loader
+from testkit.traced_runs import TracedRuns
 
 
 def test_stdin_is_json_lines_and_resumes_when_given_again(tmp_path: Path) -> None:
@@ -266,3 +267,15 @@ def test_the_command_makes_a_dataset_that_the_loader_reads(
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     subprocess.run(["bash", "-c", command], env=environment, check=True, capture_output=True)
     assert make_loader(read).num_samples == len(TEXTS)
+
+
+def test_steps_are_traced_in_a_separate_process(traced: TracedRuns, tmp_path: Path) -> None:
+    read = traced.consume()
+    path = read.write(tmp_path / "state.json")
+    command = [sys.executable, "-m", "cloudload", "trace", str(path), "--steps", "30", "--json"]
+    command += ["--local", read.local]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [
+        span.text for span in read.spans[29]
+    ]

@@ -73,7 +73,7 @@ class Terminal(io.StringIO):
 
 
 def slowly(sample: Any) -> str:
-    time.sleep(0.3)
+    time.sleep(0.05)
     return str(sample["text"])
 
 

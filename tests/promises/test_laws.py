@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.testing import Leg, check_resume, check_worlds, real_tokens
+from cloudload.testing import Leg, check_resume, check_worlds
 from testkit.awkward import Case
 from testkit.corpora import random_documents, write_mds
 from testkit.kinds import every_case, loaders_of
@@ -36,10 +36,3 @@ def test_fewer_documents_than_lanes_or_ranks_still_reach_every_rank(
 def test_saved_after_every_batch_the_remainder_is_the_same(folder: str, case: Case) -> None:
     global_batch = case.legs[0].ranks * case.legs[0].batch_size
     check_resume(loaders_of(case, folder), global_batch=global_batch, num_batches=4)
-
-
-def test_a_document_of_hundreds_of_rows_is_resumed_in_its_middle(tmp_path: Path) -> None:
-    folder = write_mds(tmp_path / "corpus", ["x" * 5_000, "y", "z" * 3])
-    make = ranks(folder, num_lanes=2, epochs=1, local=tmp_path / "cache")
-    legs = [Leg(batches=301), Leg(2, batches=77), Leg(1, batch_size=3, batches=None)]
-    assert len(real_tokens(check_worlds(make, legs))) == 5_001 + 2 + 4
