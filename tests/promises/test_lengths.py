@@ -191,22 +191,6 @@ def test_a_document_that_has_another_length_than_was_counted_is_named(tmp_path: 
     list(make_loader(str(tmp_path), transform=shorten, lengths="off", **settings).take(50))
 
 
-def test_lengths_of_another_transform_or_tokenizer_are_not_taken(tmp_path: Path) -> None:
-    write_mds(tmp_path, random_documents(0, 50))
-    count_tokens(tmp_path, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    make_loader(str(tmp_path), lengths="require")
-    for other in ({"transform": keep_most}, {"tokenizer": other_tokenizer()}):
-        with pytest.raises(DatasetError, match="has none for this tokenizer"):
-            make_loader(str(tmp_path), lengths="require", **other)
-
-
-def other_tokenizer() -> Any:
-    """The byte tokenizer with one additional token."""
-    tokenizer = byte_tokenizer().from_str(byte_tokenizer().to_str())
-    tokenizer.add_tokens(["quick"])
-    return tokenizer
-
-
 def test_lengths_elsewhere_serve_data_that_is_read_only(tmp_path: Path) -> None:
     write_mds(tmp_path / "data", random_documents(0, 50))
     out = str(tmp_path / "elsewhere")
@@ -217,19 +201,3 @@ def test_lengths_elsewhere_serve_data_that_is_read_only(tmp_path: Path) -> None:
     assert names == ["index.json", "shard.00000.mds"]
     loader = make_loader(str(tmp_path / "data"), lengths=out, epochs=1)
     assert len(loader) == len(list(loader))
-
-
-def test_damaged_lengths_are_refused_by_name(tmp_path: Path) -> None:
-    write_mds(tmp_path, random_documents(0, 50))
-    count_tokens(tmp_path, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    [group] = tmp_path.glob("lengths/*/*.lengths")
-    content = bytearray(group.read_bytes())
-    content[-1] ^= 1
-    group.write_bytes(content)
-    loader = make_loader(str(tmp_path), lengths="auto", local=str(tmp_path.parent / "cache"))
-    with pytest.raises(DatasetError, match=rf"{group.name}: the size or hash"):
-        next(iter(loader))
-    index = group.parent / next(group.parent.glob("index-*.json")).name
-    index.write_text("[]")
-    with pytest.raises(DatasetError, match=rf"{index.name}: the file is not an index"):
-        make_loader(str(tmp_path), lengths="auto")

@@ -165,41 +165,6 @@ def test_passes_count_the_epoch_that_streaming_began(make_loader: Make) -> None:
         assert [len(numbers_in(loader)) for _ in range(2)] == [SAMPLES - 8, SAMPLES]
 
 
-@pytest.mark.parametrize(
-    ("timestamp", "origin"),
-    [
-        ({"epoch": 0, "sample_in_epoch": 8, "batch": 2}, "0:8"),
-        # at the end of an epoch, the dataset still reports that epoch
-        ({"epoch": 1, "sample_in_epoch": 0, "batch": 11}, "1:0"),
-    ],
-)
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_composer_checkpoint_has_the_state(
-    make_loader: Make, timestamp: dict[str, int], origin: str, is_whole: bool
-) -> None:
-    own = {**STATE, "sample_in_epoch": timestamp["sample_in_epoch"]}
-    state = {"dataset_state": {"train": own, "eval": {}}, "timestamp": {"Timestamp": timestamp}}
-    loader = make_loader()
-    loader.load_streaming_state({"state": state, "rng": []} if is_whole else state)
-    assert loader.state_dict()["origin"] == origin
-
-
-@pytest.mark.parametrize(
-    ("state", "options", "message"),
-    [
-        ({**STATE, "shuffle_seed": 5}, {}, "the state has 5, but the loader has seed=9176"),
-        (STATE, {"num_canonical_nodes": 4}, "has 2, but the loader has num_canonical_nodes=4"),
-        ({**STATE, "epoch": 2}, {}, "the state has read 2 epochs .* has epochs=2, so nothing"),
-        ({"epoch": 1}, {}, "not a StreamingDataset's"),
-    ],
-)
-def test_a_state_that_a_loader_cannot_continue_is_refused(
-    make_loader: Make, state: Any, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(StreamChangedError, match=message):
-        make_loader(**options).load_streaming_state(state)
-
-
 def write_streams(folder: Path, takeover: Takeover) -> list[Stream]:
     """Write datasets in which the text of each document is its sample's index in the corpus."""
     firsts = accumulate(map(sum, takeover.streams), initial=0)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,22 +97,6 @@ def test_where_and_trace_of_a_distant_step_agree_and_read_a_few_documents(
     found = find_document(run, 0, span.sample, step, lengths="require")
     places = [(each.step, each.epoch, each.start, each.stop) for each in found]
     assert (step, span.epoch, span.start, span.stop) in places
-
-
-def test_a_document_that_begins_before_the_state_is_found_from_its_middle(tmp_path: Path) -> None:
-    url = write_counted(tmp_path, ["a" * 500, "b" * 40] * 4)
-    with make_loader(url, num_lanes=4) as loader:
-        list(loader.take(3))
-        run = open_run(loader.state_dict(), tokenizer=byte_tokenizer())
-    starts = []
-    for sample in range(8):
-        found, expected = (
-            list(find_document(run, 0, sample, 200, lengths=lengths, num_workers=0))
-            for lengths in ("require", "off")
-        )
-        assert found == expected
-        starts.append(found[0].start)
-    assert np.any(np.array(starts) > 0)
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])

@@ -116,8 +116,8 @@ VALUES = [
 def test_a_name_changes_with_every_value_that_a_transform_uses(
     way: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    names, again = ([name_function(way(value)) for value in VALUES] for _ in range(2))
-    assert names == again
+    names = [name_function(way(value)) for value in VALUES]
+    assert names[::4] == [name_function(way(value)) for value in VALUES[::4]]
     assert len({*names}) == len(names)
     assert not caplog.records
 

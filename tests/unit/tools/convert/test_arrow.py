@@ -28,24 +28,24 @@ from testkit.conversions import (
 )
 from testkit.readers import check_blocks
 
-DOCUMENTS = documents(300)
+DOCUMENTS = documents(100)
 
 
 @cache
 def make_table() -> Any:
-    return pyarrow.table({"text": DOCUMENTS, "meta": [{"n": n} for n in range(300)]})
+    return pyarrow.table({"text": DOCUMENTS, "meta": [{"n": n} for n in range(100)]})
 
 
 def write_file(path: Path, **options: Any) -> None:
     with pyarrow.ipc.new_file(
         path, make_table().schema, options=pyarrow.ipc.IpcWriteOptions(**options)
     ) as writer:
-        writer.write_table(make_table(), max_chunksize=70)
+        writer.write_table(make_table(), max_chunksize=30)
 
 
 def write_stream(path: Path) -> None:
     with pyarrow.ipc.new_stream(path, make_table().schema) as writer:
-        writer.write_table(make_table(), max_chunksize=70)
+        writer.write_table(make_table(), max_chunksize=30)
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
@@ -65,7 +65,7 @@ def test_files_of_pandas_and_pyarrow_are_read(tmp_path: Path, name: str, extensi
     report = convert(path, keep=["meta.n"], block_bytes=999)
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert [(sample["text"], sample["meta.n"]) for sample in samples] == list(
-        zip(DOCUMENTS, range(300), strict=True)
+        zip(DOCUMENTS, range(100), strict=True)
     )
     assert samples[9]["id"] == f"{path.name}:10"
     assert report.input_bytes == path.stat().st_size

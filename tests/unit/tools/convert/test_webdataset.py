@@ -29,8 +29,9 @@ DOCUMENTS = documents(120)
 
 
 def write_webdataset(path: Path) -> None:
+    """Write the first 30 documents, each with its index and an image."""
     with path.open("wb") as file, webdataset.TarWriter(file) as writer:
-        for number, text in enumerate(DOCUMENTS):
+        for number, text in enumerate(DOCUMENTS[:30]):
             writer.write(
                 {"__key__": f"{number:06}", "txt": text, "json": {"n": number}, "jpg": b"\xff" * 99}
             )
@@ -55,7 +56,8 @@ def test_archives_that_webdataset_wrote_are_read(tmp_path: Path, name: str) -> N
     path.write_bytes(COMPRESSORS[extension]((tmp_path / "plain").read_bytes()))
     report = convert(path, tmp_path / "out", keep=["n"], block_bytes=999)
     assert read_dataset(str(tmp_path / "out"), tmp_path) == [
-        {"id": f"{number:06}", "text": text, "n": number} for number, text in enumerate(DOCUMENTS)
+        {"id": f"{number:06}", "text": text, "n": number}
+        for number, text in enumerate(DOCUMENTS[:30])
     ]
     assert report.input_bytes == path.stat().st_size
     check_blocks(path, keep=["jpg"])
