@@ -114,29 +114,6 @@ def test_samples_in_other_shards_are_refused_because_the_order_depends_on_them(
     assert "on_change" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("kind", ["fewer", "one more stream", "a stream of a mixture"])
-def test_another_number_of_samples_is_other_data_and_not_a_matter_of_compression(
-    tmp_path: Path, kind: str
-) -> None:
-    one, two = convert(tmp_path / "one"), convert(tmp_path / "two", TEXTS[:40])
-    three = convert(tmp_path / "three", random_documents(4, 1_200))
-    before, now, message = {
-        "fewer": (three, two, "40 samples instead of 1,200"),
-        "one more stream": ([one], [one, three], "1,290 samples instead of 90"),
-        "a stream of a mixture": (
-            [Stream(one, proportion=1)],
-            [Stream(two, proportion=1), Stream(three, proportion=2)],
-            "40 samples instead of 90",
-        ),
-    }[kind]
-    state, _ = save_within_documents(ranks(before, tmp_path / "cache"))
-    with pytest.raises(StreamChangedError) as refusal:
-        run_leg(ranks(now, tmp_path / "cache"), Leg(), state)
-    expected = f"This is a different dataset, with {message}. Check that its URL is correct"
-    assert expected in str(refusal.value)
-    assert "compression" not in str(refusal.value)
-
-
 # ---------------------------------------------------------------- without hashes of the samples
 
 
@@ -162,10 +139,6 @@ def test_the_user_may_say_that_samples_are_the_same_and_then_no_token_is_lost(
     assert "on_change={'data': 'same'}, which drops no tokens" in str(refusal.value)
     rows, _ = run_leg(ranks(two, tmp_path / "cache", {"data": "same"}), Leg(batches=4), state)
     assert rows == rest[: len(rows)]
-    with pytest.raises(ValueError, match=r"'Same'\. Use 'accept' or 'same'"):
-        run_leg(ranks(two, tmp_path / "cache", {"data": "Same"}), Leg(), state)
-    with pytest.raises(ValueError, match=r"is 'same'\. Use 'accept'"):
-        run_leg(ranks(two, tmp_path / "cache", {"epochs": "same"}), Leg(), state)
 
 
 def test_a_state_or_an_index_without_hashes_of_samples_is_named(tmp_path: Path) -> None:

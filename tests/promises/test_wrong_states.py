@@ -15,22 +15,6 @@ from cloudload.errors import StreamChangedError
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import ids_of, make_loader
 
-STREAMING = {"epoch": 0, "sample_in_epoch": 8, "num_canonical_nodes": 2, "shuffle_seed": 17}
-
-
-@pytest.mark.parametrize(
-    ("wrap", "answer"),
-    [
-        (json.dumps, r"a state as JSON text. Pass json\.loads\(text\)"),
-        (lambda state: {"model": {}, "loader": state}, r"whole checkpoint.* at \['loader'\]"),
-        (lambda _: STREAMING, r"StreamingDataset.*load_streaming_state"),
-    ],
-)
-def test_what_is_no_state_is_recognized(folder: str, wrap: Any, answer: str) -> None:
-    loader = make_loader(folder)
-    with pytest.raises(StreamChangedError, match=answer):
-        loader.load_state_dict(wrap(loader.state_dict()))
-
 
 def test_another_tokenizer_or_data_is_named_with_its_location(folder: str, tmp_path: Path) -> None:
     byte_tokenizer().save(str(tmp_path / "one.json"))

@@ -131,7 +131,7 @@ def test_the_disk_holds_one_shard_and_one_input_at_a_time(
 def test_segments_read_their_row_groups_of_a_parquet_file(store_url: str, tmp_path: Path) -> None:
     table = pyarrow.table({"text": documents(300)})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
-    write_object(f"{store_url}/in/a.parquet", (tmp_path / "a.parquet").read_bytes())
+    Location(f"{store_url}/in/a.parquet").write((tmp_path / "a.parquet").read_bytes())
     report = convert(f"{store_url}/in", tmp_path / "out", segment_bytes=2_000, block_bytes=500)
     assert report.segments > 4
     assert texts(str(tmp_path / "out"), tmp_path) == documents(300)
