@@ -28,6 +28,7 @@ from cloudload.data.mds.shard_table import ShardTable
 from cloudload.data.storage.locations import Location
 from cloudload.order.layout import resolve_layout
 from cloudload.rows.packing.packers import PackedRow, Packer, Packing
+from cloudload.rows.packing.tables import split_keys
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
 from cloudload.run.components import build_components, specify_components
 from cloudload.run.lengths.group_file import narrow, widen
@@ -36,13 +37,19 @@ from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe, mixture_of
 from cloudload.run.sources import describe_sources
-from cloudload.system.arrays import Frame
+from cloudload.system.arrays import Frame, Ints
 
 SHARD_BYTES = 1_000
 """The size in bytes of each shard."""
 Span = tuple[int, int, int, int]
 """(lane, ordinal, start, stop): tokens [start, stop) of a lane's document."""
 _NOWHERE = Path("/dev/null/cloudload")  # tiny runs write no files
+
+
+def name_documents(pieces: Ints) -> Ints:
+    """Pieces of rows as (row, lane, ordinal, start, stop), from those with keys of documents."""
+    row, key, start, stop = pieces.T
+    return np.column_stack([row, *split_keys(key), start, stop])
 
 
 def tiny_dataset(name: str, shard_sizes: Sequence[int], *, hashed: bool = True) -> Dataset:

@@ -26,14 +26,14 @@ from benchmarks.options import Options
 from cloudload.order.lanes import Lanes
 from cloudload.order.spec import OrderConfig
 from cloudload.order.uneven_deal import share_lanes
+from cloudload.rows.packing import tables
 from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.tables import NUM_CURSOR_COLUMNS
 from cloudload.run.components import Component
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.lane_tables import LaneTables
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.row_finder import BestFitRows
-from cloudload.run.lengths.row_pieces import LANE, ORDINAL, ROW, START, STOP, RowPieces
+from cloudload.run.lengths.row_pieces import RowPieces
 from cloudload.run.lengths.sizes import LaneSizes
 from cloudload.system.arrays import Flags, Ints
 
@@ -118,14 +118,14 @@ class Documents:
             np.array([1], np.int64),
             0,
         )
-        tables = LaneTables(folder / "tables", self._sizes, packing, "made-up")
-        starts = np.zeros((lanes.num_lanes, NUM_CURSOR_COLUMNS), np.int64)
+        lane_tables = LaneTables(folder / "tables", self._sizes, packing, "made-up")
+        starts = np.zeros((lanes.num_lanes, tables.NUM_CURSOR_COLUMNS), np.int64)
         if packing.has_residue:
             residues = np.full(lanes.num_lanes, b"", np.object_)
-            played = BestFitWalker(tables, self._sizes, packing)
+            played = BestFitWalker(lane_tables, self._sizes, packing)
             self._find = BestFitRows(played, starts, residues).find
         else:
-            walker = LaneWalker(tables, self._sizes, packing)
+            walker = LaneWalker(lane_tables, self._sizes, packing)
             self._find = RowPieces(walker, self._sizes, packing, starts).find
 
     def count_tokens(self, rows: Ints, is_own: Flags) -> tuple[int, int]:
@@ -138,12 +138,14 @@ class Documents:
         in_lanes = np.lexsort((numbers, lanes))
         lanes, numbers = lanes[in_lanes], numbers[in_lanes]
         pieces = self._find(lanes, numbers)
-        is_held = is_own[pieces[:, LANE]]
-        _, firsts = np.unique(pieces[:, LANE] << 32 | pieces[:, ORDINAL], return_index=True)
+        documents = pieces[:, tables.PIECE_DOCUMENT]
+        own, ordinals = tables.split_keys(documents)
+        is_held = is_own[own]
+        _, firsts = np.unique(documents, return_index=True)
         is_held[firsts] = False
-        sizes = self._sizes.measure(pieces[:, LANE], pieces[:, ORDINAL]).sizes
-        is_later = numbers[pieces[:, ROW]] > 0
-        handed_out = (pieces[:, STOP] - pieces[:, START])[is_later]
+        sizes = self._sizes.measure(own, ordinals).sizes
+        is_later = numbers[pieces[:, tables.PIECE_ROW]] > 0
+        handed_out = (pieces[:, tables.PIECE_STOP] - pieces[:, tables.PIECE_START])[is_later]
         return int(sizes[is_later & ~is_held].sum()), int(handed_out.sum())
 
 

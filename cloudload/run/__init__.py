@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cloudload.run import state_fields
     from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS
     from cloudload.run.components import Component
-    from cloudload.run.lengths import group_file, length_files, lengths_index, row_pieces
+    from cloudload.run.lengths import group_file, length_files, lengths_index
     from cloudload.run.lengths.best_fit_walker import BestFitWalker
     from cloudload.run.lengths.ending import Ending, Tails
     from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths

@@ -41,7 +41,6 @@ MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
 _TOKENS_OF_BLOCK = 1 << 22
 # the size of one round: int64 words, summed over the messages of all ranks
 _WORDS_OF_ROUND = 1 << 22
-_ORDINAL_BITS = 40
 
 Texts = dict[int, Tokens]
 """Maps the index of a document in `RemnantUses` to its tokens, including bos and eos."""
@@ -181,14 +180,11 @@ class RemnantUses:
     """
 
     def __init__(self, plan: WorkerPlan, tail: Tail) -> None:
-        rows = tail.first_row + np.repeat(np.arange(tail.num_rows), np.diff(tail.piece_starts))
+        rows = tail.first_row + tail.pieces[:, tables.PIECE_ROW]
         is_left = (rows >= plan.position.rows) & (rows < _find_end(plan, tail))
-        remnants = tail.remnants[tail.pieces[is_left, tables.TAIL_REMNANT]]
-        keys = (
-            remnants[:, tables.REMNANT_LANE] << _ORDINAL_BITS | remnants[:, tables.REMNANT_ORDINAL]
-        )
-        _, firsts, indices = np.unique(keys, return_index=True, return_inverse=True)
-        self.documents: Ints = remnants[firsts][
+        used = tail.pieces[is_left, tables.PIECE_DOCUMENT]
+        _, firsts, indices = np.unique(tail.keys[used], return_index=True, return_inverse=True)
+        self.documents: Ints = tail.remnants[used[firsts]][
             :, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL, tables.REMNANT_STOP]
         ]
         """int64 [documents, 3]: the lane, ordinal and size of each document."""

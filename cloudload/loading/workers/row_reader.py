@@ -18,13 +18,12 @@ import numpy as np
 from cloudload.loading.workers.block import Pieces
 from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.rows import lane_packer, tables
-from cloudload.run import Position, row_pieces
+from cloudload.run import Position
 from cloudload.system import Flags, Ints
 
 _MOST_HELD_BYTES = 1 << 28
 # a best_fit lane may keep this many documents whose last tokens are not in a row yet
 _MOST_OF_LANE = 16
-_ORDINAL_BITS = 40
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,8 @@ class RowReader:
         Raises `DatasetError` if a document does not have the length that was counted, and the
         other errors of `LaneDocuments.read`.
         """
-        keys, first, indices = np.unique(
-            pieces[:, row_pieces.LANE] << _ORDINAL_BITS | pieces[:, row_pieces.ORDINAL],
-            return_index=True,
-            return_inverse=True,
-        )
-        lanes, ordinals = pieces[first][:, [row_pieces.LANE, row_pieces.ORDINAL]].T
+        keys, indices = np.unique(pieces[:, tables.PIECE_DOCUMENT], return_inverse=True)
+        lanes, ordinals = tables.split_keys(keys)
         table = np.zeros((len(keys), tables.NUM_DOCUMENT_COLUMNS), np.int64)
         buffers: list[memoryview] = []
         missing = np.ones(len(keys), np.bool_)
@@ -94,9 +89,8 @@ class RowReader:
             table[missing] = read.table
             table[missing, tables.BUFFER] = len(buffers)
             buffers.append(read.ids.data)
-        of_rows = np.column_stack(
-            [pieces[:, row_pieces.ROW], indices, pieces[:, row_pieces.START :]]
-        )
+        of_rows = pieces.copy()
+        of_rows[:, tables.PIECE_DOCUMENT] = indices
         if not self._cuts:
             self._hold(of_rows, lanes, table, buffers)
         return Pieces(table, buffers, of_rows)
@@ -134,6 +128,5 @@ class RowReader:
 
     def prefetch(self, pieces: Ints) -> None:
         """Start fetching the shards of rows that will be read later, given the rows' pieces."""
-        self._documents.prefetch(
-            self._documents.find(pieces[:, row_pieces.LANE], pieces[:, row_pieces.ORDINAL]).samples
-        )
+        found = self._documents.find(*tables.split_keys(pieces[:, tables.PIECE_DOCUMENT]))
+        self._documents.prefetch(found.samples)

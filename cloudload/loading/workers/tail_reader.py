@@ -134,8 +134,9 @@ class TailReader:
         pieces: list[Ints] = []
         for block_row, tail, row in rows:
             of_row = tail.row_pieces(row)
-            remnants.append(tail.remnants[of_row[:, tables.TAIL_REMNANT]])
-            pieces.append(np.column_stack([np.full(len(of_row), block_row), of_row]))
+            remnants.append(tail.remnants[of_row[:, tables.PIECE_DOCUMENT]])
+            pieces.append(of_row.copy())
+            pieces[-1][:, tables.PIECE_ROW] = block_row
             block.count_documents(block_row, self._streams_and_sizes(tail.row_remnants(row)))
         if not any(map(len, remnants)):
             return Pieces.empty()
@@ -153,7 +154,7 @@ class TailReader:
         self._read(sizes)
         table = np.stack([self._held[key][0] for key in sizes])
         table[:, tables.BUFFER] = np.arange(len(table))
-        pieces = np.zeros((len(table), 4), np.int64)
+        pieces = np.zeros((len(table), tables.NUM_PIECE_COLUMNS), np.int64)
         pieces[:, tables.PIECE_DOCUMENT], pieces[:, tables.PIECE_STOP] = (
             table[:, tables.BUFFER],
             table[:, tables.SIZE],

@@ -31,10 +31,9 @@ from cloudload.rows.packing.tables import (
     START,
     STREAM,
     Documents,
+    document_keys,
 )
 from cloudload.system import Flags, Ints, count_within
-
-_KEY_BITS = 40
 
 
 class ConcatLanes:
@@ -135,9 +134,8 @@ class ConcatLanes:
         joined = np.concatenate(parts)
         joined[:, BUFFER] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         if len(parts) > 1:
-            joined = joined[
-                np.argsort(joined[:, FLAT_LANE] << _KEY_BITS | joined[:, ORDINAL], kind="stable")
-            ]
+            keys = document_keys(joined[:, FLAT_LANE], joined[:, ORDINAL])
+            joined = joined[np.argsort(keys, kind="stable")]
         return joined, buffers
 
     def _keep(self, flat_lanes: Ints, rest: Ints, lanes: Ints, buffers: list[memoryview]) -> None:
@@ -228,8 +226,8 @@ def _first_rows_past(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -
     document.
     """
     rows = np.searchsorted(
-        row_lanes << _KEY_BITS | cursors[:, CURSOR_ORDINAL],
-        lanes << _KEY_BITS | table[:, ORDINAL],
+        document_keys(row_lanes, cursors[:, CURSOR_ORDINAL]),
+        document_keys(lanes, table[:, ORDINAL]),
         side="right",
     )
     of_lane = np.append(row_lanes, -1)[rows] == lanes

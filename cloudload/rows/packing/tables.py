@@ -29,9 +29,12 @@ document's tokens that are already in rows, and its number of tokens. The size i
 0, or if an older version saved the cursor. Packers read and return only the first two columns."""
 NUM_CURSOR_COLUMNS = 3
 
-PIECE_ROW, PIECE_DOCUMENT, PIECE_START, PIECE_STOP = range(4)
+NUM_PIECE_COLUMNS = 4
+PIECE_ROW, PIECE_DOCUMENT, PIECE_START, PIECE_STOP = range(NUM_PIECE_COLUMNS)
 """Columns of pieces, int64 [pieces, 4], sorted by row: tokens [start, stop) of a document, bos and
-eos included. `PIECE_DOCUMENT` is the document's index in the document table."""
+eos included. `PIECE_DOCUMENT` is the document's index in a document table or, in a `Tail`, the
+index of its remnant. In pieces that are found before documents are read, it is the document's key;
+see `document_keys`."""
 
 COUNTED_ROW, COUNTED_STREAM, COUNTED_AS, COUNTED_SIZE = range(4)
 """Columns of counted documents, int64 [documents, 4]: each document that a lane's cursor passed,
@@ -64,9 +67,18 @@ REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range
 lane when the tail, or a stage of the tail, begins. `REMNANT_SIZE` is the document's size,
 `Size.FILTERED`, or `Size.FAILED`. It is `Size.ABSENT` if the document was counted before."""
 
-TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
-"""Columns of the pieces of the tail's rows, int64 [pieces, 3]: the index of a remnant, and tokens
-[start, stop) of its document."""
+
+_ORDINAL_BITS = 40
+
+
+def document_keys(lanes: Ints, ordinals: Ints) -> Ints:
+    """One integer for each document, which sorts by lane, then by ordinal: int64 [documents]."""
+    return lanes << _ORDINAL_BITS | ordinals
+
+
+def split_keys(keys: Ints) -> tuple[Ints, Ints]:
+    """The lanes and the ordinals of `document_keys`: int64 [documents] each."""
+    return keys >> _ORDINAL_BITS, keys & (1 << _ORDINAL_BITS) - 1
 
 
 @dataclass(frozen=True)

@@ -34,18 +34,14 @@ tail with a different `seq_len` begins a new stage."""
 
 @dataclass(frozen=True)
 class Tail:
-    """The rows of a tail's current stage.
-
-    Row `first_row + i` of the run has the pieces `pieces[piece_starts[i] : piece_starts[i + 1]]`.
-    """
+    """The rows of a tail's current stage."""
 
     first_row: int
     remnants: Ints
     """int64 [remnants, 5], with columns `tables.REMNANT_LANE` and so on, in canonical order."""
     pieces: Ints
-    """int64 [pieces, 3], with columns `tables.TAIL_REMNANT` and so on."""
-    piece_starts: Ints
-    """int64 [rows + 1]."""
+    """int64 [pieces, 4], with columns `tables.PIECE_ROW` and so on. A row is counted from
+    `first_row`, and a document is the index of a remnant."""
     passed: Ints
     """int64 [rows + 1]: row `first_row + i` counts the documents of the remnants
     `passed[i] ≤ remnant < passed[i + 1]`, unless they were counted before."""
@@ -53,18 +49,25 @@ class Tail:
     @property
     def num_rows(self) -> int:
         """The number of rows in this stage."""
-        return len(self.piece_starts) - 1
+        return len(self.passed) - 1
 
     @property
     def end(self) -> int:
         """The number of rows in the whole run, which ends with the tail."""
         return self.first_row + self.num_rows
 
+    @property
+    def keys(self) -> Ints:
+        """The key of each remnant's document (see `tables.document_keys`): int64 [remnants]."""
+        return tables.document_keys(
+            self.remnants[:, tables.REMNANT_LANE], self.remnants[:, tables.REMNANT_ORDINAL]
+        )
+
     def row_pieces(self, row: int) -> Ints:
-        """The pieces of a row of the run: int64 [pieces, 3]; empty after the end."""
-        index = min(row - self.first_row, self.num_rows)
-        stop = min(index + 1, self.num_rows)
-        return self.pieces[self.piece_starts[index] : self.piece_starts[stop]]
+        """The pieces of a row of the run: int64 [pieces, 4]; empty after the end."""
+        index = row - self.first_row
+        first, stop = np.searchsorted(self.pieces[:, tables.PIECE_ROW], (index, index + 1))
+        return self.pieces[first:stop]
 
     def row_remnants(self, row: int) -> Ints:
         """The remnants whose documents are counted with row `row` of the run.
@@ -77,8 +80,8 @@ class Tail:
 
     def num_tokens(self, row: int) -> int:
         """The number of tokens in the run's row `row` and all later rows."""
-        pieces = self.pieces[self.piece_starts[min(max(0, row - self.first_row), self.num_rows)] :]
-        return int((pieces[:, tables.TAIL_STOP] - pieces[:, tables.TAIL_START]).sum())
+        pieces = self.pieces[self.pieces[:, tables.PIECE_ROW] >= row - self.first_row]
+        return int((pieces[:, tables.PIECE_STOP] - pieces[:, tables.PIECE_START]).sum())
 
 
 def take_rows(tail: Tail, rows: Ints) -> Tail:
@@ -89,21 +92,16 @@ def take_rows(tail: Tail, rows: Ints) -> Tail:
     is_taken = np.zeros(tail.num_rows, np.bool_)
     indices = rows - tail.first_row
     is_taken[indices[(indices >= 0) & (indices < tail.num_rows)]] = True
-    sizes = np.diff(tail.piece_starts)
-    pieces = tail.pieces[np.repeat(is_taken, sizes)]
+    pieces = tail.pieces[is_taken[tail.pieces[:, tables.PIECE_ROW]]]
+    # keep the remnants that the rows contain, and those that they count
     is_needed = np.zeros(len(tail.remnants), np.bool_)
-    is_needed[pieces[:, tables.TAIL_REMNANT]] = True
+    is_needed[pieces[:, tables.PIECE_DOCUMENT]] = True
     counted = np.repeat(is_taken, np.diff(tail.passed))
     is_needed[: len(counted)] |= counted
+    # the new index of a remnant is the number of those kept before it
     before = np.concatenate([[0], np.cumsum(is_needed)])
-    pieces[:, tables.TAIL_REMNANT] = before[pieces[:, tables.TAIL_REMNANT]]
-    return Tail(
-        first_row=tail.first_row,
-        remnants=tail.remnants[is_needed],
-        pieces=pieces,
-        piece_starts=np.concatenate([[0], np.cumsum(np.where(is_taken, sizes, 0))]),
-        passed=before[tail.passed],
-    )
+    pieces[:, tables.PIECE_DOCUMENT] = before[pieces[:, tables.PIECE_DOCUMENT]]
+    return Tail(tail.first_row, tail.remnants[is_needed], pieces, before[tail.passed])
 
 
 def pack_tail(
@@ -237,14 +235,16 @@ def _pack(packer: Packer, remnants: Ints, start_row: int) -> Tail:
     for remnant in range(len(remnants)):
         _add(packer, remnant, remnants)
     packer.finish()
-    pieces = [
-        (remnant, start, stop) for row in packer.rows for remnant, start, stop, _ in row.pieces
+    packed = [
+        (index, remnant, start, stop)
+        for index, row in enumerate(packer.rows)
+        for remnant, start, stop, _ in row.pieces
     ]
-    flat = np.array(pieces, np.int64).reshape(-1, 3)
-    flat[:, tables.TAIL_START :] += remnants[flat[:, tables.TAIL_REMNANT], tables.REMNANT_START][
-        :, None
-    ]
-    starts = np.cumsum([0, *(len(row.pieces) for row in packer.rows)], dtype=np.int64)
+    pieces = np.array(packed, np.int64).reshape(-1, tables.NUM_PIECE_COLUMNS)
+    # the packer counts tokens from the start of a remnant, but a piece from that of its document
+    starts = remnants[pieces[:, tables.PIECE_DOCUMENT], tables.REMNANT_START]
+    pieces[:, tables.PIECE_START :] += starts[:, None]
     passed = np.array([0, *(row.cursor[0] for row in packer.rows)], np.int64)
+    # the last row counts all documents, even those without tokens that follow its last piece
     passed[-1] = len(remnants) if len(passed) > 1 else 0
-    return Tail(start_row, remnants, flat, starts, passed)
+    return Tail(start_row, remnants, pieces, passed)

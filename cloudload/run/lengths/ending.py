@@ -76,13 +76,12 @@ class TailCounts:
         Rows after the end of the tail are padding.
         """
         tail, packing = self._tail, self._recipe.packing
-        index = min(max(0, row - tail.first_row), tail.num_rows)
-        counts = np.zeros((len(self._recipe.labels), len(COUNTS)), np.int64)
-        pieces = tail.pieces[: tail.piece_starts[index]]
-        tokens = pieces[:, tables.TAIL_STOP] - pieces[:, tables.TAIL_START]
-        np.add.at(counts[:, TOKENS], self._streams[pieces[:, tables.TAIL_REMNANT]], tokens)
-        self._count_documents(counts, int(tail.passed[index]))
         num_rows = max(0, row - tail.first_row)
+        counts = np.zeros((len(self._recipe.labels), len(COUNTS)), np.int64)
+        pieces = tail.pieces[tail.pieces[:, tables.PIECE_ROW] < num_rows]
+        tokens = pieces[:, tables.PIECE_STOP] - pieces[:, tables.PIECE_START]
+        np.add.at(counts[:, TOKENS], self._streams[pieces[:, tables.PIECE_DOCUMENT]], tokens)
+        self._count_documents(counts, int(tail.passed[min(num_rows, tail.num_rows)]))
         counts[self._padding_stream, PADDING] = num_rows * packing.seq_len - int(tokens.sum())
         return counts
 

@@ -48,9 +48,10 @@ class RowFinder:
     def find(self, rows: Ints) -> Ints:
         """Find the documents of `rows` (int64 [rows], in any order), at or after the position.
 
-        Returns int64 [pieces, 5] with columns `row_pieces.PIECE_COLUMNS`, by ascending row. In the
-        result, a row is an index into `rows`, and a lane is a flat lane. Rows past the end of a
-        finite run have no pieces. Raises the errors of `RowPieces.find` and of `Tails.tail`.
+        Returns int64 [pieces, 4] with columns `tables.PIECE_ROW` and so on, by ascending row. In
+        the result, a row is an index into `rows`, and a document is the key of its flat lane and
+        ordinal. Rows past the end of a finite run have no pieces. Raises the errors of
+        `RowPieces.find` and of `Tails.tail`.
         """
         indices = np.arange(len(rows))
         if not self._recipe.has_tails:
@@ -82,8 +83,11 @@ class RowFinder:
         for component, finder in enumerate(self._finders):
             own = np.flatnonzero(components == component)
             pieces = finder.find(rows[own] % num_lanes, numbers[own])
-            pieces[:, row_pieces.ROW] = indices[own[pieces[:, row_pieces.ROW]]]
-            pieces[:, row_pieces.LANE] += component * num_lanes
+            pieces[:, tables.PIECE_ROW] = indices[own[pieces[:, tables.PIECE_ROW]]]
+            lanes, ordinals = tables.split_keys(pieces[:, tables.PIECE_DOCUMENT])
+            pieces[:, tables.PIECE_DOCUMENT] = tables.document_keys(
+                component * num_lanes + lanes, ordinals
+            )
             parts.append(pieces)
         return _in_order(parts)
 
@@ -92,20 +96,15 @@ def _list_pieces(tail: Tail, rows: Ints, indices: Ints) -> Ints:
     """The pieces of rows of a tail. In the result, `indices` identify the rows."""
     of_rows = [tail.row_pieces(row) for row in rows.tolist()]
     pieces = np.concatenate(of_rows)
-    remnants = tail.remnants[pieces[:, tables.TAIL_REMNANT]]
-    return np.column_stack(
-        [
-            np.repeat(indices, [len(each) for each in of_rows]),
-            remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]],
-            pieces[:, tables.TAIL_REMNANT + 1 :],
-        ]
-    )
+    pieces[:, tables.PIECE_ROW] = np.repeat(indices, [len(each) for each in of_rows])
+    pieces[:, tables.PIECE_DOCUMENT] = tail.keys[pieces[:, tables.PIECE_DOCUMENT]]
+    return pieces
 
 
 def _in_order(parts: Sequence[Ints]) -> Ints:
     """Join pieces, by ascending row."""
     joined: Ints = np.concatenate(parts)
-    return joined[np.argsort(joined[:, row_pieces.ROW], kind="stable")]
+    return joined[np.argsort(joined[:, tables.PIECE_ROW], kind="stable")]
 
 
 class RowOfDocument(NamedTuple):
@@ -154,7 +153,7 @@ class BestFitRows:
                     return
 
     def _list_pieces(self, runs: row_pieces.RowSpans, first_rows: Ints) -> Ints:
-        """List the pieces of runs, by ascending row: int64 [pieces, 5]."""
+        """List the pieces of runs, by ascending row: int64 [pieces, 4]."""
         turns = index_in_group(runs.lanes)  # play the runs of a lane one after the other
         taken: list[list[bytes]] = [[] for _ in first_rows]
         with self._walker.playing(np.unique(runs.lanes), self._cursors, self._residues) as playing:
@@ -169,10 +168,11 @@ class BestFitRows:
         of_rows = [row for rows in taken for row in rows]
         spans = decode_spans(b"".join(of_rows))
         numbers = np.array(list(map(len, of_rows)), np.int64) // (4 * _SPAN_COLUMNS)
-        pieces = np.empty((len(spans), len(row_pieces.PIECE_COLUMNS)), np.int64)
-        pieces[:, 0] = np.repeat(np.arange(len(of_rows)), numbers)
-        pieces[:, 1] = np.repeat(np.repeat(runs.lanes, runs.counts), numbers)
-        pieces[:, 2:] = spans
+        pieces = np.empty((len(spans), tables.NUM_PIECE_COLUMNS), np.int64)
+        pieces[:, tables.PIECE_ROW] = np.repeat(np.arange(len(of_rows)), numbers)
+        lanes = np.repeat(np.repeat(runs.lanes, runs.counts), numbers)
+        pieces[:, tables.PIECE_DOCUMENT] = tables.document_keys(lanes, spans[:, 0])
+        pieces[:, tables.PIECE_START :] = spans[:, 1:]
         return pieces
 
 

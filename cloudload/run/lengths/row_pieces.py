@@ -20,10 +20,8 @@ from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.sizes import LaneSizes, units_of
 from cloudload.system import Flags, Ints, count_within
 
-PIECE_COLUMNS = ("row", "lane", "ordinal", "start", "stop")
-ROW, LANE, ORDINAL, START, STOP = range(len(PIECE_COLUMNS))
 _FIRST_DOCUMENTS = 8
-_NUMBER_BITS, _RUN = 40, 5
+_ROW_BITS, _RUN = 40, tables.NUM_PIECE_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,9 @@ class RowPieces:
         """Find the pieces of rows. Row `i` is row `numbers[i]`, from 0, of lane `lanes[i]`.
 
         Both arguments are int64 [rows]. Rows may be in any order and may be repeated. Returns int64
-        [pieces, 5] with columns `PIECE_COLUMNS`, by ascending row `i`. Raises `DatasetError` for a
-        lane without tokens, and the errors of `LaneWalker.locate`.
+        [pieces, 4] with columns `tables.PIECE_ROW` and so on, by ascending row `i`. Documents are
+        given by their keys. Raises `DatasetError` for a lane without tokens, and the errors of
+        `LaneWalker.locate`.
         """
         return find_by_runs(
             lanes, numbers, lambda runs, firsts: self._list_pieces(runs, firsts, self._start(runs))
@@ -80,27 +79,27 @@ class RowPieces:
     def _list_pieces(self, runs: RowSpans, first_rows: Ints, cursors: Ints) -> Ints:
         """List the pieces of runs that begin at `cursors`, and keep the cursors after them.
 
-        Returns int64 [pieces, 5], by ascending row. Run `i` begins at row `first_rows[i]`.
+        Returns int64 [pieces, 4], by ascending row. Run `i` begins at row `first_rows[i]`.
         """
-        parts = [np.empty((0, len(PIECE_COLUMNS)), np.int64)]
+        parts = [np.empty((0, tables.NUM_PIECE_COLUMNS), np.int64)]
         left, documents = np.arange(len(runs.lanes)), _FIRST_DOCUMENTS
         while len(left):
             is_full, pieces = self._cut(
                 runs.lanes[left], runs.counts[left], cursors[left], documents
             )
-            pieces[:, ROW] += first_rows[left][pieces[:, _RUN]]
+            pieces[:, tables.PIECE_ROW] += first_rows[left][pieces[:, _RUN]]
             parts.append(pieces[:, :_RUN])
             left, documents = left[~is_full], 2 * documents
         joined = np.concatenate(parts)
-        in_order: Ints = joined[np.argsort(joined[:, ROW], kind="stable")]
+        in_order: Ints = joined[np.argsort(joined[:, tables.PIECE_ROW], kind="stable")]
         self._keep_ends(runs, first_rows, in_order)
         return in_order
 
     def _cut(self, lanes: Ints, counts: Ints, cursors: Ints, documents: int) -> tuple[Flags, Ints]:
         """Cut the rows of each run that its lane's next `documents` documents can fill completely.
 
-        Returns which runs these are, bool [runs], and their pieces, int64 [pieces, 6]: the columns
-        `PIECE_COLUMNS`, with rows from 0 in each run, and the index of the run.
+        Returns which runs these are, bool [runs], and their pieces, int64 [pieces, 5]: the columns
+        of `find`, with rows from 0 in each run, and the index of the run.
         """
         seq_len, ordinals = self._packing.seq_len, cursors[:, :1] + np.arange(documents)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
@@ -133,7 +132,7 @@ class RowPieces:
         # an offset on the line, shifted by this much, is a token of the document
         shifts = (offsets - begins)[of]
         columns = [
-            *(rows, lanes[runs[of]], ordinals[runs, indices][of]),
+            *(rows, tables.document_keys(lanes[runs], ordinals[runs, indices])[of]),
             shifts + np.maximum(begins[of], rows * seq_len),
             shifts + np.minimum(stops[of], (rows + 1) * seq_len),
             runs[of],
@@ -143,13 +142,14 @@ class RowPieces:
     def _keep_ends(self, runs: RowSpans, first_rows: Ints, pieces: Ints) -> None:
         """Keep the cursor after each run, from which the lane's next rows are found."""
         # pieces are sorted by row, so a run's last piece is right before the row after the run
-        last = pieces[np.searchsorted(pieces[:, ROW], first_rows + runs.counts) - 1]
-        found = self._sizes.measure(runs.lanes, last[:, ORDINAL])
+        last = pieces[np.searchsorted(pieces[:, tables.PIECE_ROW], first_rows + runs.counts) - 1]
+        _, ordinals = tables.split_keys(last[:, tables.PIECE_DOCUMENT])
+        found = self._sizes.measure(runs.lanes, ordinals)
         # with overflow="cut", the rest of a document is dropped, so its lane is always past it
-        is_past = (last[:, STOP] == found.whole) | self._packing.cuts
+        is_past = (last[:, tables.PIECE_STOP] == found.whole) | self._packing.cuts
         cursors = np.zeros((len(runs.lanes), self._starts.shape[1]), np.int64)
-        cursors[:, tables.CURSOR_ORDINAL] = last[:, ORDINAL] + is_past
-        cursors[:, tables.CURSOR_OFFSET] = np.where(is_past, 0, last[:, STOP])
+        cursors[:, tables.CURSOR_ORDINAL] = ordinals + is_past
+        cursors[:, tables.CURSOR_OFFSET] = np.where(is_past, 0, last[:, tables.PIECE_STOP])
         next_numbers, next_cursors = (each.copy() for each in self._next)
         next_numbers[runs.lanes] = runs.firsts + runs.counts
         next_cursors[runs.lanes] = cursors
@@ -160,14 +160,14 @@ def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[RowSpans, In
     """Find the pieces of rows like `RowPieces.find`, by runs of consecutive rows.
 
     `list_pieces(runs, first_rows)` lists the pieces of runs, where run `i` begins at row
-    `first_rows[i]`: int64 [pieces, 5], by ascending row.
+    `first_rows[i]`: int64 [pieces, 4], by ascending row.
     """
     # one integer per row, ordered by lane and then by row, so a run is a range of integers
-    keys, indices = np.unique(lanes << _NUMBER_BITS | numbers, return_inverse=True)
+    keys, indices = np.unique(lanes << _ROW_BITS | numbers, return_inverse=True)
     firsts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
     runs = RowSpans(
-        keys[firsts] >> _NUMBER_BITS,
-        keys[firsts] & (1 << _NUMBER_BITS) - 1,
+        keys[firsts] >> _ROW_BITS,
+        keys[firsts] & (1 << _ROW_BITS) - 1,
         np.diff(firsts, append=len(keys)),
     )
     return _repeat_rows(list_pieces(runs, firsts), indices)
@@ -183,13 +183,15 @@ def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
 
 
 def _repeat_rows(pieces: Ints, indices: Ints) -> Ints:
-    """Relabel the pieces of row `indices[i]` as pieces of row `i`: int64 [pieces, 5].
+    """Relabel the pieces of row `indices[i]` as pieces of row `i`: int64 [pieces, 4].
 
     `pieces` is ordered by row. Example: pieces of rows 0 0 1 and indices 1 0 give rows 0 1 1.
     """
     # the pieces of row r are bounds[r] to bounds[r + 1]; a row without pieces has equal bounds
-    bounds = np.searchsorted(pieces[:, ROW], np.arange(int(indices.max(initial=-1)) + 2))
+    bounds = np.searchsorted(
+        pieces[:, tables.PIECE_ROW], np.arange(int(indices.max(initial=-1)) + 2)
+    )
     firsts, numbers = bounds[indices], np.diff(bounds)[indices]
     repeated: Ints = pieces[np.repeat(firsts, numbers) + count_within(numbers)]
-    repeated[:, ROW] = np.repeat(np.arange(len(indices)), numbers)
+    repeated[:, tables.PIECE_ROW] = np.repeat(np.arange(len(indices)), numbers)
     return repeated

@@ -211,14 +211,11 @@ def _list_rows(lengths: RunLengths, component: int, lane: int, start: int, stop:
 
 def _find_pieces(tail: Tail, readings: list[_Reading]) -> Iterator[FoundSpan]:
     """Yield the spans in rows of a tail."""
-    epoch_of = {reading[1:]: reading.epoch for reading in readings}
-    pairs = tail.remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]]
-    lanes = np.array([lane for lane, _ in epoch_of])
-    for remnant in np.flatnonzero(np.isin(pairs[:, 0], lanes)).tolist():
-        epoch = epoch_of.get((int(pairs[remnant, 0]), int(pairs[remnant, 1])))
-        if epoch is None:
-            continue
-        for piece in np.flatnonzero(tail.pieces[:, tables.TAIL_REMNANT] == remnant).tolist():
-            row = tail.first_row + int(np.searchsorted(tail.piece_starts, piece, "right")) - 1
-            _, first, after = tail.pieces[piece].tolist()
-            yield FoundSpan(row, piece, epoch, first, after)
+    epochs, lanes, ordinals = np.array(readings, np.int64).reshape(-1, 3).T
+    epoch_of = dict(
+        zip(tables.document_keys(lanes, ordinals).tolist(), epochs.tolist(), strict=True)
+    )
+    keys = tail.keys[tail.pieces[:, tables.PIECE_DOCUMENT]]
+    for piece in np.flatnonzero(np.isin(keys, list(epoch_of))).tolist():
+        row, _, first, after = tail.pieces[piece].tolist()
+        yield FoundSpan(tail.first_row + row, piece, epoch_of[int(keys[piece])], first, after)

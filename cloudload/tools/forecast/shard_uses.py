@@ -24,7 +24,7 @@ import numpy as np
 
 from cloudload.order import SeekableOrder, mixture_counts
 from cloudload.rows import tables
-from cloudload.run import BestFitRows, BestFitWalker, row_pieces, units_of
+from cloudload.run import BestFitRows, BestFitWalker, units_of
 from cloudload.system import NEVER, Flags, Ints, count_within
 from cloudload.tools.forecast.node_reads import NodeReads, find_nodes, list_ends
 
@@ -272,11 +272,10 @@ def _list_played(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator
     for number in range(0, int(rows.counts.max()), step):
         lanes, numbers = rows.list_between(number, number + step)
         pieces = finder.find(lanes, numbers)
-        in_rows = rows.at(lanes, numbers)[pieces[:, row_pieces.ROW]]
-        np.minimum.at(firsts, (pieces[:, row_pieces.ORDINAL], pieces[:, row_pieces.LANE]), in_rows)
-        yield from find.list_uses(
-            pieces[:, row_pieces.LANE], pieces[:, row_pieces.ORDINAL], in_rows
-        )
+        in_rows = rows.at(lanes, numbers)[pieces[:, tables.PIECE_ROW]]
+        own, ordinals = tables.split_keys(pieces[:, tables.PIECE_DOCUMENT])
+        np.minimum.at(firsts, (ordinals, own), in_rows)
+        yield from find.list_uses(own, ordinals, in_rows)
     yield from _list_others(reading, index, find, firsts)
 
 
@@ -316,9 +315,9 @@ def _list_tail(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[P
         return
     tail, in_run = found
     num_lanes = reading.recipe.num_lanes
-    pieces = tail.pieces[: tail.piece_starts[len(in_run)]]
-    remnants = tail.remnants[pieces[:, tables.TAIL_REMNANT]]
-    rows = np.repeat(in_run, np.diff(tail.piece_starts[: len(in_run) + 1]))
+    pieces = tail.pieces[tail.pieces[:, tables.PIECE_ROW] < len(in_run)]
+    remnants = tail.remnants[pieces[:, tables.PIECE_DOCUMENT]]
+    rows = in_run[pieces[:, tables.PIECE_ROW]]
     lanes, ordinals = (
         remnants[:, tables.REMNANT_LANE] % num_lanes,
         remnants[:, tables.REMNANT_ORDINAL],

@@ -30,8 +30,8 @@ def test_the_rest_of_all_lanes_is_packed_by_ordinal_and_then_by_lane() -> None:
     )
     assert tail.remnants[:, :4].tolist() == [[0, 2, 4, 6], [1, 2, 0, 3], [0, 3, 0, 4]]
     assert (tail.first_row, tail.end) == (9, 11)
-    assert tail.row_pieces(9).tolist() == [[0, 4, 6], [1, 0, 3]]
-    assert tail.row_pieces(10).tolist() == [[2, 0, 4]]
+    assert tail.row_pieces(9).tolist() == [[0, 0, 4, 6], [0, 1, 0, 3]]
+    assert tail.row_pieces(10).tolist() == [[1, 2, 0, 4]]
 
 
 def test_earlier_stages_keep_the_rows_that_were_delivered() -> None:
@@ -39,7 +39,7 @@ def test_earlier_stages_keep_the_rows_that_were_delivered() -> None:
         RECIPE, start=9, stages=((4, 2),), ended=ended((0, 0, 0), (0, 0, 0)), sizes=sizes([9], [4])
     )
     assert (tail.first_row, tail.end) == (11, 12)
-    assert tail.row_pieces(11).tolist() == [[0, 8, 9], [1, 0, 4]]
+    assert tail.row_pieces(11).tolist() == [[0, 0, 8, 9], [0, 1, 0, 4]]
 
 
 def test_holes_are_not_documents_and_filtered_ones_have_no_piece() -> None:
@@ -51,7 +51,7 @@ def test_holes_are_not_documents_and_filtered_ones_have_no_piece() -> None:
         sizes=sizes([Size.FILTERED, 2], [Size.ABSENT, 0]),
     )
     assert tail.remnants[:, 1].tolist() == [0, 1, 1]
-    assert tail.pieces.tolist() == [[1, 0, 2]]
+    assert tail.pieces.tolist() == [[0, 1, 0, 2]]
 
 
 def test_waiting_spans_of_best_fit_are_left_too_and_were_counted() -> None:
@@ -60,7 +60,7 @@ def test_waiting_spans_of_best_fit_are_left_too_and_were_counted() -> None:
     arrays = LaneArrays(ended((1, 0, 0), (1, 0, 0)).cursors, residues, np.zeros((1, 7), np.int64))
     tail = pack_run_tail(recipe, start=0, stages=(), ended=arrays, sizes=sizes([], [2]))
     assert tail.remnants.tolist() == [[0, 0, 1, 4, Size.ABSENT], [1, 1, 0, 2, 2]]
-    assert tail.row_pieces(0).tolist() == [[0, 1, 4], [1, 0, 2]]
+    assert tail.row_pieces(0).tolist() == [[0, 0, 1, 4], [0, 1, 0, 2]]
 
 
 def test_a_tail_of_the_second_component_uses_its_cursors() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cloudload.loading.delivery.working_set import RunWorkingSet, measure_run
 from cloudload.run.lengths.row_finder import RowFinder
-from testkit.tiny_runs import SHARD_BYTES, TinyRun
+from testkit.tiny_runs import SHARD_BYTES, TinyRun, name_documents
 
 
 def measure(run: TinyRun, *lanes: int, last_epoch: int = 0) -> RunWorkingSet:
@@ -23,7 +23,7 @@ def walk(run: TinyRun, num_rows: int, last_epoch: int) -> int:
     first: dict[tuple[int, int], int] = {}
     last: dict[tuple[int, int], int] = {}
     pieces = RowFinder(run.lengths, run.start).find(np.arange(2 * num_rows))
-    for row, lane, ordinal, *_ in pieces.tolist():
+    for row, lane, ordinal, *_ in name_documents(pieces).tolist():
         epoch, _ = sizes.component.lanes.epoch_position(lane, ordinal)
         sample = int(sizes.measure(np.array(lane), np.array(ordinal)).samples)
         shard = (int(run.recipe.corpus.shards_of(np.array(sample))), epoch)

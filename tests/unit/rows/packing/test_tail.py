@@ -8,9 +8,9 @@ import pytest
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.residue import EMPTY_GROUP, encode_residue
 from cloudload.rows.packing.tables import (
+    PIECE_START,
+    PIECE_STOP,
     REMNANT_ORDINAL,
-    TAIL_START,
-    TAIL_STOP,
     Size,
 )
 from cloudload.rows.packing.tail import (
@@ -49,7 +49,7 @@ def rows_of(tail: Tail) -> list[list[tuple[int, int, int, int]]]:
     return [
         [
             (*tail.remnants[remnant, :2].tolist(), start, stop)
-            for remnant, start, stop in tail.row_pieces(row).tolist()
+            for _, remnant, start, stop in tail.row_pieces(row).tolist()
         ]
         for row in range(tail.first_row, tail.end)
     ]
@@ -148,7 +148,7 @@ def test_rows_that_were_delivered_with_another_length_are_skipped(rows: int) -> 
     delivered = rows_of(tail_of(sizes, packing=Packing("concat", 5, 0, "cut")))[:rows]
     tail = tail_of(sizes, packing=Packing("concat", 7, 0, "cut"), stages=((5, rows),))
     num_tokens = [
-        int((part[:, TAIL_STOP] - part[:, TAIL_START]).sum())
+        int((part[:, PIECE_STOP] - part[:, PIECE_START]).sum())
         for part in map(tail.row_pieces, range(tail.first_row, tail.end))
     ]
     assert tail.first_row == 100 + rows

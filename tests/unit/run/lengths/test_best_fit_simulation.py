@@ -26,7 +26,7 @@ from cloudload.run.lengths.row_finder import BestFitRows, decode_spans
 from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes
 from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
-from testkit.tiny_runs import TinyRun
+from testkit.tiny_runs import TinyRun, name_documents
 
 NUM_LANES = 3
 
@@ -143,7 +143,7 @@ def test_a_far_row_is_found_by_measuring_few_documents(
     def find(row: int) -> Any:
         walker = BestFitWalker(LaneTables(tmp_path, sizes, packing, ""), sizes, packing)
         finder = BestFitRows(walker, cursors, residues)
-        return finder.find(np.array([1]), np.array([row])).tolist()
+        return name_documents(finder.find(np.array([1]), np.array([row]))).tolist()
 
     found = find(6_000)  # this call plays the lane from its start, and saves marks
     measured = []

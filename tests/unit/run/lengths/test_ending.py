@@ -48,8 +48,7 @@ REMNANTS = np.array(
 TAIL = Tail(
     first_row=20,
     remnants=REMNANTS,
-    pieces=np.array([[0, 1, 4], [1, 0, 2], [1, 2, 7], [4, 0, 2]]),
-    piece_starts=np.array([0, 2, 3, 4]),
+    pieces=np.array([[0, 0, 1, 4], [0, 1, 0, 2], [1, 1, 2, 7], [2, 4, 0, 2]]),
     passed=np.array([0, 1, 2, 6]),
 )
 

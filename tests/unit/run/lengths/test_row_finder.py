@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cloudload.run.lengths.row_finder import RowFinder
 from cloudload.run.position import Position
-from testkit.tiny_runs import TinyRun
+from testkit.tiny_runs import TinyRun, name_documents
 
 PACKINGS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
@@ -31,7 +31,7 @@ def find(run: TinyRun, *rows: int, position: Position | None = None) -> list[lis
     position = run.start if position is None else position
     run.lengths.settle(position)  # a finder keeps the recipe that it was opened with
     finder = RowFinder(run.lengths, position)
-    pieces: list[list[int]] = finder.find(np.array(rows, np.int64)).tolist()
+    pieces: list[list[int]] = name_documents(finder.find(np.array(rows, np.int64))).tolist()
     return pieces
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cloudload.errors import DatasetError
 from cloudload.run.lengths.row_pieces import RowPieces, RowSpans, check_has_rows, find_by_runs
 from cloudload.system.arrays import Ints
-from testkit.tiny_runs import TinyRun
+from testkit.tiny_runs import TinyRun, name_documents
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=2, max_size=40).filter(
     lambda lengths: any(lengths[::2]) and any(lengths[1::2]) and len(lengths) % 2 == 0
@@ -26,7 +26,7 @@ def open_rows(run: TinyRun, *cursors: tuple[int, int, int]) -> RowPieces:
 def find(rows: RowPieces, *asked: tuple[int, int]) -> list[list[int]]:
     """The pieces (row, lane, ordinal, start, stop) of rows, each given by lane and index."""
     lanes, numbers = np.array(asked, np.int64).reshape(-1, 2).T
-    pieces: list[list[int]] = rows.find(lanes, numbers).tolist()
+    pieces: list[list[int]] = name_documents(rows.find(lanes, numbers)).tolist()
     return pieces
 
 
@@ -160,7 +160,7 @@ def test_rows_are_found_by_runs_of_consecutive_rows_of_a_lane() -> None:
         seen.append(runs)
         assert first_rows.tolist() == [0, 1, 3, 4]
         rows = np.arange(5)
-        return np.column_stack([rows, 10 * rows, rows, rows, rows])
+        return np.column_stack([rows, 10 * rows, rows, rows])
 
     lanes, numbers = np.array([1, 2, 1, 0, 1, 1]), np.array([6, 7, 5, 2, 8, 6])
     pieces = find_by_runs(lanes, numbers, list_pieces)

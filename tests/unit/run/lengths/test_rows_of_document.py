@@ -15,7 +15,7 @@ from cloudload.run.lengths.row_finder import RowFinder
 from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
 from cloudload.run.position import Position
 from testkit.examples import EXAMPLES
-from testkit.tiny_runs import TinyRun
+from testkit.tiny_runs import TinyRun, name_documents
 
 PACKINGS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
@@ -43,7 +43,7 @@ def walk(
     sizes, num_lanes = run.lengths.sizes[component], run.recipe.num_lanes
     found = defaultdict(list)
     run.lengths.settle(start)  # a finder keeps the recipe that it was opened with
-    pieces = RowFinder(run.lengths, start).find(np.arange(start.rows, stop))
+    pieces = name_documents(RowFinder(run.lengths, start).find(np.arange(start.rows, stop)))
     pieces = pieces[pieces[:, 1] // num_lanes == component]
     rows, lanes, ordinals, firsts, afters = pieces.T
     epochs, _ = sizes.component.lanes.epoch_positions(lanes % num_lanes, ordinals)
