@@ -23,7 +23,15 @@ from cloudload.errors import CacheError
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import SeekableOrder
 from cloudload.rows import tables
-from cloudload.run import Component, LaneSizes, Position, Recipe, RunLengths, units_of
+from cloudload.run import (
+    Component,
+    DocumentSizes,
+    LaneSizes,
+    Position,
+    Recipe,
+    RunLengths,
+    units_of,
+)
 from cloudload.system import NEVER, Ints
 
 _POSITIONS_AT_ONCE = 1 << 20
@@ -259,35 +267,44 @@ def _find_uses(
     are counted from the cursors.
     """
     packing = recipe.packing
-    of_row = packing.seq_len if packing.name != "one_per_row" else 1
-    unit_tokens = packing.seq_len if of_row == 1 else 1  # an offset is a whole number of units
-    # a document whose first tokens are in earlier rows begins before unit 0
-    heads, before = (
-        cursors[:, tables.CURSOR_ORDINAL].copy(),
-        -(cursors[:, tables.CURSOR_OFFSET] // unit_tokens),
-    )
-    step = max(2, _DOCUMENTS_AT_ONCE // max(1, len(lanes)))
-    component = sizes.component
+    # rows of best_fit are assumed full, so its units are tokens, too
+    row_units = 1 if packing.name == "one_per_row" else packing.seq_len
+    # a document whose first tokens are in earlier rows begins before unit 0; with one_per_row, they
+    # fill whole rows
+    offsets = cursors[:, tables.CURSOR_OFFSET]
+    before = -(offsets // packing.seq_len if row_units == 1 else offsets)
+    for epochs, found in _measure_lanes(sizes, cursors, lanes, last_epoch):
+        units = units_of(packing, found.tokens) if row_units == 1 else found.tokens
+        stops = before + np.cumsum(units, axis=0)
+        first = np.maximum(0, stops - units) // row_units
+        # a document without tokens is still read, with the row that follows it
+        last = np.maximum(first, (stops - 1) // row_units)
+        is_read = found.sizes != tables.Size.ABSENT
+        shards = recipe.corpus.shards_of(found.samples[is_read])
+        yield np.column_stack([epochs[is_read], shards]), first[is_read], last[is_read]
+        before = stops[-1]
+
+
+def _measure_lanes(
+    sizes: LaneSizes, cursors: Ints, lanes: Ints, last_epoch: int
+) -> Iterator[tuple[Ints, DocumentSizes]]:
+    """Measure the documents of lanes, in chunks of ordinals, to the end of `last_epoch`.
+
+    `cursors` is int64 [lanes, 3]. Yields the epoch of each document, int64 [ordinals, lanes], and
+    the sizes of the documents, in this shape.
+    """
     # documents after the last epoch must count as holes, so measure a run that ends with it
-    division = replace(component.lanes, epochs=last_epoch + 1)
-    sizes = replace(sizes, component=replace(component, lanes=division))
-    is_over = not len(lanes)
+    division = replace(sizes.component.lanes, epochs=last_epoch + 1)
+    sizes = replace(sizes, component=replace(sizes.component, lanes=division))
+    heads, is_over = cursors[:, tables.CURSOR_ORDINAL], not len(lanes)
+    step = max(2, _DOCUMENTS_AT_ONCE // max(1, len(lanes)))
     while not is_over:
         ordinals = heads + np.arange(step)[:, None]
         all_lanes = np.broadcast_to(lanes, ordinals.shape)
-        found = sizes.measure(all_lanes, ordinals)
-        # rows of best_fit are assumed full, so its units are tokens, too
-        units = units_of(packing, found.tokens) if of_row == 1 else found.tokens
-        stops = before + np.cumsum(units, axis=0)
-        first = np.maximum(0, stops - units) // of_row
-        # a document without tokens is still read, with the row that follows it
-        last = np.maximum(first, (stops - 1) // of_row)
         epochs, _ = division.epoch_positions(all_lanes, ordinals)
+        yield epochs, sizes.measure(all_lanes, ordinals)
         # lanes begin at different ordinals, so continue until each has passed the last epoch
-        is_over, is_read = int(epochs[-1].min()) > last_epoch, found.sizes != tables.Size.ABSENT
-        shards = recipe.corpus.shards_of(found.samples[is_read])
-        yield np.column_stack([epochs[is_read], shards]), first[is_read], last[is_read]
-        heads, before = heads + step, stops[-1]
+        heads, is_over = heads + step, int(epochs[-1].min()) > last_epoch
 
 
 class _ShardUses:

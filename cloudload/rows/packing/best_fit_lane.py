@@ -70,12 +70,15 @@ class BestFitLane:
         """
         if size == self._seq_len and len(self._free) == 1:
             self._end_single_row(*decode_span(span))
+        # after the last piece of a document, the cursor is at the start of the next one
         if not offset:
             self._passed += piece
+        # a full piece is a row of its own, and an empty one is in no row
         if size == self._seq_len:
             self._emit(ordinal, offset, piece)
         if not 0 < size < self._seq_len:
             return
+        # open rows ascend by free space, so the first one that has enough is the fullest
         free = self._free
         index = bisect_left(free, size)
         if index == len(free):
@@ -87,6 +90,7 @@ class BestFitLane:
                 self._groups.pop(index),
             )
         if left:
+            # behind open rows with the same free space, which changed before this one
             index = bisect_right(free, left)
             free.insert(index, left)
             self._pieces.insert(index, pieces)
@@ -96,6 +100,7 @@ class BestFitLane:
                 waiting * waiting <= ordinal - self._least_ordinal or len(free) == 1
             ):
                 return
+            # too many rows or documents wait, so emit the fullest row
             del free[0]
             pieces, group = self._pieces.pop(0), self._groups.pop(0)
         self._num_waiting -= len(group) // SPAN_BYTES
@@ -145,6 +150,7 @@ def split_documents(table: Ints, seq_len: int) -> Ints:
     lefts = table[:, tables.SIZE] - table[:, tables.START]
     if lefts.max(initial=0) <= seq_len:
         return table
+    # a document without tokens also has a piece, to be counted
     counts = np.maximum(1, -(-lefts // seq_len))
     pieces: Ints = np.repeat(table, counts, axis=0)
     pieces[:, tables.START] += seq_len * count_within(counts)

@@ -88,6 +88,7 @@ class BestFitLanes:
             (lanes[flat_lane] or self._open(flat_lane)).pack(piece, size, span, ordinal, offset)
 
     def _new_pieces(self, count: int) -> Ints:
+        # grow to at least twice the size, so that all growth together copies each piece about once
         if len(self._unused) < count:
             held, more = len(self._table), max(count, len(self._table))
             self._table = np.concatenate(
@@ -115,14 +116,13 @@ class BestFitLanes:
         self._tokens[pieces] = np.array(parts, np.object_)
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
+        # `add` has packed all documents, so complete rows only have to be taken
+        ready = [self._lane(flat_lane).rows for flat_lane in flat_lanes.tolist()]
+        num_rows = np.minimum(wanted, np.array(list(map(len, ready)), np.int64))
         rows: list[best_fit_lane.Row] = []
-        num_rows: list[int] = []
-        for flat_lane, most in zip(flat_lanes.tolist(), wanted.tolist(), strict=True):
-            # `add` has packed all documents, so complete rows only have to be taken
-            ready = self._lane(flat_lane).rows
-            num_rows.append(min(most, len(ready)))
-            rows += [ready.popleft() for _ in range(num_rows[-1])]
-        # turn rows into columns, to compute them as arrays
+        for of_lane, count in zip(ready, num_rows.tolist(), strict=True):
+            rows += [of_lane.popleft() for _ in range(count)]
+        # turn rows into columns, to compute with arrays
         ordinals, offsets, residues, of_rows, passed = (
             zip(*rows, strict=True) if rows else ((),) * 5
         )
@@ -132,14 +132,9 @@ class BestFitLanes:
         # the parts become one buffer, in which a piece follows all pieces before it
         sizes = np.array(list(map(len, parts)), np.int64) // _TOKEN_BYTES
         table[:, tables.BASE] += np.cumsum(sizes) - sizes
-        # a document that the cursor has passed is counted, even if it waits in an open row
-        counted_rows, counted = best_fit_lane.decode_pieces(passed)
-        documents = self._table[counted]
-        # a piece without tokens is in no row, so it is released here
-        self._release(counted[documents[:, tables.SIZE] == documents[:, tables.START]])
         stops = best_fit_lane.find_stops(table, self._packing.seq_len)
         return CutRows(
-            num_rows=np.array(num_rows, np.int64),
+            num_rows=num_rows,
             table=table,
             buffers=[memoryview(b"".join(parts)).cast("i")],
             pieces=np.stack(
@@ -147,10 +142,21 @@ class BestFitLanes:
             ),
             cursors=np.array([ordinals, offsets], np.int64).T,
             residues=residues,
-            counted=np.column_stack(
-                [counted_rows, documents[:, [tables.STREAM, tables.COUNT, tables.SIZE]]]
-            ),
+            counted=self._count(passed),
         )
+
+    def _count(self, passed: Sequence[bytes]) -> Ints:
+        """Count the documents that each row's cursor passes, given their last pieces, by row.
+
+        Returns int64 [documents, 4], with columns `tables.COUNTED_ROW` and so on. A document is
+        counted even if it waits in an open row.
+        """
+        rows, pieces = best_fit_lane.decode_pieces(passed)
+        documents = self._table[pieces]
+        # a piece without tokens is in no row, so it is released here
+        self._release(pieces[documents[:, tables.SIZE] == documents[:, tables.START]])
+        columns = [tables.STREAM, tables.COUNT, tables.SIZE]
+        return np.column_stack([rows, documents[:, columns]])
 
     def _release(self, pieces: Ints) -> list[bytes]:
         """Free pieces, and return their IDs as bytes.

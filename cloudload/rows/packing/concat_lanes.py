@@ -10,29 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from cloudload.rows.packing import tables
 from cloudload.rows.packing.lane_packer import CutRows, copy_tokens
 from cloudload.rows.packing.packers import check_start
-from cloudload.rows.packing.tables import (
-    BASE,
-    BUFFER,
-    COUNT,
-    COUNTED_ROW,
-    COUNTED_STREAM,
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    FLAT_LANE,
-    NUM_DOCUMENT_COLUMNS,
-    ORDINAL,
-    PIECE_DOCUMENT,
-    PIECE_ROW,
-    PIECE_START,
-    PIECE_STOP,
-    SIZE,
-    START,
-    STREAM,
-    Documents,
-    document_keys,
-)
 from cloudload.system import Flags, Ints, count_within
 
 
@@ -49,7 +29,7 @@ class ConcatLanes:
         """Number of tokens added to each lane that are not in a row yet."""
         self._tables: list[Ints | None] = [None] * len(cursors)
         self._tokens: list[memoryview] = [memoryview(b"")] * len(cursors)
-        self._added: list[Documents] = []
+        self._added: list[tables.Documents] = []
         """Documents added since the last cut. Each call of `add` adds one item, whose buffer
         contains tokens of many lanes."""
 
@@ -59,17 +39,23 @@ class ConcatLanes:
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
         return np.maximum(0, wanted * self._seq_len - self._available[flat_lanes])
 
-    def add(self, documents: Documents, has_begun: Flags) -> None:
+    def add(self, documents: tables.Documents, has_begun: Flags) -> None:
         table = documents.table
         for index in np.flatnonzero(has_begun).tolist():
-            flat_lane, ordinal, size = table[index, [FLAT_LANE, ORDINAL, SIZE]].tolist()
+            flat_lane, ordinal, size = table[
+                index, [tables.FLAT_LANE, tables.ORDINAL, tables.SIZE]
+            ].tolist()
             expected, offset = self._cursors[flat_lane].tolist()
             try:
                 check_start(expected, offset, ordinal, size)
             except ValueError as error:
                 raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
-            table[index, START] = offset
-        np.add.at(self._available, table[:, FLAT_LANE], table[:, SIZE] - table[:, START])
+            table[index, tables.START] = offset
+        np.add.at(
+            self._available,
+            table[:, tables.FLAT_LANE],
+            table[:, tables.SIZE] - table[:, tables.START],
+        )
         self._added.append(documents)
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
@@ -80,11 +66,11 @@ class ConcatLanes:
         cursor is then (1, 6), and document 0 is counted with row 0.
         """
         table, buffers = self._gather(flat_lanes)
-        lanes = np.searchsorted(flat_lanes, table[:, FLAT_LANE])
+        lanes = np.searchsorted(flat_lanes, table[:, tables.FLAT_LANE])
         # tokens before `START` are already in rows
-        left = table[:, SIZE] - table[:, START]
+        left = table[:, tables.SIZE] - table[:, tables.START]
         # documents are ordered by lane, so one sum over all of them gives offsets in every lane,
-        # once the base of the lane is subtracted
+        # once the base of the lane (the tokens of the lanes before it) is subtracted
         ends = np.concatenate([[0], np.cumsum(left)])
         bases = ends[np.searchsorted(lanes, np.arange(len(flat_lanes) + 1))]
         # only whole rows are cut, because the lane's next documents continue the tokens after them
@@ -100,18 +86,12 @@ class ConcatLanes:
 
         row_lanes = np.repeat(np.arange(len(flat_lanes)), num_rows)
         cursors = _cursors_after(table, pieces, len(row_lanes))
-        # a document without tokens has no piece, so the cursor tells which documents are read
-        counted_rows = _first_rows_past(table, lanes, cursors, row_lanes)
-        is_counted = counted_rows < len(row_lanes)
-        counted = np.empty((np.count_nonzero(is_counted), 4), np.int64)
-        counted[:, COUNTED_ROW] = counted_rows[is_counted]
-        counted[:, COUNTED_STREAM:] = table[is_counted][:, [STREAM, COUNT, SIZE]]
-
-        # all other documents wait for the next cut, and rows may have begun the first of each lane
-        rest = table[~is_counted]
-        rest[:, START] += (taken - starts)[~is_counted]
+        counted, is_left = _count_passed(table, lanes, cursors, row_lanes)
+        # documents that are not counted wait, and rows may have begun the first of each lane
+        rest = table[is_left]
+        rest[:, tables.START] += (taken - starts)[is_left]
         self._available[flat_lanes] = np.diff(bases) - num_rows * self._seq_len
-        self._keep(flat_lanes, rest, lanes[~is_counted], buffers)
+        self._keep(flat_lanes, rest, lanes[is_left], buffers)
         return CutRows(num_rows, table, buffers, pieces, cursors, None, counted)
 
     def _gather(self, flat_lanes: Ints) -> tuple[Ints, list[memoryview]]:
@@ -120,30 +100,30 @@ class ConcatLanes:
         `flat_lanes` must include all lanes that have new documents.
         """
         added, self._added = self._added, []
-        tables = [
-            (flat_lane, table)
+        kept = [
+            (table, self._tokens[flat_lane])
             for flat_lane in flat_lanes.tolist()
             if (table := self._tables[flat_lane]) is not None
         ]
-        buffers = [documents.ids.data for documents in added] + [
-            self._tokens[flat_lane] for flat_lane, _ in tables
-        ]
-        parts = [documents.table for documents in added] + [table for _, table in tables]
+        buffers = [documents.ids.data for documents in added] + [tokens for _, tokens in kept]
+        parts = [documents.table for documents in added] + [table for table, _ in kept]
         if not parts:
-            return np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), buffers
+            return np.empty((0, tables.NUM_DOCUMENT_COLUMNS), np.int64), buffers
         joined = np.concatenate(parts)
-        joined[:, BUFFER] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        joined[:, tables.BUFFER] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         if len(parts) > 1:
-            keys = document_keys(joined[:, FLAT_LANE], joined[:, ORDINAL])
+            keys = tables.document_keys(joined[:, tables.FLAT_LANE], joined[:, tables.ORDINAL])
             joined = joined[np.argsort(keys, kind="stable")]
         return joined, buffers
 
     def _keep(self, flat_lanes: Ints, rest: Ints, lanes: Ints, buffers: list[memoryview]) -> None:
         """Keep the remaining documents of each lane, with their tokens in one buffer per lane."""
         bounds = np.searchsorted(lanes, np.arange(len(flat_lanes) + 1)).tolist()
-        froms = np.maximum(0, rest[:, BASE] + rest[:, START])
-        stops = np.maximum(froms, rest[:, BASE] + rest[:, SIZE])
-        lows, highs, of = froms.tolist(), stops.tolist(), rest[:, BUFFER].tolist()
+        # the tokens that a document still needs are in [froms, stops) of its buffer. As bos and eos
+        # are not in the buffer, the range may be one token too long on each side
+        froms = np.maximum(0, rest[:, tables.BASE] + rest[:, tables.START])
+        stops = np.maximum(froms, rest[:, tables.BASE] + rest[:, tables.SIZE])
+        lows, highs, of = froms.tolist(), stops.tolist(), rest[:, tables.BUFFER].tolist()
         shifts = np.zeros(len(flat_lanes), np.int64)
         for lane, flat_lane in enumerate(flat_lanes.tolist()):
             first, stop = bounds[lane], bounds[lane + 1]
@@ -151,6 +131,7 @@ class ConcatLanes:
                 self._tables[flat_lane], self._tokens[flat_lane] = None, memoryview(b"")
                 continue
             self._tables[flat_lane] = rest[first:stop]
+            # documents keep their order, so if the first and last have one buffer, then all have
             if of[first] != of[stop - 1]:
                 shifts[lane] = lows[first]
                 self._tokens[flat_lane] = _join_buffers(
@@ -162,7 +143,7 @@ class ConcatLanes:
                 self._tokens[flat_lane] = copy_tokens(
                     buffers[of[first]], lows[first], max(highs[first:stop])
                 )
-        rest[:, BASE] -= shifts[lanes]
+        rest[:, tables.BASE] -= shifts[lanes]
 
 
 def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
@@ -177,17 +158,19 @@ def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_le
     0 0 0 4 · 0 1 0 1 · 1 1 1 6.
     """
     cut = np.flatnonzero(taken > starts)
+    # a document has a piece in each row from that of its first token to that of its last one
     firsts = starts[cut] // seq_len
     pieces_each = (taken[cut] - 1) // seq_len - firsts + 1
     documents = np.repeat(cut, pieces_each)
     rows = np.repeat(firsts, pieces_each) + count_within(pieces_each)
     # offsets in the document minus offsets in the lane
-    shifts = table[documents, START] - starts[documents]
-    pieces = np.empty((len(documents), 4), np.int64)
-    pieces[:, PIECE_ROW] = rows + first_rows[documents]
-    pieces[:, PIECE_DOCUMENT] = documents
-    pieces[:, PIECE_START] = shifts + np.maximum(starts[documents], rows * seq_len)
-    pieces[:, PIECE_STOP] = shifts + np.minimum(taken[documents], (rows + 1) * seq_len)
+    shifts = table[documents, tables.START] - starts[documents]
+    pieces = np.empty((len(documents), tables.NUM_PIECE_COLUMNS), np.int64)
+    pieces[:, tables.PIECE_ROW] = rows + first_rows[documents]
+    pieces[:, tables.PIECE_DOCUMENT] = documents
+    # a piece ends where the document's tokens or the row's range of the lane ends
+    pieces[:, tables.PIECE_START] = shifts + np.maximum(starts[documents], rows * seq_len)
+    pieces[:, tables.PIECE_STOP] = shifts + np.minimum(taken[documents], (rows + 1) * seq_len)
     return pieces
 
 
@@ -197,38 +180,48 @@ def _join_buffers(rest: Ints, froms: Ints, stops: Ints, buffers: list[memoryview
     Changes `BASE` in `rest` as if all documents followed the first one in its buffer.
     """
     parts: list[bytes] = []
-    index = first = int(froms[0])
-    for buffer in dict.fromkeys(rest[:, BUFFER].tolist()):
-        own = rest[:, BUFFER] == buffer
+    index = int(froms[0])
+    for buffer in dict.fromkeys(rest[:, tables.BUFFER].tolist()):
+        own = rest[:, tables.BUFFER] == buffer
         low = int(froms[own][0])
         part = buffers[buffer][low : int(stops[own].max())].tobytes()
-        rest[own, BASE] += index - low
+        rest[own, tables.BASE] += index - low
         parts.append(part)
         index += len(part) // 4
-    assert index >= first
     return memoryview(b"".join(parts)).cast("i")
 
 
 def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
     """The cursor after each row, which is the end of the row's last piece: int64 [rows, 2]."""
-    last = pieces[np.searchsorted(pieces[:, PIECE_ROW], np.arange(num_rows), side="right") - 1]
-    is_end = last[:, PIECE_STOP] == table[last[:, PIECE_DOCUMENT], SIZE]
+    # pieces are sorted by row, so a row's last piece is right before the first one of a later row
+    stops = np.searchsorted(pieces[:, tables.PIECE_ROW], np.arange(num_rows), side="right")
+    last = pieces[stops - 1]
+    documents = table[last[:, tables.PIECE_DOCUMENT]]
+    # at the end of a document, the cursor is at the start of the next one
+    is_end = last[:, tables.PIECE_STOP] == documents[:, tables.SIZE]
     cursors = np.empty((num_rows, 2), np.int64)
-    cursors[:, CURSOR_ORDINAL] = table[last[:, PIECE_DOCUMENT], ORDINAL] + is_end
-    cursors[:, CURSOR_OFFSET] = np.where(is_end, 0, last[:, PIECE_STOP])
+    cursors[:, tables.CURSOR_ORDINAL] = documents[:, tables.ORDINAL] + is_end
+    cursors[:, tables.CURSOR_OFFSET] = np.where(is_end, 0, last[:, tables.PIECE_STOP])
     return cursors
 
 
-def _first_rows_past(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> Ints:
-    """For each document, the first row after which its lane's cursor is past the document.
+def _count_passed(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> tuple[Ints, Flags]:
+    """Count each document with the first row after which its lane's cursor is past the document.
 
-    Returns int64 [documents]. The value is the number of rows if no row's cursor is past the
-    document.
+    `lanes` is the lane of each document, and `row_lanes` that of each row. Returns the counted
+    documents, int64 [documents, 4], and which documents no row's cursor is past, bool [documents].
     """
+    # a document without tokens has no piece, so the cursor tells which documents are passed. Rows
+    # are sorted by lane, and cursors ascend in a lane, so the keys of rows ascend, too
     rows = np.searchsorted(
-        document_keys(row_lanes, cursors[:, CURSOR_ORDINAL]),
-        document_keys(lanes, table[:, ORDINAL]),
+        tables.document_keys(row_lanes, cursors[:, tables.CURSOR_ORDINAL]),
+        tables.document_keys(lanes, table[:, tables.ORDINAL]),
         side="right",
     )
-    of_lane = np.append(row_lanes, -1)[rows] == lanes
-    return np.where(of_lane, rows, len(row_lanes))
+    # if no cursor of the lane is past the document, the row found is one of a later lane, or none
+    is_passed = np.append(row_lanes, -1)[rows] == lanes
+    counted = np.empty((np.count_nonzero(is_passed), 4), np.int64)
+    counted[:, tables.COUNTED_ROW] = rows[is_passed]
+    columns = [tables.STREAM, tables.COUNT, tables.SIZE]
+    counted[:, tables.COUNTED_STREAM :] = table[is_passed][:, columns]
+    return counted, ~is_passed

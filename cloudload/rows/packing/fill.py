@@ -47,35 +47,46 @@ def fill_rows(
     Example: seq_len 9, bos 1, eos 2, a = 10 11 12, b = 20 21 22 23, and pieces (0, a, 0, 5)
     (0, b, 0, 3) (1, b, 3, 6) give rows 1 10 11 12 2 1 20 21 0 | 22 23 2 0 0 0 0 0 0, lengths 8 3.
     """
-    num_rows, seq_len = out.shape
-    lengths = row_lengths(pieces, num_rows)
-    # in flat rows, each piece is one range of tokens, so it takes one copy
-    flat_starts = _flat_starts(pieces, out.shape)
     _, documents, starts, stops = pieces.T
-    sizes = stops - starts
-    streams = table[documents, tables.STREAM]
-    bos, eos = framing.bos[streams], framing.eos[streams]
+    # in flat rows, each piece is one range of tokens, so it takes one copy
+    flat, flat_starts = out.reshape(-1), _flat_starts(pieces, out.shape)
+    flat_stops = flat_starts + stops - starts
+    bos, eos = (ids[table[documents, tables.STREAM]] for ids in (framing.bos, framing.eos))
     # a document may span rows: only its first piece has its bos, and only its last has its eos
-    has_bos, has_eos = (
-        (bos >= 0) & (starts == 0),
-        (eos >= 0) & (stops == table[documents, tables.SIZE]),
-    )
-    # no buffer contains bos or eos, so copy the text between them, and set them afterward
-    to = flat_starts + has_bos
-    body_sizes = sizes - has_bos - has_eos
+    has_bos = (bos >= 0) & (starts == 0)
+    has_eos = (eos >= 0) & (stops == table[documents, tables.SIZE])
+    # no buffer contains bos or eos, so copy the text between them, and set them afterward; if token
+    # 0 is the bos, the text begins with token 1
     froms = table[documents, tables.BASE] + starts + has_bos
-    # memoryviews are copied to without NumPy's overhead for each piece, but need plain integers
-    columns = (to, to + body_sizes, froms, froms + body_sizes, table[documents, tables.BUFFER])
-    flat = out.reshape(-1)
-    target = flat.data
-    for at, stop, start, end, number in zip(*(column.tolist() for column in columns), strict=True):
-        target[at:stop] = buffers[number][start:end]
+    of = table[documents, tables.BUFFER]
+    _copy_texts(flat_starts + has_bos, flat_stops - has_eos, froms, of, into=flat, buffers=buffers)
     flat[flat_starts[has_bos]] = bos[has_bos]
-    flat[(flat_starts + sizes - 1)[has_eos]] = eos[has_eos]
+    flat[flat_stops[has_eos] - 1] = eos[has_eos]
     # `out` may hold earlier rows, so padding is written, too
-    for row in np.flatnonzero(lengths < seq_len).tolist():
+    lengths = row_lengths(pieces, len(out))
+    for row in np.flatnonzero(lengths < out.shape[1]).tolist():
         out[row, lengths[row] :] = 0
     return lengths
+
+
+def _copy_texts(
+    starts: Ints,
+    stops: Ints,
+    froms: Ints,
+    of: Ints,
+    *,
+    into: Tokens,
+    buffers: Sequence[memoryview],
+) -> None:
+    """Set tokens [starts, stops) of `into` to those that begin at `froms` in buffers `of`.
+
+    The four arrays are int64 [pieces].
+    """
+    # memoryviews are copied to without NumPy's overhead for each piece, but need plain integers
+    columns = (starts, stops, froms, froms + stops - starts, of)
+    target = into.data
+    for to, end, start, stop, buffer in zip(*(column.tolist() for column in columns), strict=True):
+        target[to:end] = buffers[buffer][start:stop]
 
 
 def _flat_starts(pieces: Ints, shape: tuple[int, ...]) -> Ints:
@@ -85,13 +96,12 @@ def _flat_starts(pieces: Ints, shape: tuple[int, ...]) -> Ints:
     0 5 9.
     """
     num_rows, seq_len = shape
-    rows, sizes = (
-        pieces[:, tables.PIECE_ROW],
-        pieces[:, tables.PIECE_STOP] - pieces[:, tables.PIECE_START],
-    )
-    ends = np.cumsum(sizes)
-    before_rows = np.concatenate([[0], ends])[np.searchsorted(rows, np.arange(num_rows))]
-    flat_starts: Ints = rows * seq_len + ends - sizes - before_rows[rows]
+    rows = pieces[:, tables.PIECE_ROW]
+    ends = np.cumsum(pieces[:, tables.PIECE_STOP] - pieces[:, tables.PIECE_START])
+    # the tokens of all pieces before a piece, less those before its row, are before it in its row
+    before = np.concatenate([[0], ends])
+    before_rows = before[np.searchsorted(rows, np.arange(num_rows))]
+    flat_starts: Ints = rows * seq_len + before[:-1] - before_rows[rows]
     return flat_starts
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from cloudload.rows.packing.packers import Packer, Packing
+from cloudload.rows.packing import tables
+from cloudload.rows.packing.packers import PackedRow, Packer, Packing
 from cloudload.rows.packing.residue import residue_spans
-from cloudload.rows.packing.tables import BASE, BUFFER, NUM_DOCUMENT_COLUMNS, SIZE, Documents
 from cloudload.system import Flags, Ints
 
 
@@ -66,7 +66,7 @@ class LaneRows(Protocol):
         """
         ...
 
-    def add(self, documents: Documents, has_begun: Flags) -> None:
+    def add(self, documents: tables.Documents, has_begun: Flags) -> None:
         """Add the next documents of lanes, or documents that `unread` lists.
 
         Next documents are sorted by flat lane, then by ordinal. `has_begun` is bool [documents]:
@@ -152,7 +152,7 @@ class PackerLanes:
                 short[index] = max(1, tokens - packer.num_pending)
         return short
 
-    def add(self, documents: Documents, has_begun: Flags) -> None:
+    def add(self, documents: tables.Documents, has_begun: Flags) -> None:
         table = documents.table
         for (flat_lane, ordinal, stream, _, _, size, count, *_), document in zip(
             table.tolist(), own_documents(documents), strict=True
@@ -173,56 +173,53 @@ class PackerLanes:
                 lane.documents[ordinal] = document
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        num_rows = np.zeros(len(flat_lanes), np.int64)
-        tables: list[Ints] = []
-        buffers: list[memoryview] = []
-        pieces: list[int] = []
-        cursors: list[int] = []
-        residues: list[bytes] = []
-        counted: list[int] = []
-        for index, (flat_lane, rows) in enumerate(
-            zip(flat_lanes.tolist(), wanted.tolist(), strict=True)
-        ):
+        taken: list[tuple[_PackerLane, PackedRow]] = []
+        num_rows: list[int] = []
+        for flat_lane, most in zip(flat_lanes.tolist(), wanted.tolist(), strict=True):
             lane = self._lane(flat_lane)
-            num_rows[index] = min(rows, len(lane.packer.rows))
-            for _ in range(num_rows[index]):
-                row, packed = len(residues), lane.packer.rows.popleft()
-                for ordinal, start, stop, is_last in packed.pieces:
-                    # keep a document's tokens until the row of its last piece
-                    take = lane.documents.pop if is_last else lane.documents.__getitem__
-                    document, tokens = take(ordinal)
-                    # each piece has its own row of the table, so documents may repeat in it
-                    pieces += row, len(tables), start, stop
-                    tables.append(document)
-                    buffers.append(tokens)
-                cursors += packed.cursor
-                residues.append(packed.residue)
-                # a document without tokens has no piece, so the cursor tells which ones are read
-                while lane.uncounted and lane.uncounted[0][0] < packed.cursor[0]:
-                    counted += (row, *lane.uncounted.popleft()[1:])
-        table = np.array(tables, np.int64).reshape(-1, NUM_DOCUMENT_COLUMNS)
+            num_rows.append(min(most, len(lane.packer.rows)))
+            taken += [(lane, lane.packer.rows.popleft()) for _ in range(num_rows[-1])]
+        documents: list[tuple[Ints, memoryview]] = []
+        pieces: list[tuple[int, ...]] = []
+        counted: list[tuple[int, ...]] = []
+        for row, (lane, packed) in enumerate(taken):
+            for ordinal, start, stop, is_last in packed.pieces:
+                # each piece has its own row of the table, so documents may repeat in it
+                pieces.append((row, len(documents), start, stop))
+                # keep a document's tokens until the row of its last piece
+                take = lane.documents.pop if is_last else lane.documents.__getitem__
+                documents.append(take(ordinal))
+            # a document without tokens has no piece, so the cursor tells which ones are read
+            while lane.uncounted and lane.uncounted[0][0] < packed.cursor[0]:
+                counted.append((row, *lane.uncounted.popleft()[1:]))
+        table = _stack([document for document, _ in documents], tables.NUM_DOCUMENT_COLUMNS)
         # a document has its own buffer; see `own_documents`
-        table[:, BUFFER] = np.arange(len(table))
+        table[:, tables.BUFFER] = np.arange(len(table))
         return CutRows(
-            num_rows=num_rows,
+            num_rows=np.array(num_rows, np.int64),
             table=table,
-            buffers=buffers,
-            pieces=np.array(pieces, np.int64).reshape(-1, 4),
-            cursors=np.array(cursors, np.int64).reshape(-1, 2),
-            residues=residues if self._packing.has_residue else None,
-            counted=np.array(counted, np.int64).reshape(-1, 4),
+            buffers=[tokens for _, tokens in documents],
+            pieces=_stack(pieces, tables.NUM_PIECE_COLUMNS),
+            cursors=_stack([packed.cursor for _, packed in taken], tables.CURSOR_SIZE),
+            residues=[packed.residue for _, packed in taken] if self._packing.has_residue else None,
+            counted=_stack(counted, 4),
         )
 
 
-def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
+def _stack(rows: Sequence[Any], num_columns: int) -> Ints:
+    """An array of rows, which may be none: int64 [rows, columns]."""
+    return np.array(rows, np.int64).reshape(-1, num_columns)
+
+
+def own_documents(documents: tables.Documents) -> list[tuple[Ints, memoryview]]:
     """Copy each document's row of the table, int64 [10], and its IDs, int32.
 
     `BASE` in each row is changed to refer to the copied IDs.
     """
     table, buffer = documents.table.copy(), documents.ids.data
-    froms = np.maximum(0, table[:, BASE])
-    stops = np.maximum(froms, table[:, BASE] + table[:, SIZE])
-    table[:, BASE] -= froms
+    froms = np.maximum(0, table[:, tables.BASE])
+    stops = np.maximum(froms, table[:, tables.BASE] + table[:, tables.SIZE])
+    table[:, tables.BASE] -= froms
     parts = [
         copy_tokens(buffer, start, stop)
         for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)

@@ -266,19 +266,19 @@ class BestFitPacker(Packer):
     def _put_piece(self, span: Span) -> None:
         """Put a span into the fullest open row that has space for it, or into a new row."""
         size = span[2] - span[1]
-        place = bisect_left(self._free, size)
-        if place == len(self._free):
+        index = bisect_left(self._free, size)
+        if index == len(self._free):
             free, spans = self._seq_len - size, [span]
         else:
-            free, spans = self._free.pop(place) - size, [*self._open.pop(place), span]
-            del self._encoded[place]
+            free, spans = self._free.pop(index) - size, [*self._open.pop(index), span]
+            del self._encoded[index]
         if not free:
             self._emit(spans)
             return
-        place = bisect_right(self._free, free)
-        self._free.insert(place, free)
-        self._open.insert(place, spans)
-        self._encoded.insert(place, encode_residue(spans))
+        index = bisect_right(self._free, free)
+        self._free.insert(index, free)
+        self._open.insert(index, spans)
+        self._encoded.insert(index, encode_residue(spans))
         self._close_rows()
 
     def _close_rows(self) -> None:

@@ -23,7 +23,7 @@ from cloudload.system import Ints, count_within
 Span = tuple[int, int, int]
 """(ordinal, start, stop): the tokens of a document from `start` to its end, `stop`."""
 _SPAN = struct.Struct("<3i")
-SPAN_BYTES, _NUMBER_BYTES = _SPAN.size, 4
+SPAN_BYTES, _VALUE_BYTES = _SPAN.size, 4
 
 
 @cache
@@ -72,7 +72,9 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
     groups: list[list[Span]] = []
     index = 0
     while index < len(values):
+        # a group is the number of its spans, then 3 values for each
         stop = index + 1 + 3 * values[index]
+        # the number may be anything, so read only complete spans
         spans = [
             (values[at], values[at + 1], values[at + 2])
             for at in range(index + 1, min(stop, len(values) - 2), 3)
@@ -84,6 +86,7 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
         index = stop
     if any(not spans for spans in groups[1:]):
         raise ValueError("an open row without a span")
+    # a lane splits a document only into full rows, so at most its end waits
     documents = [document for spans in groups for document, _, _ in spans]
     if len(set(documents)) < len(documents):
         raise ValueError("two spans of one document")
@@ -97,7 +100,9 @@ def list_residue_spans(residues: Sequence[bytes]) -> tuple[Ints, Ints]:
     any order.
     """
     values = np.frombuffer(b"".join(residues), "<i4").astype(np.int64)
-    stops = np.cumsum(list(map(len, residues)), dtype=np.int64) // _NUMBER_BYTES
+    stops = np.cumsum(list(map(len, residues)), dtype=np.int64) // _VALUE_BYTES
+    # where a group begins is known only from the group before it, so visit the first groups of all
+    # residues together, then their second groups, and so on; empty residues have no group
     left = np.flatnonzero(np.diff(stops, prepend=0))
     indices = np.concatenate([[0], stops[:-1]])[left]
     owners, groups, sizes = ([np.empty(0, np.int64)] for _ in range(3))
@@ -108,6 +113,7 @@ def list_residue_spans(residues: Sequence[bytes]) -> tuple[Ints, Ints]:
         indices = indices + 1 + 3 * values[indices]
         is_left = indices < stops[left]
         left, indices = left[is_left], indices[is_left]
+    # the spans of a group follow its number, 3 values each
     counts = np.concatenate(sizes)
     firsts = np.repeat(np.concatenate(groups) + 1, counts) + 3 * count_within(counts)
     return np.repeat(np.concatenate(owners), counts), values[firsts[:, None] + np.arange(3)]

@@ -159,10 +159,12 @@ def counts_of_sizes(sizes: Ints) -> Ints:
 def _list_remnants(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints]) -> Ints:
     remnants: list[Ints] = []
     for lane, (ordinal, offset) in enumerate(cursors.tolist()):
+        # documents in the residue are before the cursor, so they were counted
         spans = [
             (lane, *span, tables.Size.ABSENT) for span in residue_spans(residues[lane], ordinal)
         ]
         remnants.append(np.array(spans, np.int64).reshape(-1, tables.NUM_REMNANT_COLUMNS))
+        # the documents from the cursor on, of which only the first can have tokens in earlier rows
         lane_sizes = sizes[lane]
         rest = np.zeros((len(lane_sizes), tables.NUM_REMNANT_COLUMNS), np.int64)
         rest[:, tables.REMNANT_LANE] = lane
@@ -177,7 +179,7 @@ def _list_remnants(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Int
             )
         remnants.append(rest[lane_sizes != tables.Size.ABSENT])
     joined: Ints = np.concatenate(remnants)
-    # canonical order: by ordinal, then by lane
+    # canonical order: by ordinal, then by lane (`lexsort` sorts by its last key first)
     in_order: Ints = joined[
         np.lexsort(
             (
@@ -204,7 +206,6 @@ def _add(packer: Packer, remnant: int, remnants: Ints) -> None:
 def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
     """Pack `rows` rows, discard them, and return the remnants that are left.
 
-
     The result begins with the remnants in the packer's residue.
 
     Example: concat packs remnants of 4, 7 and 2 tokens, and skips 1 row of 5 tokens. The row takes
@@ -212,6 +213,7 @@ def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
     """
     if not rows:
         return remnants
+    # to the packer, a remnant is a document whose ordinal is the remnant's index
     remnant = 0
     while len(packer.rows) < rows and remnant < len(remnants):
         _add(packer, remnant, remnants)
@@ -221,11 +223,13 @@ def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
     if len(packer.rows) < rows:
         return remnants[:0]
     (ordinal, offset), residue = packer.rows[rows - 1][1:]
+    # remnants in the residue come first, without the tokens that are in rows; they were counted
     spans = residue_spans(residue, ordinal)
     again = remnants[[document for document, _, _ in spans]].reshape(-1, tables.NUM_REMNANT_COLUMNS)
     starts = np.array([start for _, start, _ in spans], np.int64)
     again[:, tables.REMNANT_START] += starts
     again[:, tables.REMNANT_SIZE] = tables.Size.ABSENT
+    # the cursor is `offset` tokens into the next remnant
     rest = remnants[ordinal:].copy()
     rest[:1, tables.REMNANT_START] += offset
     return np.concatenate([again, rest])
