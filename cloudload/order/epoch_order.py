@@ -124,17 +124,23 @@ def resample(
         for first, size, num_reads in zip(
             first_ids.tolist(), sizes.tolist(), reads.tolist(), strict=True
         ):
-            # as in Streaming, an empty shard has no run
-            passes, rest = divmod(num_reads, size) if size else (0, 0)
-            whole = passes * size
-            ids[filled : filled + whole].reshape(passes, size)[:] = np.arange(first, first + size)
-            if rest:
-                ids[filled + whole : filled + num_reads] = first + np.sort(
-                    within.choice(size, rest, replace=False)
-                )
-            run_sizes += [size] * passes + [rest] * bool(rest)
+            run_sizes += _draw(ids[filled : filled + num_reads], first, size, within)
             filled += num_reads
     return ids, np.array(run_sizes, np.int64)
+
+
+def _draw(ids: Ids, first: int, size: int, rng: np.random.Generator) -> list[int]:
+    """Fill `ids` from a shard of `size` samples that begin at `first`. Returns the sizes of runs.
+
+    The runs are as many passes over the shard as fit, then a sorted draw of the rest.
+    """
+    # as in Streaming, an empty shard has no run
+    passes, rest = divmod(len(ids), size) if size else (0, 0)
+    whole = passes * size
+    ids[:whole].reshape(passes, size)[:] = np.arange(first, first + size)
+    if rest:
+        ids[whole:] = first + np.sort(rng.choice(size, rest, replace=False))
+    return [size] * passes + [rest] * bool(rest)
 
 
 def id_dtype(shard_sizes: Ids) -> np.dtype[Any]:

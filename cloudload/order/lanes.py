@@ -104,6 +104,7 @@ def _reverse_digits(count: int) -> Ints:
     The digits have mixed bases, the prime factors of `count`.
     """
     numbers, reversed_numbers = np.arange(count), np.zeros(count, np.int64)
+    # the lowest digit of a number has the highest weight in the result
     weight = rest = count
     for base in range(2, count + 1):
         while rest % base == 0:

@@ -281,9 +281,11 @@ def unevenness(steps: Words) -> Ints:
     """
     strays = []
     for some in np.array_split(steps, len(steps) // 64 + 1):
+        # the highest 21 bits of each point, which is its position in units of 1 / `_SCALE`
         points = (np.arange(_WINDOW, dtype=np.uint64) * some[:, None] >> np.uint64(43)).astype(
             np.int32
         )
+        # how far each evenly spaced point is ahead of the sorted point with the same index
         ahead = np.arange(_WINDOW, dtype=np.int32) * np.int32(_SCALE) - np.sort(
             points, axis=1
         ) * np.int32(_WINDOW)
@@ -305,14 +307,20 @@ def _candidates(num_lanes: int) -> Words:
     """
     found = [np.array([0x9E3779B97F4A7C15], np.uint64)]
     for (grid, side), good in _good_fractions().items():
+        # a step and its negative are equally even, so half of the fractions p / grid are enough
         starts = np.flatnonzero(good[: grid // 2 + 1]).astype(np.uint64) * np.uint64(TURN // grid)
         for (lane_grid, lane_side), lane_good in _good_fractions().items():
             lane_steps = starts * np.uint64(num_lanes)
+            # how far a lane's step is past the nearest q / lane_grid: times lane_grid, the fraction
+            # is whole turns, which wrap around to 0, so only the distance is left
             past = (lane_steps * np.uint64(lane_grid)).view(np.int64) // lane_grid
+            # q: a quarter of the spacing is added so that rounding cannot change the quotient
             nearest = (
                 lane_steps - past.view(np.uint64) + np.uint64(TURN // 4 // lane_grid)
             ) // np.uint64(TURN // lane_grid)
             near = lane_good[nearest.astype(np.int64) % lane_grid]
+            # move the run's step so that the lane's step is at each distance on its good side, and
+            # keep the moves that put the run's step on its own good side, and close to p / grid
             moves = (
                 lane_side * _DISTANCES[:, None] * (TURN // lane_grid**2 >> 10) - past[near]
             ) // num_lanes

@@ -162,6 +162,8 @@ def _count_points(ends: Sequence[int], first: int, stride: int, count: int) -> l
 
     Ends, `first` and `stride` are in units of 2⁻⁶⁴ of the circle.
     """
+    # ⌊(x + TURN - end) / TURN⌋ exceeds ⌊x / TURN⌋ by 1 if the point x is at or after the end, so
+    # the difference of the two sums counts these points
     turns = floor_sum(count, TURN, stride, first)
     return [turns - floor_sum(count, TURN, stride, first + TURN - end) + count for end in ends]
 
@@ -173,10 +175,14 @@ def floor_sum(count: int, modulus: int, stride: int, first: int) -> int:
     """
     total = 0
     while True:
+        # the part of `stride` that is a multiple of the modulus adds its quotient i times to term i
         turns, stride = divmod(stride, modulus)
         total += turns * (count * (count - 1) // 2)
+        # that of `first` adds its quotient to each term
         turns, first = divmod(first, modulus)
         total += turns * count
+        # terms now grow from 0 by at most 1. Instead of adding them, add up how many terms reach
+        # each integer: a sum of the same form, with the roles swapped
         last = first + stride * count
         if last < modulus:
             return total

@@ -70,6 +70,7 @@ def weigh(shard_sizes: Ids, weights: Weights, draw: int) -> ShardSpans:
     for stop, (num_shards, chosen) in zip(stops, weights, strict=True):
         of_stream = shard_sizes[stop - num_shards : stop].astype(np.int64)
         passes, rest = divmod(chosen, max(1, int(of_stream.sum())))
+        # a row for each shard: its full passes, then its draw
         of_runs = np.repeat(of_stream[:, None], passes + 1, axis=1)
         of_runs[:, passes] = _shares(of_stream, rest, draw)
         shards.append(np.repeat(np.arange(stop - num_shards, stop), passes + 1))
@@ -88,6 +89,8 @@ def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
     # the product does not overflow if shards have fewer than 2^30 samples (MDS shards are below
     # 4 GiB), and streams fewer than 2^33
     whole, parts = np.divmod(sizes * rest, total)
+    # carry remainders from shard to shard, beginning with a random one: a share is rounded up where
+    # their sum passes a multiple of `total`, so the shares add up to `rest`
     marks = np.concatenate([[0], np.cumsum(parts)]) + draw % total
     shares: Ids = whole + np.diff(marks // total)
     return shares
@@ -108,10 +111,12 @@ def lay_spans(runs: ShardSpans, bounds: Ids, keys: tuple[Words, Words] | None) -
         else bijection.permute_groups(np.array([len(sizes)]), keys[0])
     )
     sizes = _take(sizes, order)
+    # find the run that each bound is in, and the bound's index within the run
     ends = bijection.group_starts(sizes)[1:]
     cut_runs = np.searchsorted(ends, bounds, side="right")
     cuts = bounds - np.where(cut_runs > 0, ends[cut_runs - 1], 0)
     del ends
+    # a run appears once more for each bound that is in it
     order, stops = (
         np.insert(order, cut_runs, order[cut_runs]),
         np.insert(sizes, cut_runs, sizes[cut_runs]),
@@ -186,6 +191,7 @@ class SeekableOrder:
             .generate_state(1, np.uint64)
             .astype(np.uint64)
         )
+        # of the epoch: the rounding of draws, and the keys of draws, nodes, spans, and staggers
         words = (
             np.random.SeedSequence((_OF_EPOCH, shuffle.seed, epoch))
             .generate_state(5, np.uint64)
@@ -208,6 +214,8 @@ class SeekableOrder:
         self._longer_nodes = np.flatnonzero(np.diff(self._node_starts) > self._num_rounds)
         self._block_size = shuffle.block_size
         if self._block_size is not None:
+            # a node's first block has 0.5 to 1.5 times the block size: the high bits of a product
+            # of 32 random bits and the size are a random number below the size
             stagger = bijection.scramble(words[4] + nodes) >> bijection.HALF_BITS
             self._first_blocks = self._block_size // 2 + (
                 stagger * np.uint64(self._block_size) >> bijection.HALF_BITS
@@ -259,6 +267,7 @@ class SeekableOrder:
             within[drawn] = self._draw(
                 within[drawn], np.full(int(drawn.sum()), shard), inverse=True
             )
+        # a span has only a part of its run, which may be without the sample
         indices = within - self._spans.offsets[spans] + self._spans.starts[spans]
         indices = indices[
             (indices >= self._spans.starts[spans]) & (indices < self._spans.starts[spans + 1])
@@ -335,6 +344,8 @@ class SeekableOrder:
         assert self._block_size is not None
         block, firsts = self._block_size, self._first_blocks[nodes]
         node_sizes = self._node_starts[nodes + 1] - self._node_starts[nodes]
+        # a node has its first block and as many others as fit, where half a block or more counts as
+        # one; block 0 begins at 0, and block i at `firsts` + (i - 1) · `block`
         last = np.maximum(0, (node_sizes - firsts + block // 2) // block)
         indices = np.minimum((within - firsts + block) // block, last)
         indices = np.maximum(indices, 0)

@@ -109,10 +109,13 @@ def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
     stops = np.cumsum(ends - begins)
     # an empty span at a bound belongs to the earlier node
     whole = np.searchsorted(stops, bounds[1:-1], side="right")
+    # the number of samples of the next span that are before the bound; if any are, the span is cut
     over = bounds[1:-1] - np.where(whole > 0, stops[whole - 1], 0)
     is_cut = over > 0
     cut, cuts = whole[is_cut], begins[np.minimum(whole, len(begins) - 1)][is_cut] + over[is_cut]
+    # a cut is the end of one span and the beginning of the next
     begins, ends = np.insert(begins, cut + 1, cuts), np.insert(ends, cut, cuts)
+    # the spans before a bound are those wholly before it, and one more for each cut up to the bound
     firsts = [0, *(whole + np.cumsum(is_cut)).tolist(), len(begins)]
     return [
         _Spans(begins[first:stop], ends[first:stop]) for first, stop in itertools.pairwise(firsts)

@@ -43,10 +43,12 @@ class UnevenDeal:
         """
         rows = np.arange(start, start + len(self.hosts) * batch_size)
         lanes = rows % len(self.owners)
+        # in the order of their points, the first rows are those of the first machine, and so on
         row_hosts = np.empty_like(rows)
         row_hosts[np.argsort(self.points[lanes], kind="stable")] = np.sort(
             np.repeat(self.hosts, batch_size)
         )
+        # a rank keeps the rows of its lanes that its machine has, up to its batch size
         ranks = self.owners[lanes]
         is_own = self.hosts[ranks] == row_hosts
         is_own[is_own] = index_in_group(ranks[is_own]) < batch_size
@@ -73,10 +75,13 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> UnevenDeal:
     of its ranks. It assigns these lanes to its ranks round-robin.
     """
     indices = np.arange(lanes.num_lanes)
+    # multiples of the golden ratio are spread evenly, so any part of a node's range has a fair part
+    # of the node's lanes
     points = (lanes.nodes + indices // lanes.num_nodes * _GOLDEN_RATIO % 1) / lanes.num_nodes
     per_host = np.bincount(hosts)
     borders = np.cumsum(per_host)[:-1] / len(hosts)
     lane_hosts = np.searchsorted(borders, points, side="right")
+    # the ranks of a machine take turns at its lanes
     turns = index_in_group(lane_hosts) % per_host[lane_hosts]
     firsts = np.cumsum(per_host) - per_host
     owners = np.argsort(hosts, kind="stable")[firsts[lane_hosts] + turns]
