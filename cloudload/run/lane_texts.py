@@ -102,6 +102,7 @@ class _Cursors:
             most = before.most.copy()
         else:
             most = np.empty((num_chunks, rows.shape[1]), np.int64)
+        # a changed chunk may need wider integers, and if the width changes, all chunks are encoded
         for chunk in changed:
             most[chunk] = np.maximum.reduce(_chunk_of(rows, chunk))
         widths = _find_widths(*np.maximum.reduce(most).tolist())

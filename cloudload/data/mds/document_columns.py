@@ -192,6 +192,7 @@ class TokenColumn:
             yield RawIds(indices, values, np.dtype("<i8"))
             return
         for dtype, chosen in self._group_by_dtype(shard, samples, starts, stops):
+            # if each value states its own dtype, it begins with a byte for the dtype
             firsts = starts[chosen] + (self.dtype is None)
             if self.has_shape:
                 firsts = _skip_shapes(shard, samples[chosen], firsts, stops[chosen], dtype)
@@ -251,12 +252,15 @@ def _skip_shapes(shard: Shard, samples: Ints, starts: Ints, stops: Ints, dtype: 
     if (empty := np.flatnonzero(starts >= stops)).size:
         raise _no_array(shard, int(samples[empty[0]]), "the value has no shape")
     data = np.frombuffer(shard.data, np.uint8)
+    # the low 2 bits of the first byte are the width of a length, as a power of 2, and the others
+    # the number of axes. Few values of this byte occur, so read shapes with the same one together
     heads = data[starts]
     firsts = np.empty_like(starts)
     for head in np.unique(heads).tolist():
         own = np.flatnonzero(heads == head)
         num_axes, width = head >> 2, 1 << (head & 3)
         firsts[own] = starts[own] + 1 + num_axes * width
+        # the product of the lengths is the number of values; floats cannot overflow to a valid one
         counts = np.ones(len(own), np.float64)
         fits = firsts[own] <= stops[own]
         if num_axes and fits.all():

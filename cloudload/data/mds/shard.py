@@ -168,6 +168,8 @@ class Shard:
         starts = self._offsets[samples].astype(np.int64)
         stops = self._offsets[samples + 1].astype(np.int64)
         is_whole = starts + self._fixed_bytes <= stops
+        # a sample begins with the sizes of its variable-sized values. They and the fixed bytes must
+        # add up to the sample
         if is_whole.all():
             at = starts[:, None] + np.arange(self._sizes.size)
             sizes = np.frombuffer(self._map, np.uint8)[at].view("<u4").astype(np.int64)

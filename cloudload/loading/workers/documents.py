@@ -173,6 +173,7 @@ class LaneDocuments:
         if len(tokenized := np.flatnonzero(is_tokenized)):
             for indices, ids, sizes in self._reader.read_tokens(found.samples[tokenized]):
                 parts.append(IdsOfDocuments(tokenized[indices], ids, sizes))
+        # all other documents are text
         if len(tokenized) < len(found):
             indices = np.flatnonzero(~is_tokenized)
             texts = self._reader.read_texts(found.samples[indices])
@@ -186,9 +187,11 @@ class LaneDocuments:
         if begun_sizes is not None:
             self._check_sizes(found, sizes, begun_sizes)
         left_out[(sizes < self._min_tokens) & (left_out == 0)] = FILTERED
+        # a document that was accepted before stays in the rows
         if has_begun is not None:
             left_out[has_begun] = 0
         is_left_out = left_out > 0
+        # `BASE` is where token 0 would be, and if that is the bos, it is before the text
         table[:, tables.BASE] = offsets[:-1] - self._num_bos[streams]
         table[:, tables.SIZE] = np.where(is_left_out, 0, sizes)
         table[:, tables.COUNT] = np.where(

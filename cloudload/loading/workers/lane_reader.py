@@ -130,6 +130,7 @@ class LaneReader:
 
     def _fill(self, lanes: Ints, wanted: Ints, eagerness: float, is_awaited: bool) -> None:
         """Read documents of each lane until it can fill the wanted rows or reaches its end."""
+        # documents of residues first, because the packer cannot cut rows without their tokens
         again = self._packer.unread(lanes)
         if len(again[0]):
             self._add(self._documents.find(*again), is_awaited, again=True)
@@ -137,12 +138,15 @@ class LaneReader:
             self._mean_tokens[lanes // self._num_lanes], self._least_filled, self._most_filled
         )
         while True:
+            # go on with the lanes that are short of tokens and have documents left
             missing = self._packer.missing(lanes, wanted)
             room = self.ends[lanes] - self.next_ordinals[lanes]
             short = np.flatnonzero((missing > 0) & (room > 0))
             if not len(short):
                 return
             lanes, wanted, means = lanes[short], wanted[short], means[short]
+            # read more documents than are needed on average, so that there are few calls, and few
+            # lanes turn out to be short. Each round doubles this factor
             needed = missing[short] / means
             eager = max(1.0, min(eagerness, self._enough_documents / needed.sum()))
             counts = np.clip(np.ceil(eager * needed), 1, MOST_DOCUMENTS_OF_LANE)
@@ -204,6 +208,8 @@ class LaneReader:
         return ", ".join(self._labels[stream] for stream in self._components[component].streams)
 
     def _count_barren(self, flat_lanes: Ints, sizes: Ints) -> None:
+        # documents are sorted by lane, so those of a lane are a range. `last_full` is the index of
+        # the last one with tokens, or -1
         lanes, firsts = np.unique(flat_lanes, return_index=True)
         counts = np.diff(np.append(firsts, len(flat_lanes)))
         last_full = np.maximum.reduceat(np.where(sizes > 0, np.arange(len(sizes)), -1), firsts)

@@ -80,6 +80,8 @@ class Prefetcher:
             self._next_ordinals[lanes] + self._ahead[lanes // self._num_lanes],
             self._ends[lanes],
         )
+        # from where the last call ended to the limit of each lane; nearest documents first, because
+        # they are needed first
         counts = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
         self._looked_ahead[lanes] = froms + counts
         flat_lanes = np.repeat(lanes, counts)
@@ -106,6 +108,7 @@ class Prefetcher:
             last = int(epochs.max())
             if self._documents.has_order(component, last + 1):
                 epochs = np.where(epochs == last, last + 1, epochs)
+            # the ordinal whose position is at or after the start of the next epoch, rounded up
             ends[own] = -(
                 -((epochs + 1) * lanes.stride - lanes.first_positions[own_lanes]) // lanes.num_lanes
             )

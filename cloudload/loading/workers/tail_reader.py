@@ -111,6 +111,7 @@ class TailReader:
         firsts = np.cumsum(counts) - counts
         ordinals = np.repeat(heads, counts) + count_within(counts)
         sizes = np.full(len(lanes), tables.Size.ABSENT, np.int64)
+        # read in the order of the tail's rows, so that the documents kept are those needed first
         canonical = np.lexsort((lanes, ordinals))
         found = documents.find(lanes[canonical], ordinals[canonical])
         for first in range(0, len(found), _DOCUMENTS_AT_ONCE):
@@ -122,6 +123,7 @@ class TailReader:
             chunk_sizes = read.table[:, tables.SIZE].copy()
             chunk_sizes[read.table[:, tables.COUNT] == FILTERED] = tables.Size.FILTERED
             chunk_sizes[read.table[:, tables.COUNT] == FAILED] = tables.Size.FAILED
+            # the sizes of a lane are together, by ordinal
             sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
         return sizes
 

@@ -114,6 +114,7 @@ def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
     """Unpack a block. Tokens in a slot are not copied: they are valid until the next block is
     requested."""
     rows, seq_len = packed.shape
+    # the rest follows the tokens in the slot unless it did not fit
     rest = packed.rest
     if rest is None:
         used = 4 * rows * seq_len
@@ -122,6 +123,7 @@ def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
         tokens = ring.array(packed.slot, np.int32, packed.shape)
     else:
         tokens = np.frombuffer(packed.tokens, np.int32).reshape(packed.shape)
+    # the header has the sizes of the arrays, which follow it in order; residues come last
     header = np.frombuffer(rest, np.int64, _HEADER).tolist()
     stops = list(itertools.accumulate(header[:_NUM_ARRAYS], initial=_HEADER))
     body = np.frombuffer(rest, np.int64, stops[-1])

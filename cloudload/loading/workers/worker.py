@@ -345,6 +345,8 @@ def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
         for group in lengths_index.cut_groups(dataset.table, lengths_index.LengthsKey("", "", ""))
         if group.samples
     ]
+    # check one shard of each of up to 16 groups, at equal distances. A group's digest chooses among
+    # its shards with samples, so all processes check the same one
     first_shards = np.cumsum([0, *(len(dataset.shards) for dataset in corpus.datasets)])
     chosen = np.unique(np.linspace(0, len(groups) - 1, _MOST_SHARDS).astype(np.int64))
     for stream, group in (groups[index] for index in chosen.tolist()):
