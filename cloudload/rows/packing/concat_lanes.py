@@ -13,7 +13,7 @@ import numpy as np
 from cloudload.rows.packing import tables
 from cloudload.rows.packing.lane_packer import CutRows, copy_tokens
 from cloudload.rows.packing.packers import check_start
-from cloudload.system import Flags, Ints, count_within
+from cloudload.system import Flags, Ints
 
 
 class ConcatLanes:
@@ -82,7 +82,9 @@ class ConcatLanes:
         taken = np.clip(starts + left, starts, np.maximum(starts, most))
         # rows are numbered across lanes, so a lane's rows follow those of the lanes before it
         first_rows = (np.cumsum(num_rows) - num_rows)[lanes]
-        pieces = _cut_pieces(table, starts, taken, first_rows, self._seq_len)
+        pieces = tables.cut_pieces(starts, taken, self._seq_len)
+        # rows so far are those of the lane, and tokens are offsets in the lane
+        _move_pieces(pieces, first_rows, table[:, tables.START] - starts)
 
         row_lanes = np.repeat(np.arange(len(flat_lanes)), num_rows)
         cursors = _cursors_after(table, pieces, len(row_lanes))
@@ -146,32 +148,11 @@ class ConcatLanes:
         rest[:, tables.BASE] -= shifts[lanes]
 
 
-def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
-    """Cut documents at row boundaries into the pieces that rows take.
-
-    Offsets count the waiting tokens of a lane, and a row ends at each multiple of `seq_len`. A
-    document begins at its offset `starts`, and rows take its tokens up to the offset `taken`. The
-    first row of the document's lane is `first_rows`. All three are int64 [documents], in the order
-    of the document table `table`. Returns int64 [pieces, 4].
-
-    Example: for seq_len 5, starts 0 4, and taken 4 10, the pieces (row, document, start, stop) are
-    0 0 0 4 · 0 1 0 1 · 1 1 1 6.
-    """
-    cut = np.flatnonzero(taken > starts)
-    # a document has a piece in each row from that of its first token to that of its last one
-    firsts = starts[cut] // seq_len
-    pieces_each = (taken[cut] - 1) // seq_len - firsts + 1
-    documents = np.repeat(cut, pieces_each)
-    rows = np.repeat(firsts, pieces_each) + count_within(pieces_each)
-    # offsets in the document minus offsets in the lane
-    shifts = table[documents, tables.START] - starts[documents]
-    pieces = np.empty((len(documents), tables.NUM_PIECE_COLUMNS), np.int64)
-    pieces[:, tables.PIECE_ROW] = rows + first_rows[documents]
-    pieces[:, tables.PIECE_DOCUMENT] = documents
-    # a piece ends where the document's tokens or the row's range of the lane ends
-    pieces[:, tables.PIECE_START] = shifts + np.maximum(starts[documents], rows * seq_len)
-    pieces[:, tables.PIECE_STOP] = shifts + np.minimum(taken[documents], (rows + 1) * seq_len)
-    return pieces
+def _move_pieces(pieces: Ints, rows: Ints, tokens: Ints) -> None:
+    """Add to the rows and tokens of each document's pieces; both are int64 [documents]."""
+    documents = pieces[:, tables.PIECE_DOCUMENT]
+    pieces[:, tables.PIECE_ROW] += rows[documents]
+    pieces[:, tables.PIECE_START :] += tokens[documents, None]
 
 
 def _join_buffers(rest: Ints, froms: Ints, stops: Ints, buffers: list[memoryview]) -> memoryview:

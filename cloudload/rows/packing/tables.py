@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from cloudload.system import Ints, Tokens
+import numpy as np
+
+from cloudload.system import Ints, Tokens, count_within
 
 NUM_DOCUMENT_COLUMNS = 10
 FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = range(
@@ -79,6 +81,28 @@ def document_keys(lanes: Ints, ordinals: Ints) -> Ints:
 def split_keys(keys: Ints) -> tuple[Ints, Ints]:
     """The lanes and the ordinals of `document_keys`: int64 [documents] each."""
     return keys >> _ORDINAL_BITS, keys & (1 << _ORDINAL_BITS) - 1
+
+
+def cut_pieces(begins: Ints, stops: Ints, seq_len: int) -> Ints:
+    """Cut ranges of a line at the ends of rows: int64 [pieces, 4], by ascending range.
+
+    Row `r` is [r * seq_len, (r + 1) * seq_len) of the line. In the result, `PIECE_DOCUMENT` is the
+    index of the range [begins, stops), and `PIECE_START` and `PIECE_STOP` are points of the line. A
+    range that ends where it begins, or before, has no piece. Both arguments are int64 [ranges].
+
+    Example: for seq_len 5 and the ranges [0, 4) [4, 10), the pieces are 0 0 0 4 · 0 1 4 5 ·
+    1 1 5 10.
+    """
+    ranges = np.flatnonzero(stops > begins)
+    # a range has a piece in each row from that of its first point to that of its last one
+    first_rows = begins[ranges] // seq_len
+    counts = (stops[ranges] - 1) // seq_len - first_rows + 1
+    pieces = np.empty((counts.sum(), NUM_PIECE_COLUMNS), np.int64)
+    rows = pieces[:, PIECE_ROW] = np.repeat(first_rows, counts) + count_within(counts)
+    of = pieces[:, PIECE_DOCUMENT] = np.repeat(ranges, counts)
+    pieces[:, PIECE_START] = np.maximum(begins[of], rows * seq_len)
+    pieces[:, PIECE_STOP] = np.minimum(stops[of], (rows + 1) * seq_len)
+    return pieces
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from cloudload.run.lengths.sizes import LaneSizes, units_of
 from cloudload.system import Flags, Ints, count_within
 
 _FIRST_DOCUMENTS = 8
-_ROW_BITS, _RUN = 40, tables.NUM_PIECE_COLUMNS
+_ROW_BITS = 40
 
 
 @dataclass(frozen=True)
@@ -84,33 +84,30 @@ class RowPieces:
         parts = [np.empty((0, tables.NUM_PIECE_COLUMNS), np.int64)]
         left, documents = np.arange(len(runs.lanes)), _FIRST_DOCUMENTS
         while len(left):
-            is_full, pieces = self._cut(
+            is_full, pieces, of = self._cut(
                 runs.lanes[left], runs.counts[left], cursors[left], documents
             )
-            pieces[:, tables.PIECE_ROW] += first_rows[left][pieces[:, _RUN]]
-            parts.append(pieces[:, :_RUN])
+            pieces[:, tables.PIECE_ROW] += first_rows[left[of]]
+            parts.append(pieces)
             left, documents = left[~is_full], 2 * documents
         joined = np.concatenate(parts)
         in_order: Ints = joined[np.argsort(joined[:, tables.PIECE_ROW], kind="stable")]
         self._keep_ends(runs, first_rows, in_order)
         return in_order
 
-    def _cut(self, lanes: Ints, counts: Ints, cursors: Ints, documents: int) -> tuple[Flags, Ints]:
+    def _cut(
+        self, lanes: Ints, counts: Ints, cursors: Ints, documents: int
+    ) -> tuple[Flags, Ints, Ints]:
         """Cut the rows of each run that its lane's next `documents` documents can fill completely.
 
-        Returns which runs these are, bool [runs], and their pieces, int64 [pieces, 5]: the columns
-        of `find`, with rows from 0 in each run, and the index of the run.
+        Returns which runs these are, bool [runs], their pieces, int64 [pieces, 4], with rows from 0
+        in each run, and the run of each piece, int64 [pieces].
         """
         seq_len, ordinals = self._packing.seq_len, cursors[:, :1] + np.arange(documents)
-        found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
-        # a partly read document was accepted before, even if `min_tokens` now excludes it
-        is_begun = cursors[:, tables.CURSOR_OFFSET] > 0
-        sizes = found.tokens.copy()
-        sizes[is_begun, 0] = found.whole[is_begun, 0]
         # only the first document of a run can have tokens in earlier rows
-        offsets = np.zeros_like(sizes)
+        offsets = np.zeros_like(ordinals)
         offsets[:, 0] = cursors[:, tables.CURSOR_OFFSET]
-        left = sizes - offsets
+        left = self._measure(lanes, ordinals, offsets) - offsets
         units = units_of(self._packing, left)
         ends = np.cumsum(units, axis=1)
         # a run that these documents cannot fill is measured again with twice as many, because its
@@ -121,23 +118,24 @@ class RowPieces:
         begins = (ends - units) * (seq_len // self._row_units)
         taken = np.minimum(left, seq_len) if self._packing.cuts else left
         # the last row ends the run, even within a document
-        stops = np.minimum(begins + taken, counts[:, None] * seq_len)
-        runs, indices = np.nonzero((stops > begins) & is_full[:, None])
-        begins, stops, offsets = (each[runs, indices] for each in (begins, stops, offsets))
-        # a document has a piece in each row that its range touches
-        first_rows = begins // seq_len
-        numbers = (stops - 1) // seq_len - first_rows + 1
-        of = np.repeat(np.arange(len(runs)), numbers)
-        rows = first_rows[of] + count_within(numbers)
-        # an offset on the line, shifted by this much, is a token of the document
-        shifts = (offsets - begins)[of]
-        columns = [
-            *(rows, tables.document_keys(lanes[runs], ordinals[runs, indices])[of]),
-            shifts + np.maximum(begins[of], rows * seq_len),
-            shifts + np.minimum(stops[of], (rows + 1) * seq_len),
-            runs[of],
-        ]
-        return is_full, np.column_stack(columns)
+        stops = np.minimum(begins + taken, is_full[:, None] * counts[:, None] * seq_len)
+        pieces = tables.cut_pieces(begins.ravel(), stops.ravel(), seq_len)
+        runs, indices = np.divmod(pieces[:, tables.PIECE_DOCUMENT], documents)
+        # from points of the line to tokens of the document
+        shifts = (offsets - begins)[runs, indices]
+        pieces[:, tables.PIECE_START :] += shifts[:, None]
+        keys = tables.document_keys(lanes[runs], ordinals[runs, indices])
+        pieces[:, tables.PIECE_DOCUMENT] = keys
+        return is_full, pieces, runs
+
+    def _measure(self, lanes: Ints, ordinals: Ints, offsets: Ints) -> Ints:
+        """The sizes of documents, of which `offsets` tokens are in rows: int64 [lanes, documents].
+
+        `lanes` is int64 [lanes]. The others have the shape of the result.
+        """
+        found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
+        # a partly read document was accepted before, even if `min_tokens` now excludes it
+        return np.where(offsets > 0, found.whole, found.tokens)
 
     def _keep_ends(self, runs: RowSpans, first_rows: Ints, pieces: Ints) -> None:
         """Keep the cursor after each run, from which the lane's next rows are found."""
