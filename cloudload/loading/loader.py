@@ -46,7 +46,7 @@ from cloudload.loading.session.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import tables
-from cloudload.run import Recipe, State, adopt_streaming, read_state, start_from_streaming
+from cloudload.run import Recipe, State, adopt_streaming, start_from_streaming
 from cloudload.stats import Stats
 from cloudload.system import Ints, option_help
 
@@ -328,11 +328,7 @@ class CloudLoader:
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
         a world size that cannot share the lanes.
         """
-        saved, run = read_state(state), self._run
-        run.check_world(self.world_size, saved.layout.num_lanes)
-        self._resume(run.resumed(*saving.find_resumed(run, saved, on_change or {})))
-        if self._reader.member.is_first:
-            saving.log_resumed(self._run, state)
+        self._resume(saving.resume_run(*self._reader.now, state, on_change or {}))
 
     def _resume(self, run: CurrentRun) -> None:
         """Continue with `run`, which may have fewer shards than the current one."""
@@ -352,8 +348,9 @@ class CloudLoader:
         if the ranks cannot share the lanes.
         """
         recipe, position = start_from_streaming(self._run.opened_recipe, state)
-        self._run.check_world(self.world_size, recipe.num_lanes)
-        self._resume(self._run.resumed(recipe, position).opened_with(recipe))
+        run = self._run.resumed(recipe, position).opened_with(recipe)
+        run.check_world(self.world_size)
+        self._resume(run)
 
     def seek(self, rows: int) -> None:
         """Move to row `rows` of the run, which is then the first row of the next batch.

@@ -4,25 +4,27 @@
                                      │
                                   Position         rows delivered, a cursor for every lane
                                      │
-             build_state ◄───────────┴───────────► read_state, resume_position
-             one flat dict of JSON types           check every field, return where to continue
+             build_state ◄───────────┴───────────► a resume
+             one flat dict of JSON types           read_state, resume_recipe, accept_changes,
+                                                   resume_position
 
-    recipe           all that determines the rows
-    components       streams that share an order
-    sources          where data and tokenizer are
-    position         rows delivered, cursors
-    run_tail         pack the run's tail
-    state            position and recipe as a dict
-    state_codec      arrays of a state as text
-    lane_texts       lanes of a state as text
-    streaming        Streaming's arguments
-    not_a_state      explain a wrong value
-    resume           where to continue, also after an append
-    changes          what may change on resume
-    same_data        recognize rewritten data
-    streaming_state  a StreamingDataset's state
-    lengths          positions from token lengths
-    state_fields     the fields that describe a run
+    recipe            all that determines the rows
+    components        streams that share an order
+    sources           where data and tokenizer are
+    position          rows delivered, cursors
+    run_tail          pack the run's tail
+    state             position and recipe as a dict
+    state_fields      the fields that describe a run
+    state_codec       arrays of a state as text
+    lane_texts        lanes of a state as text
+    not_a_state       explain a wrong value
+    saved             a decoded state
+    resumed_recipe    the recipe, with what the saved run decided
+    changes           what may change on resume
+    resumed_position  where to continue
+    streaming         Streaming's arguments
+    streaming_state   a StreamingDataset's state
+    lengths           positions from token lengths
 
 A recipe does not depend on the world size.
 """
@@ -35,7 +37,7 @@ from cloudload._door import open_door
 
 if TYPE_CHECKING:
     from cloudload.run import state_fields
-    from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS
+    from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS, accept_changes
     from cloudload.run.components import Component
     from cloudload.run.lengths import group_file, length_files, lengths_index
     from cloudload.run.lengths.best_fit_walker import BestFitWalker
@@ -54,17 +56,12 @@ if TYPE_CHECKING:
         open_recipe_without_data,
         open_tokenizer,
     )
-    from cloudload.run.resume import (
-        describe_left_out,
-        keep_beginning,
-        resume_mixture,
-        resume_packing,
-        resume_position,
-    )
+    from cloudload.run.resumed_position import resume_position
+    from cloudload.run.resumed_recipe import resume_recipe
     from cloudload.run.run_tail import pack_run_tail
+    from cloudload.run.saved import Saved, read_state
     from cloudload.run.sources import read_sources
-    from cloudload.run.state import Saved, State, build_state, read_state
-    from cloudload.run.state_codec import show
+    from cloudload.run.state import State, build_state
     from cloudload.run.streaming.arguments import adopt_streaming
     from cloudload.run.streaming.training_yaml import config_from_yaml, explain_yaml_error
     from cloudload.run.streaming_state import start_from_streaming

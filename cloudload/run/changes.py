@@ -1,11 +1,29 @@
-"""Find the changes between a saved run and the recipe that continues it, and refuse unsafe ones.
+"""Compare a saved run with the recipe that continues it, and refuse unsafe changes.
 
-fields of the state ─┬─► differ ─► same samples? no failed document? ─► changes
-fields of the recipe ┘                                    accepted with `on_change`, or refused
+    no effect on rows        world, workers, batch_size, …       they are not part of the recipe
+                             shards written again                if their samples are the same
+                             shards appended                     left out by `resumed_recipe`
+    from the next row on     shares of streams, streams added    the mixture keeps earlier rows
+                             stopping
+    different rows           seq_len                             cursors count tokens; residues are
+                                                                 packed again
+    after a bad document     on_error="skip" after "raise"       no document has failed so far
+    refused                  other fields of the recipe, listed with both values; the user may
+                             accept a change of some of them with `on_change`
+
+Three fields describe the data:
+
+    shards     sample counts of the shards         the order depends on them
+    data       sizes, hashes and columns           includes each shard's header, which names its
+                                                   compression
+    samples    hashes of the samples, columns      excludes the headers; "" without hashes
+
+Two streams or corpora have the same samples if their `data` is equal, or their `samples` are.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +33,11 @@ import numpy as np
 from cloudload.config import choices
 from cloudload.errors import StreamChangedError
 from cloudload.order import KNOWN_VERSIONS
-from cloudload.run import state_codec, state_fields
+from cloudload.run import state_fields
 from cloudload.run.recipe import Recipe
-from cloudload.run.same_data import explain_data, has_same_samples
+from cloudload.run.saved import Saved
 from cloudload.run.sources import read_sources
-from cloudload.run.state import Saved
+from cloudload.run.state_codec import show
 from cloudload.stats import FAILED
 from cloudload.system import machine
 
@@ -54,21 +72,35 @@ CONTENT_FIELDS = (
 ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *CONTENT_FIELDS)
 """The fields whose change the user may accept with `on_change`."""
 _NUMPY_OF = {False: f"a NumPy that shuffles like {KNOWN_VERSIONS}", True: "another NumPy"}
-_ACCEPT, SAME = "accept", "same"
+_ACCEPT, _SAME = "accept", "same"
 """Values of `on_change`. "same" is only for data: it asserts that the samples are the same, so
 cursors within documents stay valid."""
 
 
-def _describe_field(name: str) -> str:
-    reason = "documents were left out before the state" if name == "on_error" else ""
-    meaning = FIELD_MEANINGS.get(name, reason)
-    return f"{name} ({meaning})" if meaning else name
+def accept_changes(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Changes:
+    """Return the changes with which a run continues, all of which the user accepted.
+
+    The recipe must be that of `resume_recipe`. Raises `StreamChangedError` if changes are not
+    accepted (the error lists all of them), or not possible at the saved position. Raises
+    `ValueError` for an invalid `on_change`.
+    """
+    check_on_change(on_change)
+    changes = find_changes(saved, recipe)
+    if on_change.get("data") == _SAME and "data" in changes:
+        logger.warning(
+            "data: the shards differ. The run continues without comparing their samples, because "
+            "of on_change={'data': 'same'}"
+        )
+        del changes["data"]
+    refuse_changes(changes, on_change, saved, recipe)
+    check_moment(saved, recipe, changes)
+    return changes
 
 
 def check_on_change(on_change: Mapping[str, str]) -> None:
     """Raise `ValueError` for an invalid `on_change`."""
     for name, value in on_change.items():
-        if value != _ACCEPT and (name, value) != ("data", SAME):
+        if value != _ACCEPT and (name, value) != ("data", _SAME):
             options = "Use 'accept' or 'same'" if name == "data" else "Use 'accept'"
             raise ValueError(f"on_change[{name!r}] is {value!r}. {options}")
         if name not in ACCEPTABLE_FIELDS:
@@ -103,6 +135,46 @@ def find_changes(saved: Saved, recipe: Recipe) -> Changes:
     return changes
 
 
+def has_same_samples(saved: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a state's data and a loader's data are known to have the same samples.
+
+    `saved` and `found` are the fields of the state and the loader. Added streams are ignored.
+    """
+    return all(before and before == now for before, now in _list_differing(saved, found))
+
+
+def refuse_changes(
+    changes: Changes, on_change: Mapping[str, str], saved: Saved, recipe: Recipe
+) -> None:
+    """Raise a `StreamChangedError` that lists the changes that were not accepted, if any."""
+    refused = {name: values for name, values in changes.items() if on_change.get(name) != _ACCEPT}
+    if not refused:
+        return
+    locations = _locate(saved, recipe)
+    lines = [
+        f"  {_describe_field(name)}: "
+        f"saved {_show_at(value, name, 0, locations)}, found {_show_at(now, name, 1, locations)}"
+        for name, (value, now) in refused.items()
+    ]
+    advice = "Restore the saved values, or start a new run without this state"
+    if refused.keys() <= set(ACCEPTABLE_FIELDS):
+        accepted = dict.fromkeys(refused, _ACCEPT)
+        advice += f", or accept the change with on_change={accepted}"
+    lines += explain_data(set(refused), saved.fields, recipe.fields)
+    raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
+
+
+def _describe_field(name: str) -> str:
+    reason = "documents were left out before the state" if name == "on_error" else ""
+    meaning = FIELD_MEANINGS.get(name, reason)
+    return f"{name} ({meaning})" if meaning else name
+
+
+def _show_at(value: Any, name: str, side: int, locations: Changes) -> str:
+    """Show a value and the location that it belongs to, if it has one."""
+    return f"{show(value)} of {locations[name][side]}" if name in locations else show(value)
+
+
 def _locate(saved: Saved, recipe: Recipe) -> Changes:
     """The (saved, found) locations of the data and tokenizer, by field, for an error.
 
@@ -128,37 +200,59 @@ def _locate(saved: Saved, recipe: Recipe) -> Changes:
     }
 
 
-def refuse_changes(
-    changes: Changes, on_change: Mapping[str, str], saved: Saved, recipe: Recipe
-) -> None:
-    """Raise a `StreamChangedError` that lists the changes that were not accepted, if any."""
-    refused = {name: values for name, values in changes.items() if on_change.get(name) != _ACCEPT}
-    if not refused:
-        return
-    locations = _locate(saved, recipe)
-    lines = [
-        f"  {_describe_field(name)}: "
-        f"saved {_show_at(value, name, 0, locations)}, found {_show_at(now, name, 1, locations)}"
-        for name, (value, now) in refused.items()
+def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Explain, in sentences for an error, how the loader's data differs from the saved data.
+
+    `names` are the fields that differ. The data may be the same documents, written again.
+    """
+    if "shards" in names and "choose" in names:
+        return [_describe_other_data(saved, found)]
+    if "shards" in names:
+        return [
+            "The samples are split into different shards, and the order of documents depends on "
+            "the number of samples in each shard. A different compression, hash algorithm, or size "
+            "limit can cause this, because a shard's header counts toward its size"
+        ]
+    if "data" not in names:
+        return []
+    pairs = _list_differing(saved, found)
+    if any(before and now and before != now for before, now in pairs):
+        return ["Each shard has as many samples as before, but the samples or columns differ"]
+    lacking = "index" if all(before for before, _ in pairs) else "state"
+    return [
+        "Each shard has as many samples as before. cloudload cannot tell whether the samples are "
+        f"the same, because the {lacking} has no hashes of them. If they are the same, for example "
+        "because only the compression changed, continue with on_change={'data': 'same'}, which "
+        "drops no tokens"
     ]
-    advice = "Restore the saved values, or start a new run without this state"
-    if refused.keys() <= set(ACCEPTABLE_FIELDS):
-        accepted = dict.fromkeys(refused, _ACCEPT)
-        advice += f", or accept the change with on_change={accepted}"
-    lines += explain_data(set(refused), saved.fields, recipe.fields)
-    raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
 
 
-def _show_at(value: Any, name: str, side: int, locations: Changes) -> str:
-    """Show a value and the location that it belongs to, if it has one."""
-    return (
-        f"{state_codec.show(value)} of {locations[name][side]}"
-        if name in locations
-        else state_codec.show(value)
-    )
+def _describe_other_data(saved: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    before, now = (str(fields["choose"]).split(",") for fields in (saved, found))
+    if str(found["shards"]).count(",") > str(saved["shards"]).count(","):
+        now = now[: len(before)]  # ignore added streams
+    difference = ""
+    if all(map(str.isdecimal, before)) and (old := sum(map(int, before))) != sum(map(int, now)):
+        difference = f", with {sum(map(int, now)):,} samples instead of {old:,}"
+    return f"This is a different dataset{difference}. Check that its URL is correct"
 
 
-def check_moment(saved: Saved, changes: Changes) -> None:
+def _list_differing(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The (saved, found) `samples` fingerprints of each stream or corpus whose `data` differs."""
+    columns = [
+        str(fields.get(name, "")).split(",")
+        for fields in (saved, found)
+        for name in ("data", state_fields.SAMPLES_FIELD)
+    ]
+    rows = itertools.zip_longest(*columns, fillvalue="")
+    return [
+        (samples, samples_now)
+        for data, samples, data_now, samples_now in itertools.islice(rows, len(columns[0]))
+        if data != data_now
+    ]
+
+
+def check_moment(saved: Saved, recipe: Recipe, changes: Changes) -> None:
     """Raise `StreamChangedError` if there are changes that the saved position does not allow."""
     position, names = saved.position, ", ".join(changes)
     ended = [
@@ -179,19 +273,13 @@ def check_moment(saved: Saved, changes: Changes) -> None:
             f"({', '.join(ended)}), because its lanes cannot continue. Restore the saved values, "
             "load an earlier state, or start a new run"
         )
-    if changes and position.rows != position.table_rows:
+    seq_len = recipe.config.seq_len
+    if position.rows != position.table_rows and (changes or saved.seq_len != seq_len):
+        seq_lens = f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but seq_len"
         raise StreamChangedError(
-            f"{names}: cannot change on a resume from this state. {explain_replay(saved)}"
+            f"{names + ':' if changes else seq_lens} cannot change on a resume from this state. "
+            f"The state is at row {position.rows:,}, but its cursors are from row "
+            f"{position.table_rows:,}, because it was saved between two exchanges, or after seek "
+            "and before the next batch. Load it with the saved values and exchange_every=1, take "
+            "one batch, and save a new state"
         )
-
-
-def explain_replay(saved: Saved) -> str:
-    """Explain why a state's cursors are from an earlier row, and how to save a state without this
-    gap."""
-    position = saved.position
-    return (
-        f"The state is at row {position.rows:,}, but its cursors are from row "
-        f"{position.table_rows:,}, because it was saved between two exchanges, or after seek and "
-        "before the next batch. Load it with the saved values and exchange_every=1, take one "
-        "batch, and save a new state"
-    )

@@ -59,15 +59,6 @@ class LaneArrays:
         residues = None if self.residues is None else self.residues.copy()
         return LaneArrays(self.cursors.copy(), residues, self.counts.copy(), self.tails)
 
-    def set_lanes(self, lanes: Any, other: LaneArrays) -> None:
-        """Overwrite these lanes' cursors and residues with those of `other`.
-
-        `lanes` is an index into [components, lanes].
-        """
-        self.cursors[lanes] = other.cursors[lanes]
-        if self.residues is not None and other.residues is not None:
-            self.residues[lanes] = other.residues[lanes]
-
 
 ApplyUpdates = Callable[[LaneArrays, Sequence[Any]], None]
 """Applies updates to arrays, in order and in place."""

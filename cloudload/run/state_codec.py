@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import math
 import re
@@ -27,7 +28,14 @@ import numpy as np
 from cloudload.errors import StreamChangedError
 from cloudload.rows import split_residues, tables
 from cloudload.run.lane_texts import CHUNK_END, RESIDUES_PER_CHUNK, SIZE_WIDTHS
-from cloudload.run.position import Residues
+from cloudload.run.position import (
+    DATA_START,
+    LaneArrays,
+    LaneLog,
+    Origin,
+    Position,
+    Residues,
+)
 from cloudload.stats import COUNTS, FAILED
 from cloudload.system import Ints
 
@@ -38,6 +46,38 @@ _MOST_ORDINAL = {"best_fit": 1 << 30}
 _MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
 _MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12
 SHOWN_CHARACTERS = 200
+
+
+def read_position(state: Mapping[str, Any]) -> Position:
+    """Decode the position of a state.
+
+    Raises `StreamChangedError` that names the field if one is damaged.
+    """
+    rows, table_rows = state["rows"], state["table_rows"]
+    if table_rows > rows:
+        raise damaged("table_rows", f"{table_rows} is greater than rows, which is {rows}")
+    skipped = read_pairs("skipped", state["skipped"])
+    bounds = [0, *(row for pair in skipped for row in pair), rows]
+    if any(row > after for row, after in itertools.pairwise(bounds)):
+        raise damaged(
+            "skipped",
+            f"{show(state['skipped'])} are not ascending ranges of rows before {rows}",
+        )
+    origin = [Origin(*pair) for pair in read_pairs("origin", state.get("origin", ""))]
+    if len(origin) > 1:
+        raise damaged("origin", f"{show(state['origin'])} is not a single pair epoch:num_read")
+    cursors = read_cursors(state)
+    counts, tails = read_counts(state["counts"]), read_tails(state, len(cursors))
+    residues = decode_residues(state, cursors)
+    return Position(
+        rows=rows,
+        table_rows=rows if state["tail"] else table_rows,
+        lanes=LaneLog(LaneArrays(cursors, residues, counts, tails)),
+        skipped=skipped,
+        batches=state["batches"],
+        global_batch=state["global_batch"],
+        origin=origin[0] if origin else DATA_START,
+    )
 
 
 def read_cursors(state: Mapping[str, Any]) -> Ints:
@@ -63,6 +103,8 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
             "cursors",
             f"lane {lane} is at {cursors[component, lane].tolist()}, which is beyond any real run",
         )
+    if len(lacking := np.argwhere(cursors < 0)):
+        raise damaged("cursors", f"lane {lacking[0, 1]} has no cursor")
     sizes = read_sizes(state, cursors.shape[:2])
     return np.concatenate([cursors, sizes[..., None]], axis=2)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudload.errors import StreamChangedError
-from cloudload.run.state import read_state
+from cloudload.run.saved import read_state
 from cloudload.testing import Leg, run_leg
 from testkit import loaders
 from testkit.corpora import random_documents, write_mds

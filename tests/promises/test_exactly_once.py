@@ -17,7 +17,8 @@ from cloudload import CloudLoader
 from cloudload.errors import DatasetError
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.rows.packing.residue import residue_spans
-from cloudload.run.state import State, read_state
+from cloudload.run.saved import read_state
+from cloudload.run.state import State
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
 from testkit.awkward import Case, tokenize
 from testkit.corpora import EOS_ID, random_documents, write_mds

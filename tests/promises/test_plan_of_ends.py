@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream
-from cloudload.run.state import read_state
+from cloudload.run.saved import read_state
 from cloudload.tools.cli.plan_command import describe_plan
 from cloudload.tools.forecast.page import draw_plan, render_plan
 from testkit import plans

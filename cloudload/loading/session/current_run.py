@@ -67,9 +67,9 @@ class CurrentRun:
         """Whether token lengths were found for the data."""
         return self._found is not None
 
-    def check_world(self, size: int, num_lanes: int | None = None) -> None:
-        """Raise `ValueError` if `size` ranks cannot share the run's lanes, or `num_lanes` lanes."""
-        check_world(num_lanes or self.recipe.num_lanes, size, has_lengths=self.has_lengths)
+    def check_world(self, size: int) -> None:
+        """Raise `ValueError` if `size` ranks cannot share the run's lanes."""
+        check_world(self.recipe.num_lanes, size, has_lengths=self.has_lengths)
 
     # ------------------------------------------------------------ other runs
 

@@ -14,13 +14,15 @@ from cloudload.run.changes import (
     ACCEPTABLE_FIELDS,
     check_moment,
     check_on_change,
-    explain_replay,
+    explain_data,
     find_changes,
+    has_same_samples,
     refuse_changes,
 )
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.state import Saved, build_state, read_state
+from cloudload.run.saved import Saved, read_state
+from cloudload.run.state import build_state
 from cloudload.stats import FAILED
 from testkit.tiny_runs import tiny_recipe
 
@@ -189,33 +191,109 @@ CHANGE = {"min_tokens": (0, 3)}
 
 
 def test_changes_are_possible_at_a_row_whose_cursors_are_saved() -> None:
-    check_moment(save(tiny_recipe([9]), rows=8, table_rows=8), CHANGE)
+    check_moment(save(tiny_recipe([9]), rows=8, table_rows=8), tiny_recipe([9]), CHANGE)
 
 
 def test_changes_are_not_possible_between_exchanges() -> None:
     saved = save(tiny_recipe([9], epochs=1), rows=8, table_rows=6)
-    check_moment(saved, {})
+    check_moment(saved, tiny_recipe([9]), {})
     with pytest.raises(StreamChangedError, match="cannot change on a resume from this state"):
-        check_moment(saved, CHANGE)
+        check_moment(saved, tiny_recipe([9]), CHANGE)
 
 
 def test_changes_are_not_possible_in_the_tail() -> None:
     saved = save(tiny_recipe([9], epochs=1), rows=8, table_rows=8)
     position = saved.position.with_lanes(tails=(((5, 2),),))
     with pytest.raises(StreamChangedError, match=r"cannot change in the tail.*From row 6"):
-        check_moment(replace(saved, position=position), CHANGE)
+        check_moment(replace(saved, position=position), tiny_recipe([9]), CHANGE)
 
 
 def test_changes_are_not_possible_once_a_stream_of_the_mixture_ended() -> None:
     saved = save(tiny_recipe([9], [9], proportions=[1, 1], epochs=1))
     position = saved.position.with_lanes(tails=((), ((5, 0),)))
-    check_moment(replace(saved, position=position), {})
+    check_moment(replace(saved, position=position), tiny_recipe([9]), {})
     with pytest.raises(StreamChangedError, match=r"in its tail or has ended \(b\)"):
-        check_moment(replace(saved, position=position), CHANGE)
+        check_moment(replace(saved, position=position), tiny_recipe([9]), CHANGE)
 
 
 def test_a_gap_between_rows_and_cursors_is_explained_with_both_rows() -> None:
     saved = save(tiny_recipe([9]), rows=8_000, table_rows=6_000)
-    assert explain_replay(saved).startswith(
-        "The state is at row 8,000, but its cursors are from row 6,000"
+    gap = "The state is at row 8,000, but its cursors are from row 6,000"
+    with pytest.raises(StreamChangedError, match=f"^min_tokens: cannot change .*{gap}"):
+        check_moment(saved, tiny_recipe([9]), CHANGE)
+    with pytest.raises(StreamChangedError, match=f"^seq_len: saved 5, found 7, but .*{gap}"):
+        check_moment(saved, tiny_recipe([9], seq_len=7), {})
+
+
+# ------------------------------------------------------------------------- shards written again
+
+
+def fields(data: str, samples: str, shards: str = "s", choose: str = "9") -> dict[str, str]:
+    return {"data": data, "samples": samples, "shards": shards, "choose": choose}
+
+
+@pytest.mark.parametrize(
+    ("saved", "found", "is_same"),
+    [
+        (("d", "x"), ("d", "x"), True),
+        (("d", ""), ("d", ""), True),  # equal data needs no hashes of samples
+        (("d", "x"), ("e", "x"), True),
+        (("d", "x"), ("e", "y"), False),
+        (("d", ""), ("e", ""), False),
+        (("d", "x"), ("e", ""), False),
+        (("d,e", "x,y"), ("d,f", "x,y"), True),
+        (("d,e", "x,y"), ("d,f", "x,z"), False),
+        (("d", "x"), ("e,f", "x,y"), True),  # the second stream was added
+        (("d", "x"), ("e,f", "y,x"), False),
+        (("d,e", "x,y"), ("e,d", "y,x"), False),
+    ],
+)
+def test_streams_are_compared_in_pairs(
+    saved: tuple[str, str], found: tuple[str, str], is_same: bool
+) -> None:
+    assert has_same_samples(fields(*saved), fields(*found)) == is_same
+
+
+def test_a_state_without_hashes_of_samples_has_other_samples() -> None:
+    assert not has_same_samples({"data": "d"}, fields("e", "x"))
+
+
+@pytest.mark.parametrize(
+    ("names", "saved", "found", "start"),
+    [
+        ({"seed"}, ("d", "x"), ("d", "x"), None),
+        ({"data"}, ("d", "x"), ("e", "y"), "Each shard has as many samples as before, but the"),
+        ({"data"}, ("d", "x"), ("e", ""), "Each shard has as many samples .* because the index"),
+        ({"data"}, ("d", ""), ("e", "y"), "Each shard has as many samples .* because the state"),
+        ({"data", "shards"}, ("d", "x"), ("e", "y"), "The samples are split into different"),
+    ],
+)
+def test_the_difference_is_explained_in_one_sentence(
+    names: set[str], saved: tuple[str, str], found: tuple[str, str], start: str | None
+) -> None:
+    explained = explain_data(names, fields(*saved), fields(*found))
+    if start is None:
+        assert explained == []
+    else:
+        [text] = explained
+        assert all(part in text for part in start.split(" .* "))
+
+
+@pytest.mark.parametrize(
+    ("saved", "found", "difference"),
+    [
+        (("s", "9"), ("t", "1200"), ", with 1,200 samples instead of 9."),
+        (("s,t", "9,1"), ("u,v", "5,7"), ", with 12 samples instead of 10."),
+        (("s", "9"), ("t,u", "8,100"), ", with 8 samples instead of 9."),  # one was added
+        (("s", "9"), ("t,u", "9,100"), "This is a different dataset."),
+        (("s", "x"), ("t", "9"), "This is a different dataset."),
+    ],
+)
+def test_another_dataset_is_named_as_such_with_its_number_of_samples(
+    saved: tuple[str, str], found: tuple[str, str], difference: str
+) -> None:
+    [text] = explain_data(
+        {"shards", "choose", "data"}, fields("d", "x", *saved), fields("e", "y", *found)
     )
+    assert difference in text
+    assert text.startswith("This is a different dataset")

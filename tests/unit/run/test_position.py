@@ -123,18 +123,6 @@ def test_a_copy_shares_nothing_that_can_change() -> None:
     assert first.residues[0, 0] == b""
 
 
-def test_lanes_are_overwritten_with_their_residues_and_without_counts() -> None:
-    into, other = arrays(1, 2, 3, has_residues=True), arrays(7, 8, 9, has_residues=True)
-    assert other.residues is not None
-    other.residues[0] = [b"a", b"b", b"c"]
-    other.counts[:] = 5
-    into.set_lanes(np.s_[:, range(1, 2)], other)
-    assert into.cursors[0, :, 0].tolist() == [1, 8, 3]
-    assert into.residues is not None
-    assert into.residues[0].tolist() == [b"", b"b", b""]
-    assert not into.counts.any()
-
-
 @pytest.mark.parametrize(
     ("batches", "rows", "global_batch", "asked", "steps"),
     [

@@ -11,18 +11,13 @@ import pytest
 
 from cloudload.errors import StreamChangedError
 from cloudload.rows.packing.residue import encode_residue, residue_spans
+from cloudload.run.changes import accept_changes
 from cloudload.run.position import LaneLog, Origin, Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.resume import (
-    check_cursors,
-    check_stream_tails,
-    describe_left_out,
-    keep_beginning,
-    resume_mixture,
-    resume_packing,
-    resume_position,
-)
-from cloudload.run.state import Saved, build_state, read_state
+from cloudload.run.resumed_position import check_cursors, check_tails, resume_position
+from cloudload.run.resumed_recipe import resume_recipe
+from cloudload.run.saved import Saved, read_state
+from cloudload.run.state import build_state
 from cloudload.run.state_codec import read_tails
 from testkit.tiny_runs import tiny_recipe
 
@@ -51,7 +46,8 @@ def save(recipe: Recipe, at: Position | None = None) -> Saved:
 
 
 def resume(saved: Saved, recipe: Recipe, **on_change: str) -> Position:
-    return resume_position(saved, recipe, on_change)
+    recipe = resume_recipe(saved, recipe)
+    return resume_position(saved, recipe, accept_changes(saved, recipe, on_change))
 
 
 def test_an_unchanged_run_continues_where_it_was_saved(caplog: pytest.LogCaptureFixture) -> None:
@@ -96,39 +92,12 @@ def test_an_added_stream_has_empty_residues_and_no_tail() -> None:
     assert after.lanes.arrays.tails == ()
 
 
-def test_a_missing_stream_is_refused_with_what_to_do() -> None:
-    two = tiny_recipe([9], [5], proportions=[1, 1])
-    with pytest.raises(StreamChangedError, match=r"has 2 separately ordered streams.* has 1.*to 0"):
-        resume(save(two), tiny_recipe([9], proportions=[1]))
-
-
 def test_a_state_with_the_counts_of_more_streams_is_damaged() -> None:
     recipe = tiny_recipe([9])
     saved = save(recipe)
     saved = replace(saved, position=saved.position.with_lanes(counts=np.zeros((2, 7), np.int64)))
     with pytest.raises(StreamChangedError, match=r"counts: the state has 2 streams, .* has 1"):
         resume(saved, recipe)
-
-
-def test_new_shares_apply_from_the_saved_row_on() -> None:
-    before = tiny_recipe([9], [5], proportions=[1, 1])
-    now = tiny_recipe([9], [5], proportions=[3, 1])
-    mixture = resume_mixture(save(before), now)
-    assert mixture.schedule == ((0, (1.0, 1.0)), (4, (3.0, 1.0)))
-
-
-def test_renamed_streams_are_matched_by_their_place() -> None:
-    before = tiny_recipe([9], [5], proportions=[1, 1])
-    now = tiny_recipe([9], [5], names="xy", proportions=[1, 1])
-    assert resume_mixture(save(before), now).names == ("x", "y")
-
-
-def test_saved_streams_at_other_places_are_refused() -> None:
-    before = tiny_recipe([9], [5], proportions=[1, 1])
-    now = tiny_recipe([9], [5], names="ba", proportions=[1, 1])
-    refused = r"mixture: the state has streams \['a', 'b'\].*List the saved streams first"
-    with pytest.raises(StreamChangedError, match=refused):
-        resume_mixture(save(before), now)
 
 
 # ------------------------------------------------------------------------- changed content
@@ -211,15 +180,6 @@ def test_in_the_tail_another_seq_len_is_left_to_the_tail() -> None:
     assert (after.rows, after.lanes_row) == (4, 3)
 
 
-def test_the_rule_of_fair_starts_continues_only_if_the_run_began_with_it() -> None:
-    recipe = tiny_recipe([9], packing="best_fit")
-    begun = save(recipe, position(recipe=recipe, origin=Origin(1, 3)))
-    assert begun.is_fair
-    # an epoch has 10 positions, so lane 0 begins at ordinal 5 + 2, and lane 1 at 5 + 1
-    assert resume_packing(begun, recipe).fair_from == 6
-    assert resume_packing(replace(begun, is_fair=False), recipe).fair_from is None
-
-
 # ------------------------------------------------------------------------- impossible positions
 
 
@@ -300,15 +260,15 @@ def test_the_stages_of_a_tail_cover_its_rows(tail: str, is_possible: bool) -> No
 
 def test_the_stages_of_a_tail_have_rows_of_a_token_at_least() -> None:
     recipe = tiny_recipe([9], epochs=1)
-    check_stream_tails(tails(recipe, ((5, 1),)), recipe)
+    check_tails(tails(recipe, ((5, 1),)), recipe)
     with pytest.raises(StreamChangedError, match=r"tail: \(\(0, 1\),\) .* not a tail of a run"):
-        check_stream_tails(tails(recipe, ((0, 1),)), recipe)
+        check_tails(tails(recipe, ((0, 1),)), recipe)
 
 
 def test_an_endless_run_has_no_tail() -> None:
     recipe = tiny_recipe([9])
     with pytest.raises(StreamChangedError, match=r"tail: .* not a tail of a run with epochs"):
-        check_stream_tails(tails(recipe, ((5, 0),)), recipe)
+        check_tails(tails(recipe, ((5, 0),)), recipe)
 
 
 def tails(recipe: Recipe, *stages: tuple[tuple[int, int], ...], **fields: Any) -> Position:
@@ -317,65 +277,18 @@ def tails(recipe: Recipe, *stages: tuple[tuple[int, int], ...], **fields: Any) -
 
 def test_only_a_stream_that_ends_has_a_tail() -> None:
     recipe = tiny_recipe([9], [9], proportions=[1, 1], max_epochs=[None, 1])
-    check_stream_tails(tails(recipe, (), ((5, 1),)), recipe)
-    check_stream_tails(tails(recipe, (), ()), recipe)
+    check_tails(tails(recipe, (), ((5, 1),)), recipe)
+    check_tails(tails(recipe, (), ()), recipe)
     with pytest.raises(StreamChangedError, match=r"stream_tails: \(\(5, 1\),\) .* epochs=None"):
-        check_stream_tails(tails(recipe, ((5, 1),), ()), recipe)
+        check_tails(tails(recipe, ((5, 1),), ()), recipe)
     with pytest.raises(StreamChangedError, match=r"stream_tails: \(\(0, 1\),\)"):
-        check_stream_tails(tails(recipe, (), ((0, 1),)), recipe)
+        check_tails(tails(recipe, (), ((0, 1),)), recipe)
 
 
 def test_a_mixture_whose_streams_end_reads_no_rows_again() -> None:
     recipe = tiny_recipe([9], [9], proportions=[1, 1], epochs=1)
-    check_stream_tails(tails(recipe), recipe)
+    check_tails(tails(recipe), recipe)
     with pytest.raises(StreamChangedError, match=r"table_rows: .* is at row 4, .* from row 3"):
-        check_stream_tails(tails(recipe, table_rows=3), recipe)
+        check_tails(tails(recipe, table_rows=3), recipe)
     endless = tiny_recipe([9], [9], proportions=[1, 1])
-    check_stream_tails(tails(endless, table_rows=3), endless)
-
-
-# ------------------------------------------------------------------------- appended shards
-
-
-def test_a_run_continues_with_the_shards_that_it_began_with() -> None:
-    before, now = tiny_recipe([4, 5]), tiny_recipe([4, 5, 6])
-    kept = keep_beginning(save(before), now)
-    assert kept.fields == before.fields
-    assert kept.components[0].num_samples == 9
-    assert list(describe_left_out(kept)) == [
-        "a: this run reads only the first 2 of 3 shards, because the others were added after it "
-        "began. A new run reads all shards"
-    ]
-    assert list(describe_left_out(now)) == []
-
-
-def test_without_appended_shards_the_recipe_stays_as_it_is() -> None:
-    recipe = tiny_recipe([4, 5])
-    assert keep_beginning(save(recipe), recipe) is recipe
-
-
-def test_data_that_begins_differently_is_left_for_the_comparison() -> None:
-    recipe = tiny_recipe([4, 6, 6])
-    assert keep_beginning(save(tiny_recipe([4, 5])), recipe) is recipe
-
-
-def test_the_stream_that_grew_is_found_among_those_of_a_mixture() -> None:
-    before = tiny_recipe([4], [4, 5], proportions=[1, 1])
-    kept = keep_beginning(save(before), tiny_recipe([4], [4, 5, 6], proportions=[1, 1]))
-    assert [len(dataset.shards) for dataset in kept.corpus.datasets] == [1, 2]
-
-
-def test_the_shards_of_each_stream_of_a_corpus_are_those_that_the_state_lists() -> None:
-    before, now = tiny_recipe([4], [4, 5]), tiny_recipe([4, 3], [4, 5, 6])
-    saved = save(before)
-    assert saved.stream_shards == (1, 2)
-    kept = keep_beginning(saved, now)
-    assert [len(dataset.shards) for dataset in kept.corpus.datasets] == [1, 2]
-
-
-def test_an_older_state_without_this_list_finds_the_one_stream_that_grew() -> None:
-    saved = replace(save(tiny_recipe([4], [4, 5])), stream_shards=())
-    kept = keep_beginning(saved, tiny_recipe([4], [4, 5, 6, 7]))
-    assert [len(dataset.shards) for dataset in kept.corpus.datasets] == [1, 2]
-    both_grew = tiny_recipe([4, 3], [4, 5, 6])
-    assert keep_beginning(saved, both_grew) is both_grew
+    check_tails(tails(endless, table_rows=3), endless)

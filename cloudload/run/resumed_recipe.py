@@ -1,0 +1,191 @@
+"""The recipe of a resumed run: the loader's, with what the saved run has decided.
+
+    only the shards that the run began with       data may have been appended; see below
+    the saved lanes, nodes, and shuffle blocks    unless the config sets them
+    the saved bos and eos                         if those of both are automatic
+    the rule by which the run's lanes began
+    the saved mixture                             for the rows delivered
+
+The order of documents depends on all of a run's data, so a run reads the same shards until it ends.
+Only a new run reads appended shards:
+
+    index now        shard 0 … shard 119 │ shard 120 … shard 159
+    state            data: fingerprint of shards 0 to 119
+    the run reads    shard 0 … shard 119
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cloudload.data import Corpus
+from cloudload.errors import StreamChangedError
+from cloudload.order import Mixture
+from cloudload.run import state_fields
+from cloudload.run.components import Component
+from cloudload.run.recipe import Recipe
+from cloudload.run.saved import Saved
+from cloudload.run.sources import read_sources
+from cloudload.run.state_codec import show
+
+logger = logging.getLogger("cloudload.resume")
+
+
+def resume_recipe(saved: Saved, opened: Recipe) -> Recipe:
+    """Return the recipe with which a saved run continues in a loader that opened another one.
+
+    Raises `StreamChangedError` if streams of the saved run are missing or in another order.
+    """
+    recipe = _keep_framing(saved, _keep_beginning(saved, opened))
+    _check_components(saved, recipe)
+    recipe = replace(recipe, mixture=_resume_mixture(saved, recipe)).settle(saved.layout)
+    first = saved.position.origin.first_ordinal(recipe.components[0].lanes)
+    return replace(recipe, fair_from=first if saved.is_fair else None)
+
+
+def _check_components(saved: Saved, recipe: Recipe) -> None:
+    known, found = len(saved.position.cursors), len(recipe.components)
+    if known > found:
+        raise StreamChangedError(
+            f"mixture: the state has {known} separately ordered streams, but the loader has "
+            f"{found}. Keep every saved stream, and keep the proportions or the schedule. To end a "
+            "stream, set its proportion, or its weight in the schedule, to 0"
+        )
+
+
+def _resume_mixture(saved: Saved, recipe: Recipe) -> Mixture:
+    """Combine the saved mixture, for the rows delivered, with the recipe's, for later rows.
+
+    Streams whose names have changed, as default names may, are matched by their index in the list.
+    Raises `StreamChangedError` if the saved names have other indices, or if streams are missing.
+    """
+    before, now = saved.mixture, recipe.mixture
+    if not {*before.names} <= {*now.names}:
+        before = replace(before, names=now.names[: len(before.names)])
+    return now.resume(before, saved.position.rows)
+
+
+def _keep_beginning(saved: Saved, recipe: Recipe) -> Recipe:
+    """Return a copy of a recipe that reads only the shards of a saved run.
+
+    Returns the recipe itself if no shards were appended, or if its data does not begin with the
+    saved data. In the second case, `accept_changes` refuses the data.
+    """
+    shards = [len(dataset.shards) for dataset in recipe.corpus.datasets]
+    pairs = zip(_list_fingerprints(saved.fields), _list_fingerprints(recipe.fields), strict=False)
+    for component, (wanted, now) in zip(recipe.components, pairs, strict=False):
+        if _are_same(wanted, now):
+            continue
+        streams = component.streams
+        found = _find_shards(saved, recipe.corpus, component, wanted)
+        if found is None:
+            return recipe
+        shards[streams.start : streams.stop] = found
+    is_whole = shards == [len(dataset.shards) for dataset in recipe.corpus.datasets]
+    return recipe if is_whole else recipe.take(shards)
+
+
+def _list_fingerprints(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The (data, samples) fingerprints of each component; "" for a missing fingerprint."""
+    data, samples = (
+        str(fields.get(name, "")).split(",") for name in ("data", state_fields.SAMPLES_FIELD)
+    )
+    return list(itertools.zip_longest(data, samples[: len(data)], fillvalue=""))
+
+
+def _are_same(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    return any(each and each == now for each, now in zip(one, other, strict=True))
+
+
+def _find_shards(
+    saved: Saved, corpus: Corpus, component: Component, wanted: tuple[str, str]
+) -> list[int] | None:
+    """The number of shards that a saved run reads of each stream of a component.
+
+    None if the component's data does not begin with the saved data, whose fingerprints are
+    `wanted`.
+    """
+    streams = component.streams
+    if len(streams) == 1:
+        found = corpus.find_beginning(streams.start, *wanted)
+        return None if found is None else [found]
+    shards = [len(dataset.shards) for dataset in corpus.datasets]
+    for numbers in _list_candidates(saved, corpus, component, shards):
+        is_possible = len(numbers) == len(shards) and all(map(int.__le__, numbers, shards))
+        if not is_possible:
+            continue
+        part = corpus.take(numbers)
+        if _are_same(wanted, (part.fingerprint(streams), part.fingerprint_samples(streams))):
+            return list(numbers)
+    return None
+
+
+def _list_candidates(
+    saved: Saved, corpus: Corpus, component: Component, shards: Sequence[int]
+) -> Iterator[Sequence[int]]:
+    """Yield the possible numbers of shards of the streams when the run began.
+
+    A state records these numbers. An older state does not, so it is assumed that only one stream
+    has grown.
+    """
+    if saved.stream_shards:
+        yield saved.stream_shards
+        return
+    choose = str(saved.fields["choose"])
+    if component.sampling is not None or not choose.isdecimal():
+        return
+    appended = corpus.num_samples - int(choose)
+    for stream, dataset in enumerate(corpus.datasets):
+        ends = np.cumsum(dataset.table.samples)
+        for index in np.flatnonzero(ends == ends[-1:] - appended).tolist():
+            yield [*shards[:stream], index + 1, *shards[stream + 1 :]]
+
+
+def _keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
+    """Return a recipe with the saved bos and eos if the run and the loader both use "auto".
+
+    Without this, the state would be refused if the tokenizer's config file changed, or if a new
+    version of cloudload changed the rules for "auto".
+    """
+    texts = str(saved.fields["bos_eos"]).split(",")
+    if texts == recipe.fields["bos_eos"].split(",")[: len(texts)]:
+        return recipe
+    columns = str(saved.fields[state_fields.TOKENS_FIELD]).split(",")
+    is_same = (
+        saved.fields["tokenizer"] == recipe.fields["tokenizer"]
+        and columns == recipe.fields[state_fields.TOKENS_FIELD].split(",")[: len(columns)]
+    )
+    if not is_same or not _is_automatic(saved.sources) or not _is_automatic(recipe.sources):
+        return recipe
+    tokenizer = recipe.tokenizer
+    pairs = [re.fullmatch(r"(None|\d{1,9})/(None|\d{1,9})", text) for text in texts]
+    frames = tuple((_read_id(pair[1]), _read_id(pair[2])) for pair in pairs if pair)
+    known = [token_id < tokenizer.vocab_size for pair in frames for token_id in pair if token_id]
+    if len(frames) < len(pairs) or len(frames) > len(tokenizer.frames) or not all(known):
+        return recipe
+    logger.warning(
+        "bos_eos: the tokenizer's files now specify %s, but the run continues with %s from the "
+        "state. To change the IDs, pass bos and eos, and on_change={'bos_eos': 'accept'}",
+        show(recipe.fields["bos_eos"]),
+        show(saved.fields["bos_eos"]),
+    )
+    frames += tokenizer.frames[len(frames) :]
+    return replace(recipe, tokenizer=replace(tokenizer, frames=frames))
+
+
+def _is_automatic(sources: str) -> bool:
+    try:
+        return read_sources(sources).has_automatic_framing
+    except StreamChangedError:
+        return False
+
+
+def _read_id(text: str) -> int | None:
+    return None if text == "None" else int(text)

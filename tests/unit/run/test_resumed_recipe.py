@@ -1,0 +1,118 @@
+"""A resumed run keeps what it had decided: its shards, its mixture so far, how its lanes began."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cloudload.errors import StreamChangedError
+from cloudload.run.position import Origin, Position
+from cloudload.run.recipe import Recipe
+from cloudload.run.resumed_recipe import resume_recipe
+from cloudload.run.saved import Saved, read_state
+from cloudload.run.state import build_state
+from testkit.tiny_runs import tiny_recipe
+
+
+def save(recipe: Recipe, rows: int = 4, origin: Origin | None = None) -> Saved:
+    position = Position.start(recipe, origin or Origin())
+    position = replace(position, rows=rows, table_rows=rows, batches=1, global_batch=rows)
+    return read_state(build_state(recipe, position, "tokenizers 1.0"))
+
+
+def shards_of(recipe: Recipe) -> list[int]:
+    """The number of shards of each stream."""
+    return [len(dataset.shards) for dataset in recipe.corpus.datasets]
+
+
+# ------------------------------------------------------------------------- streams
+
+
+def test_a_missing_stream_is_refused_with_what_to_do() -> None:
+    two = tiny_recipe([9], [5], proportions=[1, 1])
+    with pytest.raises(StreamChangedError, match=r"has 2 separately ordered streams.* has 1.*to 0"):
+        resume_recipe(save(two), tiny_recipe([9], proportions=[1]))
+
+
+def test_new_shares_apply_from_the_saved_row_on() -> None:
+    before = tiny_recipe([9], [5], proportions=[1, 1])
+    now = tiny_recipe([9], [5], proportions=[3, 1])
+    mixture = resume_recipe(save(before), now).mixture
+    assert mixture.schedule == ((0, (1.0, 1.0)), (4, (3.0, 1.0)))
+
+
+def test_renamed_streams_are_matched_by_their_index() -> None:
+    before = tiny_recipe([9], [5], proportions=[1, 1])
+    now = tiny_recipe([9], [5], names="xy", proportions=[1, 1])
+    assert resume_recipe(save(before), now).mixture.names == ("x", "y")
+
+
+def test_saved_streams_at_other_indices_are_refused() -> None:
+    before = tiny_recipe([9], [5], proportions=[1, 1])
+    now = tiny_recipe([9], [5], names="ba", proportions=[1, 1])
+    refused = r"mixture: the state has streams \['a', 'b'\].*List the saved streams first"
+    with pytest.raises(StreamChangedError, match=refused):
+        resume_recipe(save(before), now)
+
+
+# ------------------------------------------------------------------------- layout and packing
+
+
+def test_the_saved_layout_replaces_values_that_the_config_does_not_set() -> None:
+    before = tiny_recipe([9] * 4, num_lanes=4, num_canonical_nodes=2)
+    free = tiny_recipe([9] * 4, num_lanes=None, num_canonical_nodes=None)
+    assert free.layout != before.layout
+    assert resume_recipe(save(before), free).layout == before.layout
+    asked = tiny_recipe([9] * 4, num_lanes=8, num_canonical_nodes=2)
+    assert resume_recipe(save(before), asked).num_lanes == 8  # `accept_changes` refuses it
+
+
+def test_the_rule_of_fair_starts_continues_only_if_the_run_began_with_it() -> None:
+    recipe = tiny_recipe([9], packing="best_fit")
+    begun = save(recipe, origin=Origin(1, 3))
+    assert begun.is_fair
+    # an epoch has 10 positions, so lane 0 begins at ordinal 5 + 2, and lane 1 at 5 + 1
+    assert resume_recipe(begun, recipe).fair_from == 6
+    assert resume_recipe(replace(begun, is_fair=False), recipe).fair_from is None
+
+
+# ------------------------------------------------------------------------- appended shards
+
+
+def test_a_run_continues_with_the_shards_that_it_began_with() -> None:
+    before, now = tiny_recipe([4, 5]), tiny_recipe([4, 5, 6])
+    kept = resume_recipe(save(before), now)
+    assert kept.fields == before.fields
+    assert kept.components[0].num_samples == 9
+    assert kept.corpus.datasets[0].num_left_out == 1
+
+
+def test_without_appended_shards_the_corpus_stays_as_it_is() -> None:
+    recipe = tiny_recipe([4, 5])
+    assert resume_recipe(save(recipe), recipe).corpus is recipe.corpus
+
+
+def test_data_that_begins_differently_is_left_for_the_comparison() -> None:
+    recipe = tiny_recipe([4, 6, 6])
+    assert resume_recipe(save(tiny_recipe([4, 5])), recipe).corpus is recipe.corpus
+
+
+def test_the_stream_that_grew_is_found_among_those_of_a_mixture() -> None:
+    before = tiny_recipe([4], [4, 5], proportions=[1, 1])
+    kept = resume_recipe(save(before), tiny_recipe([4], [4, 5, 6], proportions=[1, 1]))
+    assert shards_of(kept) == [1, 2]
+
+
+def test_the_shards_of_each_stream_of_a_corpus_are_those_that_the_state_lists() -> None:
+    before, now = tiny_recipe([4], [4, 5]), tiny_recipe([4, 3], [4, 5, 6])
+    saved = save(before)
+    assert saved.stream_shards == (1, 2)
+    assert shards_of(resume_recipe(saved, now)) == [1, 2]
+
+
+def test_an_older_state_without_this_list_finds_the_one_stream_that_grew() -> None:
+    saved = replace(save(tiny_recipe([4], [4, 5])), stream_shards=())
+    assert shards_of(resume_recipe(saved, tiny_recipe([4], [4, 5, 6, 7]))) == [1, 2]
+    both_grew = tiny_recipe([4, 3], [4, 5, 6])
+    assert resume_recipe(saved, both_grew).corpus is both_grew.corpus
