@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from cloudload.data.mds.download import check_hash, download_shard
     from cloudload.data.mds.index_parser import parse_index
     from cloudload.data.mds.open_index import read_index
+    from cloudload.data.mds.own_objects import (
+        JOURNAL_FOLDER,
+        describe_hidden_datasets,
+        refuse_to_hide,
+    )
     from cloudload.data.mds.shard import (
         ID_KEY,
         REPAIR_ADVICE,
@@ -53,7 +58,6 @@ if TYPE_CHECKING:
     )
     from cloudload.data.mds.shard_start import open_shard_start, open_temporary
     from cloudload.data.mds.shard_table import ShardTable
-    from cloudload.data.mds.survey import JOURNAL_FOLDER, describe_hidden_datasets, refuse_to_hide
     from cloudload.data.storage import globs, hub, nearby, urls
     from cloudload.data.storage.base import Retry, StoredObject, check_seconds
     from cloudload.data.storage.clients import skip_bytes

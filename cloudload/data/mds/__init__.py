@@ -9,9 +9,9 @@
     shard_entries     check entries of the index        hashes         hashes in an index
     shard_table       the shards as columns             fingerprints   compare datasets on resume
     dataset           a dataset, and a corpus           writer         samples to a shard's bytes
-    shard             read samples                      not_a_dataset  explain a wrong location
-    shard_start       a shard's first samples           survey         a folder without an index
-    document_columns  columns of texts and token IDs    own_objects    names of our objects
+    shard             read samples                      own_objects    names of our objects
+    shard_start       a shard's first samples           wrong_input    explain a wrong location
+    document_columns  columns of texts and token IDs
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

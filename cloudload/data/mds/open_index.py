@@ -20,7 +20,6 @@ import hashlib
 import logging
 import os
 import re
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,16 +30,11 @@ from cloudload._version import __version__
 from cloudload.data.mds import shard_entries
 from cloudload.data.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
 from cloudload.data.mds.index_parser import parse_index
-from cloudload.data.mds.not_a_dataset import (
-    advise_on_hub_name,
-    explain_hub_name,
-    explain_not_a_dataset,
-)
 from cloudload.data.mds.shard_table import ShardTable, map_table
+from cloudload.data.storage import urls
 from cloudload.data.storage.locations import Location
-from cloudload.data.storage.nearby import raise_if_nothing
 from cloudload.data.storage.versions import Version
-from cloudload.errors import DatasetError, StoreError
+from cloudload.errors import StoreError
 from cloudload.system import array_files, file_locks, machine, temp_files, verified_files
 
 logger = logging.getLogger("cloudload.cache")
@@ -103,23 +97,20 @@ def read_index(
     `unless` is as in `Location.read_version`. Raises `DatasetError` if the location has something
     else, such as raw files, and `StoreError` if the index cannot be read for another reason.
     """
-    if reason := explain_hub_name(location):
-        raise DatasetError(reason)
+    if urls.scheme_of(location.url) in ("hf", "http", "https"):
+        from cloudload.data.mds.wrong_input import refuse_hub_name
+
+        refuse_hub_name(location)
     try:
         return location.join(shard_entries.INDEX_NAME).read_version(
             shard_entries.MOST_INDEX_BYTES, unless
         )
     except StoreError as error:
-        if not error.is_missing:
-            raise
-        if (reason := explain_not_a_dataset(location)) is None:
-            what = f"read the dataset in {location}"
-            advice = "Check the location, or convert a corpus to it: cloudload convert INPUT "
-            advice += shlex.quote(str(location))
-            advice += advise_on_hub_name(location.remote)
-            raise_if_nothing(error, location, what, noun="folder", advice=advice)
-            raise
-    raise DatasetError(reason)
+        if error.is_missing:
+            from cloudload.data.mds.wrong_input import raise_clearer
+
+            raise_clearer(error, location)
+        raise
 
 
 def _is_large(version: Version) -> bool:

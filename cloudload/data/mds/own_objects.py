@@ -9,17 +9,27 @@
 
 Whoever removes, replaces, or reports objects of a dataset's folder matches their names with these
 patterns. Names are relative to the folder.
+
+A new index is refused if it would hide other datasets, or be hidden by another index:
+
+    out/index.json        a loader given `out` reads this dataset, and nothing below it
+    out/val/index.json    hidden from readers of `out`
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from cloudload.data.mds import shard_entries
-from cloudload.data.mds.survey import JOURNAL_FOLDER
+from cloudload.data.storage.redaction import redact
+from cloudload.errors import ConvertError
 
+JOURNAL_FOLDER = ".convert"
+"""The folder in which a conversion records its progress until it has stored the index."""
 REPORT_NAME = "convert-report.json"
 LENGTHS_FOLDER = "lengths"
+_MOST_NAMED = 20
 
 _SEGMENT = r"(\d{5,}/)?"
 SHARD = re.compile(_SEGMENT + r"shard\.\d{5,}\.mds(\.\w+)?")
@@ -40,4 +50,34 @@ def is_of_dataset(name: str) -> bool:
     """
     return name in (shard_entries.INDEX_NAME, REPORT_NAME) or any(
         pattern.fullmatch(name) for pattern in (SHARD, LENGTHS, TEMPORARY)
+    )
+
+
+def refuse_to_hide(location: str, names: Iterable[str]) -> None:
+    """Raise `ConvertError` if a location without an index has datasets in its folders.
+
+    `names` are the names of all objects below the location.
+    """
+    suffix = f"/{shard_entries.INDEX_NAME}"
+    folders = [name.removesuffix(suffix) for name in sorted(names) if name.endswith(suffix)]
+    if not folders:
+        return
+    named = ", ".join(map(redact, folders[:_MOST_NAMED]))
+    more = f", and {len(folders) - _MOST_NAMED:,} more" if len(folders) > _MOST_NAMED else ""
+    folder = redact(location)
+    raise ConvertError(
+        f"{folder} has datasets in its subfolders: {named}{more}. A dataset in {folder} itself "
+        "would hide them. Set split (--split NAME) to write to a subfolder, or choose another "
+        "output"
+    )
+
+
+def describe_hidden_datasets(location: str, splits: Sequence[str]) -> str:
+    """Return an error message about new splits below a location that is itself a dataset."""
+    noun = "split" if len(splits) == 1 else "splits"
+    return (
+        f"{redact(location)} has an {shard_entries.INDEX_NAME}, so it is a dataset that would "
+        f"hide the {noun} "
+        f"{', '.join(map(redact, splits))}. Choose another output, or move the dataset to a "
+        "subfolder"
     )

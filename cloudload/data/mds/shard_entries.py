@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cloudload.data.file_kinds import describe_misnamed
 from cloudload.data.mds.hashes import SAMPLES_HASH, fastest_hash
 from cloudload.system import temp_files
 
@@ -141,6 +140,8 @@ def explain_fault(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, json.JSONDecodeError):
+        from cloudload.data.file_kinds import describe_misnamed
+
         start = error.doc[:100].encode("utf-8", "replace")
         return describe_misnamed(start, None) or f"it is not JSON ({error})"
     if isinstance(error, UnicodeDecodeError):

@@ -19,7 +19,8 @@ from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import FailureKind, StoreError
 
-_DEADLINE_S = 10.0
+DEADLINE_S = 10.0
+"""The deadline, in seconds, of a request that only explains an error."""
 _MOST_NAMED = 8
 
 
@@ -49,7 +50,7 @@ def explain_nothing(location: Location, noun: str) -> str | None:
 
     Return None if the location has objects, or if its store cannot be listed.
     """
-    location = location.within(_DEADLINE_S)
+    location = location.within(DEADLINE_S)
     try:
         return _explain_path(location, noun) if location.is_local else _explain_url(location)
     except StoreError:
@@ -106,11 +107,19 @@ def _find_close(name: str, names: Sequence[str]) -> list[str]:
 
 
 def _describe_names(names: Sequence[str]) -> str:
-    shown = [redact(name) for name in names if not name.startswith(".")]
+    shown = [name for name in names if not name.startswith(".")]
     if not shown:
         return "is empty"
-    more = len(shown) - _MOST_NAMED
-    if more > 0:
-        shown = [*shown[:_MOST_NAMED], f"{more:,} more"]
-    *head, last = shown
-    return f"has {', '.join(head)} and {last}" if head else f"has only {last}"
+    return f"has {'only ' if len(shown) == 1 else ''}{name_some(shown)}"
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Name up to eight of some files or folders, without secrets, as in a sentence."""
+    more = len(names) - _MOST_NAMED
+    return join_words([*map(redact, names[:_MOST_NAMED]), *[f"{more:,} more"] * (more > 0)])
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Join words as in a sentence: `a`, `a and b`, `a, b and c`."""
+    *head, last = words
+    return f"{', '.join(head)} and {last}" if head else last

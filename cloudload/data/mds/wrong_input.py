@@ -11,6 +11,12 @@
                                          cloudload convert corpus/val corpus-mds --split val
     a.xlsx                               a table. Convert it to JSON Lines or Parquet
 
+A folder is surveyed with few requests: its files, and the datasets in it.
+
+    corpus/    a.jsonl  .git/  train/     files        a.jsonl
+    train/     index.json  shard…         datasets     train
+    val/       .convert/  shard…          unfinished   val
+
 A location is inspected only after its index was not found. If the store does not allow cloudload to
 inspect it, there is no explanation, and the caller raises its own error.
 """
@@ -21,70 +27,77 @@ import json
 import os
 import re
 import shlex
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cloudload.data.file_kinds import (
     FORMATS_BY_EXTENSION,
+    find_table,
+    hidden_part,
     is_table_data,
     reason_to_refuse,
     refuse_table,
     split_name,
 )
 from cloudload.data.mds import shard_entries
-from cloudload.data.mds.survey import JOURNAL_FOLDER, Survey, survey_folder
+from cloudload.data.mds.own_objects import JOURNAL_FOLDER
 from cloudload.data.storage import urls
 from cloudload.data.storage.globs import Glob, find_glob
-from cloudload.data.storage.locations import Location
+from cloudload.data.storage.locations import MOST_PEEKED, Location
+from cloudload.data.storage.nearby import DEADLINE_S, join_words, name_some, raise_if_nothing
 from cloudload.data.storage.redaction import redact
-from cloudload.errors import StoreError
+from cloudload.errors import DatasetError, StoreError
 
-_MOST_NAMED = 8
-_DEADLINE_S = 10.0
+_MOST_FOLDERS = 20
 _HUB_NAME = re.compile(r"hf://(?!(?:datasets|models|spaces|buckets)/)[^/?@]+(/[^/?@]+)?(\?.*)?")
 _BARE_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_PAGE = re.compile(r"https?://(?:www\.)?huggingface\.co/datasets/([^/?#@]+/[^/?#@]+)/?")
 _SAVED_DATASET = {"state.json", "dataset_info.json"}
 _SAVED_DATASETS = "dataset_dict.json"
 
-RUN = "Run: "
+_RUN = "Run: "
 """The text that introduces a command at the end of a message."""
 
 _MOST_KINDS = 4
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "eval", "test"}
 
 
-def explain_hub_name(location: Location) -> str | None:
-    """Explain a location that is the name of a Hugging Face dataset; None for other locations.
+def refuse_hub_name(location: Location) -> None:
+    """Raise `DatasetError` if a location is the name of a Hugging Face dataset.
 
     This sends no request.
     """
     page = _HUB_PAGE.fullmatch(location.remote)
     url = f"hf://{page[1]}" if page else location.remote
     if not _HUB_NAME.fullmatch(url):
-        return None
+        return
     name = url.partition("?")[0].removeprefix("hf://")
-    return (
+    raise DatasetError(
         f"{redact(location.remote)} is a dataset on the Hugging Face Hub, not an MDS dataset (for "
         f"a repository of MDS shards, pass hf://datasets/{name}). "
-        f"{advise_on_input(url, output_name(name), location.split)}"
+        f"{_advise_on_input(url, _output_name(name), location.split)}"
     )
 
 
-def advise_on_hub_name(location: str) -> str:
-    """The end of the advice for a location that may be the name of a Hugging Face dataset."""
-    if not _BARE_HUB_NAME.fullmatch(location) or Path(location).parent.exists():
-        return ""
-    return (
-        f". If {location} is a dataset on the Hugging Face Hub, run: cloudload convert "
-        f"hf://{location} {output_name(location)}"
-    )
+def raise_clearer(error: StoreError, location: Location) -> None:
+    """Raise a clearer error than `error` about a location that has no index.
+
+    Raises `DatasetError` if the location has something else, such as raw files, and `StoreError` if
+    nothing is stored there. Returns if the reason is not known.
+    """
+    if reason := _explain(location):
+        raise DatasetError(reason) from None
+    what = f"read the dataset in {location}"
+    advice = "Check the location, or convert a corpus to it: cloudload convert INPUT "
+    advice += shlex.quote(str(location)) + _advise_on_hub_name(location.remote)
+    raise_if_nothing(error, location, what, noun="folder", advice=advice)
 
 
-def explain_not_a_dataset(location: Location) -> str | None:
+def _explain(location: Location) -> str | None:
     """Explain what a location contains if it has no index; None if that is unknown."""
-    location = location.within(_DEADLINE_S)
+    location = location.within(DEADLINE_S)
     remote = location.at(location.remote)
     try:
         if glob := find_glob(remote):
@@ -96,22 +109,32 @@ def explain_not_a_dataset(location: Location) -> str | None:
         return None
 
 
+def _advise_on_hub_name(location: str) -> str:
+    """The end of the advice for a location that may be the name of a Hugging Face dataset."""
+    if not _BARE_HUB_NAME.fullmatch(location) or Path(location).parent.exists():
+        return ""
+    return (
+        f". If {location} is a dataset on the Hugging Face Hub, run: cloudload convert "
+        f"hf://{location} {_output_name(location)}"
+    )
+
+
 def _explain_glob(location: Location, glob: Glob) -> str | None:
-    root, found = glob.folder, survey_folder(location.at(glob.folder))
+    root, found = glob.folder, _survey_folder(location.at(glob.folder))
     files, folders = (
         [urls.join_url(root, name) for name in names if glob.matches(name)]
         for names in (found.files, found.datasets)
     )
     shown = f"{location} is a glob, but a loader reads only folders of MDS datasets"
     if folders:
-        return f"{shown}. Pass a list of these folders: {_name_some(folders)}"
+        return f"{shown}. Pass a list of these folders: {name_some(folders)}"
     if not files:
         return (
             f"{shown}. The glob matches no file. Check the location" if found.is_complete else None
         )
-    advice = advise_on_files(root, files)
-    if advice and RUN in advice:
-        advice = advise_on_input(location.url, output_beside(root))
+    advice = _advise_on_files(root, files)
+    if advice and _RUN in advice:
+        advice = _advise_on_input(location.url, _output_beside(root))
     return _end(f"{shown}. The glob matches {_count(found, files)}", advice)
 
 
@@ -120,15 +143,15 @@ def _explain_file(url: str, split: str | None) -> str:
     if name == shard_entries.INDEX_NAME or ".mds" in name:
         what = "the index" if name == shard_entries.INDEX_NAME else "a shard"
         return f"{redact(url)} is {what} of a dataset. Pass its folder: {redact(folder) or '.'}"
-    advice = advise_on_files(folder, [name])
-    if advice and RUN in advice:
-        advice = advise_on_input(url, output_beside(url), split)
+    advice = _advise_on_files(folder, [name])
+    if advice and _RUN in advice:
+        advice = _advise_on_input(url, _output_beside(url), split)
     return _end(f"{redact(url)} is a file, not the folder of an MDS dataset", advice)
 
 
 def _explain_location(location: Location) -> str | None:
     """Explain a folder, or if the subfolder `split` does not exist, its parent folder."""
-    found = survey_folder(location)
+    found = _survey_folder(location)
     if found.datasets:
         prefix = f"{location.split}/" if location.split else ""
         names = [prefix + name for name in found.datasets]
@@ -136,7 +159,7 @@ def _explain_location(location: Location) -> str | None:
         return _advise_split(missing, redact(location.remote), names)
     if (reason := _explain_folder(location.url, location.split, found)) or not location.split:
         return reason
-    found = survey_folder(location.at(location.remote))
+    found = _survey_folder(location.at(location.remote))
     missing = f"{redact(location.remote)} has no split {location.split!r}"
     if "" in found.datasets:
         index = shard_entries.INDEX_NAME
@@ -150,13 +173,13 @@ def _advise_split(missing: str, url: str, names: Sequence[str]) -> str:
     noun = "folder has" if len(names) == 1 else "folders have"
     several = ". To read several datasets, pass a list" if len(names) > 1 else ""
     return (
-        f"{missing}, but {len(names):,} {noun} an index: {_name_some(names)}. "
+        f"{missing}, but {len(names):,} {noun} an index: {name_some(names)}. "
         f"Pass Stream({url!r}, split={names[0]!r}) as data, or "
         f"{urls.join_url(url, names[0])!r}{several}"
     )
 
 
-def _explain_folder(url: str, split: str | None, found: Survey) -> str | None:
+def _explain_folder(url: str, split: str | None, found: _Survey) -> str | None:
     """Explain a folder without datasets; None if it is empty."""
     files = found.files
     if found.unfinished:
@@ -182,12 +205,12 @@ def _explain_folder(url: str, split: str | None, found: Survey) -> str | None:
             "copying the "
             "dataset. If several writers wrote shards, run streaming.base.util.merge_index"
         )
-    return _end(shown, advise_on_files(url, files, split))
+    return _end(shown, _advise_on_files(url, files, split))
 
 
 def _explain_saved(url: str, *, is_dict: bool) -> str:
     """Explain a folder that `save_to_disk` of a `Dataset`, or of a `DatasetDict`, wrote."""
-    shown, out = json.dumps(redact(url)), json.dumps(redact(output_beside(url)))
+    shown, out = json.dumps(redact(url)), json.dumps(redact(_output_beside(url)))
     load = f"d = datasets.load_from_disk({shown})"
     call = f"cloudload.convert_to_mds(d, {out})"
     if is_dict:
@@ -195,7 +218,7 @@ def _explain_saved(url: str, *, is_dict: bool) -> str:
     program = shlex.quote(f"import cloudload, datasets; {load}; {call}")
     return (
         f"{shown} is a dataset that datasets.save_to_disk wrote, not an MDS dataset. Convert it, "
-        f"and pass {out} to the loader. {RUN}python -c {program}"
+        f"and pass {out} to the loader. {_RUN}python -c {program}"
     )
 
 
@@ -217,20 +240,72 @@ def _is_file(location: Location) -> bool:
     return True
 
 
-def _count(found: Survey, files: Sequence[str]) -> str:
-    return ("" if found.is_complete else "at least ") + count_kinds(files)
+@dataclass(frozen=True)
+class _Survey:
+    """The contents of a folder and its subfolders, without hidden files.
+
+    Names are relative to the folder.
+    """
+
+    files: list[str]
+    """Files in folders that are neither datasets nor unfinished conversions."""
+    datasets: list[str]
+    """Folders that have an index."""
+    unfinished: list[str]
+    """Folders that have the journal of a conversion, but no index."""
+    tables: list[tuple[str, str]]
+    """The folder and the kind of each Delta, Iceberg, or Hudi table."""
+    is_complete: bool
+    """Whether the survey covers every file and folder."""
 
 
-def _name_some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return join_words([*map(redact, names[:_MOST_NAMED]), *[f"{more:,} more"] * (more > 0)])
+def _survey_folder(location: Location) -> _Survey:
+    """_Survey a folder and its subfolders, level by level, at most 20 folders in total.
+
+    Sends one request per folder. A folder that does not exist is empty. Raises `StoreError` if a
+    folder cannot be listed.
+    """
+    files: list[str] = []
+    datasets: list[str] = []
+    unfinished: list[str] = []
+    tables: list[tuple[str, str]] = []
+    waiting, is_complete = deque([""]), True
+    for _ in range(_MOST_FOLDERS):
+        if not waiting:
+            break
+        folder = waiting.popleft()
+        names = _peek(location.join(folder.rstrip("/")))
+        is_complete = is_complete and len(names) < MOST_PEEKED
+        if shard_entries.INDEX_NAME in names:
+            datasets.append(folder.rstrip("/"))
+        elif f"{JOURNAL_FOLDER}/" in names:
+            unfinished.append(folder.rstrip("/"))
+        else:
+            tables += filter(None, (find_table(folder + name) for name in names))
+            shown = [name for name in names if not hidden_part(name)]
+            waiting += [folder + name for name in shown if name.endswith("/")]
+            files += [folder + name for name in shown if not name.endswith("/")]
+    return _Survey(files, datasets, unfinished, tables, is_complete and not waiting)
+
+
+def _peek(location: Location) -> list[str]:
+    try:
+        return location.peek()
+    except StoreError as error:
+        if error.is_missing:
+            return []
+        raise
+
+
+def _count(found: _Survey, files: Sequence[str]) -> str:
+    return ("" if found.is_complete else "at least ") + _count_kinds(files)
 
 
 def _end(text: str, advice: str | None) -> str:
     return f"{text}. {advice or 'Check the location'}"
 
 
-def count_kinds(names: Sequence[str]) -> str:
+def _count_kinds(names: Sequence[str]) -> str:
     """Count files by suffix, such as `5 .jsonl.gz and 1 without a suffix`."""
     counts = Counter(map(_suffix_of, names)).most_common()
     parts = [f"{count:,} {suffix or 'without a suffix'}" for suffix, count in counts[:_MOST_KINDS]]
@@ -239,13 +314,7 @@ def count_kinds(names: Sequence[str]) -> str:
     return join_words(parts)
 
 
-def join_words(words: Sequence[str]) -> str:
-    """Join words as in a sentence: `a`, `a and b`, `a, b and c`."""
-    *head, last = words
-    return f"{', '.join(head)} and {last}" if head else last
-
-
-def advise_on_files(location: str, names: Sequence[str], split: str | None = None) -> str | None:
+def _advise_on_files(location: str, names: Sequence[str], split: str | None = None) -> str | None:
     """The next step for the raw files `names` below the folder `location`, usually a command.
 
     The command converts the files of the most common format. It converts text only if there is no
@@ -255,39 +324,39 @@ def advise_on_files(location: str, names: Sequence[str], split: str | None = Non
     if not taken:
         reasons = ((name, reason_to_refuse(name)) for name in names)
         return next((f"{name} is {reason}" for name, reason in reasons if reason), None)
-    out = output_beside(location, split)
+    out = _output_beside(location, split)
     splits = list(dict.fromkeys(name.partition("/")[0] for name in taken))
     if split is not None or len(splits) < 2 or not _SPLITS.issuperset(splits):
-        return convert_advice([_command(_list_inputs(location, names, taken), out, split)], out)
+        return _convert_advice([_command(_list_inputs(location, names, taken), out, split)], out)
     commands = []
     for each in splits:
         below, own = (_list_below(each, files) for files in (names, taken))
         commands.append(
             _command(_list_inputs(urls.join_url(location, each), below, own), out, each)
         )
-    return convert_advice(commands, out)
+    return _convert_advice(commands, out)
 
 
-def advise_on_input(location: str, out: str, split: str | None = None) -> str:
+def _advise_on_input(location: str, out: str, split: str | None = None) -> str:
     """The advice to convert one input of `cloudload convert`, such as a glob."""
-    return convert_advice([_command([location], out, split)], out)
+    return _convert_advice([_command([location], out, split)], out)
 
 
-def convert_advice(commands: Sequence[str], out: str) -> str:
+def _convert_advice(commands: Sequence[str], out: str) -> str:
     """Advise to convert raw data with commands that the user can paste."""
     return (
         f"Convert the raw data, and pass {redact(out)!r} to the loader. "
-        f"{RUN}{redact(' && '.join(commands))}"
+        f"{_RUN}{redact(' && '.join(commands))}"
     )
 
 
-def output_name(location: str) -> str:
+def _output_name(location: str) -> str:
     """A name for the folder of the converted dataset, such as `corpus-mds`."""
     parts = PurePosixPath(location.partition("://")[2] or location)
     return f"{parts.name.partition('.')[0] or parts.name or 'corpus'}-mds"
 
 
-def output_beside(location: str, split: str | None = None) -> str:
+def _output_beside(location: str, split: str | None = None) -> str:
     """The location to suggest for the converted dataset, which may not be inside `location`.
 
     If `location` ends in `split`, the result omits `split`, because the converter appends it. If
@@ -301,9 +370,9 @@ def output_beside(location: str, split: str | None = None) -> str:
     if urls.is_local(location):
         path = os.path.normpath(urls.local_path(location))
         path = os.path.abspath(path) if path.startswith(".") else path
-        return os.path.join(os.path.dirname(path), output_name(path))
+        return os.path.join(os.path.dirname(path), _output_name(path))
     can_write = urls.scheme_of(location) in urls.BUCKET_SCHEMES and urls.split_url(location)[1]
-    name = output_name(location)
+    name = _output_name(location)
     return urls.join_url(location.rpartition("/")[0], name) if can_write else name
 
 
