@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import textwrap
 from pathlib import Path
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -33,7 +34,7 @@ COLUMNS = 80
 _WIDTH, _COLORS = 688, 96
 """The width of the site's column in a window of 1,280 pixels, and the colors of a picture."""
 
-_DATASETS = (
+_DATASETS: tuple[tuple[str, str, Literal["text", "lines"]], ...] = (
     ("docs", "docs/**/*.md", "text"),
     ("code", "cloudload/**/*.py", "text"),
     ("lines", "docs/concepts/*.md", "lines"),

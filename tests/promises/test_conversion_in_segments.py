@@ -26,6 +26,7 @@ from testkit.conversions import (
     texts,
     write_lines,
 )
+from testkit.corpora import byte_tokenizer
 from testkit.segments import SETTINGS, convert_every_way, mixed_corpus
 
 WORKERS = 7
@@ -130,6 +131,30 @@ def test_workers_of_an_array_that_run_at_once_give_the_same_objects(
         reports = list(threads.map(convert, range(WORKERS)))
     assert any(report.unfinished_segments == 0 for report in reports)
     assert dataset_bytes(store_url) == whole_part[1]
+
+
+def test_finishing_takes_every_option_from_the_stored_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, out = mixed_corpus(tmp_path / "corpus", part=4), tmp_path / "out"
+    options: dict[str, Any] = {**SETTINGS, "compression": "gz", "hashes": ["xxh64", "sha1"]}
+    convert_to_mds(corpus, tmp_path / "whole", **options, tokenizer=byte_tokenizer())
+    with monkeypatch.context() as patch:
+        patch.setattr("cloudload.tools.convert.run._finish", fail_to_write)
+        with pytest.raises(StoreError):
+            convert_to_mds(corpus, out, worker="0/1", **options, tokenizer=byte_tokenizer())
+    assert not (out / "index.json").exists()
+    with pytest.raises(ConvertError, match=r"text_key was 'text' and is now 'body'\. Run with"):
+        convert_to_mds(corpus, out, finish=True, text_key="body", **QUIET)
+    with pytest.raises(ConvertError, match=r"segment_bytes was 12000 and is now 5\. Run with"):
+        convert_to_mds(corpus, out, finish=True, segment_bytes=5, **QUIET)
+    assert convert_to_mds(corpus, out, finish=True, **QUIET).tokens
+    assert dataset_bytes(str(out)) == dataset_bytes(str(tmp_path / "whole"))
+    assert convert_to_mds(corpus, out, finish=True, **QUIET).already_complete
+
+
+def fail_to_write(*_: Any) -> None:
+    raise StoreError("cannot write the index")
 
 
 def test_finishing_lists_the_segments_that_are_missing_and_joins_the_rest(

@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import cached_property
@@ -110,12 +110,23 @@ class ConvertConfig:
 
     def recipe(self) -> dict[str, Any]:
         """Return the options that a rerun must match, by name."""
-        values = asdict(self)
+        values = asdict(self) | {"keep": list(self.keep), "hashes": list(self.hashes)}
         # recipes that earlier versions stored do not have these keys
         for name, default in _ADDED.items():
             if values[name] == default:
                 del values[name]
         return values
+
+    def completed(self, recipe: Mapping[str, Any]) -> ConvertConfig:
+        """Return the config in which a stored recipe replaces the options that have their default.
+
+        Options with other values stay as they are, even if they differ from the recipe.
+        """
+        unset = [each.name for each in fields(self) if getattr(self, each.name) == each.default]
+        found: dict[str, Any] = {name: recipe[name] for name in unset if name in recipe}
+        for name in found.keys() & {"keep", "hashes"}:
+            found[name] = tuple(found[name])
+        return replace(self, **found)
 
     @property
     def text_field(self) -> str:
@@ -149,7 +160,8 @@ class ConvertConfig:
             *kept,
         ]
         columns.sort(key=lambda column: column.name)
-        return writer.ShardFormat(tuple(columns), self.compression, self.hashes, self.shard_bytes)
+        hashes = tuple(sorted(set(self.hashes)))  # the order that Streaming's writer uses
+        return writer.ShardFormat(tuple(columns), self.compression, hashes, self.shard_bytes)
 
 
 @dataclass(frozen=True)

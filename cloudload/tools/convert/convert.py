@@ -8,6 +8,7 @@ resumes after the shards that its journals (`cloudload.tools.convert.journal`) l
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from cloudload.config import OnError, Transform, checks, choices
-from cloudload.data import urls, writer
+from cloudload.data import own_objects, urls, writer
 from cloudload.system import option_help
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.append import read_appended_report, read_base
@@ -49,7 +50,7 @@ from cloudload.tools.convert.segment import read_blocks
 from cloudload.tools.convert.segment_sizes import DEFAULT_SEGMENT_BYTES, Files
 from cloudload.tools.convert.separation import check_file, check_listed, check_output, check_rejects
 from cloudload.tools.count.group import CountWork
-from cloudload.tools.count.new_shards import open_count_work
+from cloudload.tools.count.new_shards import join_count_work, open_count_work
 from cloudload.tools.engines.shares import Share
 
 logger = logging.getLogger("cloudload.convert")
@@ -63,7 +64,7 @@ def convert_to_mds(
     text_key: str = "text",
     id_key: str = "id",
     keep: Sequence[str] = (),
-    format: str = "auto",
+    format: choices.InputFormat = "auto",
     quoting: choices.Quoting = "csv",
     errors: choices.TextErrors = "strict",
     split: str | None = None,
@@ -102,8 +103,8 @@ def convert_to_mds(
     Args:
         inputs: one input or a list of them: a file, folder or glob, local or in a store, such as
             `hf://datasets/OWNER/NAME/PATH`; the folder of an MDS dataset, or one that
-            `datasets.save_to_disk` wrote; `-` for stdin; `hf://NAME`; a `datasets` object; an
-            iterator (not a list) of mappings or strings.
+            `datasets.save_to_disk` wrote; `hf://NAME`; or `-` for stdin. In Python, also a
+            `datasets` object, or an iterator (not a list) of mappings or strings.
         out: the location of the dataset: a folder or URL that neither contains an input nor is
             inside one.
         text_key: the field that contains the document. `meta.url` is the field `url` in `meta`.
@@ -118,20 +119,21 @@ def convert_to_mds(
             can hold null and values of any type. If a record has no such field, the value is taken
             from a folder `name=value` in the path of its file, as text unless an encoding of
             numbers is given.
-        format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
-            refuses extensions of spreadsheets, zip archives, and other files that are not text. To
-            choose for all files, pass `jsonl`, `json` (an array of objects, or JSON Lines), `csv`,
+        format: the format of all inputs. `auto` chooses by file name: `text` for unknown
+            extensions, `jsonl` for stdin; it refuses extensions of spreadsheets, zip archives, and
+            other files that are not text. Others are `jsonl`, `json` (an array of objects, or JSON
+            Lines), `csv`,
             `tsv`, `parquet`, `arrow`, `webdataset`, `wet` (of Common Crawl), `mds`, `text` (one
             document per file) or `lines` (one document per line).
         quoting: how quotes in CSV and TSV files are read. `csv`: a quote at the start of a value
             encloses it. `none`: quotes are plain text, and every line is a record, as in the TSV
             dumps of many databases.
-        errors: `strict`: bytes that are not UTF-8, and unpaired surrogates, make a record bad.
-            `replace`: they become U+FFFD, and the report counts the documents.
-        split: write to this folder below `out`. Also the split to read from a `DatasetDict`, in
-            memory or saved, or from an `hf://` input without `?split=`.
+        errors: what to do with bytes that are not UTF-8, and unpaired surrogates. `strict`: they
+            make a record bad. `replace`: they become U+FFFD, and the report counts the documents.
+        split: write to this folder below `out`, and read this split of an `hf://` input without
+            `?split=`, or of a `DatasetDict`, in memory or saved.
         splits: divide the documents into the datasets `out/train`, `out/val`, and so on, by their
-            shares: `{"train": 0.999, "val": 0.001}` or `"train=0.999,val=0.001"`. A hash of a
+            shares, such as `train=0.999,val=0.001` or `{"train": 0.999, "val": 0.001}`. A hash of a
             document's own ID, or of its text if it has no ID, chooses its split, so the same
             document is always in the same split.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
@@ -159,8 +161,9 @@ def convert_to_mds(
         worker: convert only one share of the segments, as one of several jobs: `I/N`, with I from 0
             to N - 1, or `auto` in a job of a Slurm array, a Kubernetes Indexed Job, or AWS Batch.
             The worker that finishes last also writes the index.
-        finish: convert nothing. Write the index if all segments are finished. Otherwise, raise a
-            `ConvertError` that names the unfinished segments.
+        finish: convert nothing, but write the index if all segments are finished. Otherwise, raise
+            a `ConvertError` that names the unfinished segments. Options that have their default are
+            those of the conversion, from its stored plan.
         skip_bad: leave out and count bad records instead of raising `ConvertError`.
         rejects: with `skip_bad`, also write the bad records to this file or URL, as JSON Lines: the
             file, the place in it, the error, and the record as text, up to 65,536 characters. The
@@ -192,17 +195,17 @@ def convert_to_mds(
         if isinstance(value, str):
             raise ValueError(f"{name} is the string {value!r}. Pass a list: {name}=[{value!r}]")
     config = ConvertConfig(
-        text_key,
-        id_key,
-        tuple(keep),
-        format,
-        compression,
-        tuple(sorted(set(hashes))),  # the order that Streaming's writer uses
-        shard_bytes,
-        block_bytes,
-        _join_shares(splits),
-        quoting,
-        errors,
+        text_key=text_key,
+        id_key=id_key,
+        keep=tuple(keep),
+        format=format,
+        compression=compression,
+        hashes=tuple(hashes),
+        shard_bytes=shard_bytes,
+        block_bytes=block_bytes,
+        splits=_join_shares(splits),
+        quoting=quoting,
+        errors=errors,
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     processes = checks.as_integer("processes", processes, 1)
@@ -220,16 +223,21 @@ def convert_to_mds(
     share = Share.parse(worker) if worker is not None else None
     _check_overwrite(overwrite, is_array=bool(share or finish), append=append)
     location = _output_location(os.fspath(out), split)
+    stored = _read_recipe(location) if finish else {}
+    config = config.completed(stored)
+    if segment_bytes == DEFAULT_SEGMENT_BYTES:
+        segment_bytes = stored.get(rerun_check.SEGMENT_BYTES, segment_bytes)
     check_output(location, config.split_names, inputs)
     rejects_url = None if rejects is None else _output_location(os.fspath(rejects), None)
     if rejects_url:
         check_file("rejects (--rejects)", rejects_url, inputs)
         check_rejects(rejects_url)
-    recipe = config.recipe() | {"keep": list(keep), "hashes": list(hashes)}
-    recipe["segment_bytes"] = segment_bytes
+    recipe = config.recipe() | {rerun_check.SEGMENT_BYTES: segment_bytes}
     output = Output(location, config.split_names)
     documents = {"transform": transform, "transform_id": transform_id, "on_error": on_error}
     count = _open_count(location, tokenizer, documents)
+    if count is None and (key := stored.get(rerun_check.LENGTHS_FIELD)):
+        count = join_count_work(location, key)
     recipe |= {rerun_check.LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
     run = Conversion(
         output,
@@ -245,7 +253,7 @@ def convert_to_mds(
         overwrite,
     )
     if (share or finish) and (plan := _read_plan(location, recipe)):
-        return convert_segments(run, plan, plan.files(list_roots(inputs), format))
+        return convert_segments(run, plan, plan.files(list_roots(inputs), config.format))
     parent = "" if split is None else _output_location(os.fspath(out), None)
     found, skipped = _list_and_plan(
         run, inputs, split, recipe, parent=parent, overwrite=overwrite, append=append
@@ -253,6 +261,15 @@ def convert_to_mds(
     # on return, `_list_and_plan` has freed its listing, which may have a million files
     report = found if isinstance(found, ConvertReport) else convert_segments(run, *found)
     return replace(report, skipped_files=skipped)
+
+
+def _read_recipe(location: str) -> dict[str, Any]:
+    """Return the options of the conversion at an output, from its plan or its report, or {}."""
+    data = read_if_exists(urls.join_url(location, conversion_plan.PLAN_NAME))
+    data = data or read_if_exists(urls.join_url(location, own_objects.REPORT_NAME))
+    stored: dict[str, Any] = {} if data is None else json.loads(data).get("claim", {})
+    recipe: dict[str, Any] = stored.get("recipe", {})
+    return recipe
 
 
 def _read_plan(location: str, recipe: Mapping[str, Any]) -> conversion_plan.ConversionPlan | None:

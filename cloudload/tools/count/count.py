@@ -295,7 +295,7 @@ def _report(
     return CountReport(
         dataset=str(dataset.location),
         lengths=str(counted.location),
-        tokenizer=work.recipe.tokenizer.fingerprint,
+        tokenizer=work.key.tokenizer,
         samples=samples,
         documents=samples - empty - filtered - failed,
         empty=empty,

@@ -46,8 +46,9 @@ _READ_AT_ONCE = 8
 class CountWork:
     """The settings for counting a dataset, which all groups share. Every worker receives them."""
 
-    recipe: Recipe
-    """The recipe of a run that reads only this dataset. Its corpus is empty, to keep it small."""
+    recipe: Recipe | None
+    """The recipe of a run that reads only this dataset, with an empty corpus, to keep it small.
+    None if the lengths are only joined."""
     backend: str
     """The tokenizer backend."""
     key: lengths_index.LengthsKey
@@ -121,6 +122,11 @@ def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> Counte
     Raises the errors of `DocumentReader` and of `Tally.add_shard`, `TokenizerError` for a text that
     cannot be encoded, and `StoreError` if the file cannot be written.
     """
+    if work.recipe is None:
+        raise DatasetError(
+            f"{job.dataset.location} has shards without token lengths. Pass the tokenizer, and "
+            "the transform of the run, if it has one"
+        )
     recipe = replace(work.recipe, corpus=Corpus((job.dataset,)))
     tally = Tally(by) if by is not None else None
     with (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,12 @@ def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWor
     return CountWork(recipe, backend, lengths_index.make_key(recipe, 0), lengths)
 
 
+def join_count_work(location: str, key: Mapping[str, str]) -> CountWork:
+    """Return the settings for joining the lengths with a key, all of which are counted."""
+    lengths = Location(location).join(own_objects.LENGTHS_FOLDER)
+    return CountWork(None, "", lengths_index.LengthsKey(**key), lengths)
+
+
 def measure_shard(
     work: CountWork, location: str, info: shard_entries.ShardInfo, raw: bytes | memoryview
 ) -> ShardLengths:
@@ -84,6 +90,7 @@ def measure_shard(
     `raw` are the raw bytes of the shard, which need not be stored yet.
     Raises the errors of `LengthMeter.measure`.
     """
+    assert work.recipe is not None
     dataset = Dataset(Location(location), (info,), "")
     recipe = replace(work.recipe, corpus=Corpus((dataset,)))
     shard = Shard(Path(info.raw.name), info, memoryview(raw))
