@@ -13,7 +13,7 @@ help:  ## list the targets
 
 try: .venv/.installed-demo  ## convert this documentation and show its first rows; needs no network once it is installed
 	.venv/bin/cloudload convert 'docs/**/*.md' demo-output/try --format text --tokenizer examples/tokenizer --overwrite
-	.venv/bin/cloudload rows --data demo-output/try --tokenizer examples/tokenizer --option seq_len=512 --steps 1 --out demo-output/rows.html
+	.venv/bin/cloudload rows --data demo-output/try --tokenizer examples/tokenizer --seq-len 512 --steps 1 --out demo-output/rows.html
 
 demo: .venv/.installed-demo  ## stream from a local S3 server, kill the run, and resume it with a different world size
 	.venv/bin/python -m examples.demo

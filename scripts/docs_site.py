@@ -142,7 +142,7 @@ def options_table(name: str) -> str:
     from cloudload.config.stream import Stream
     from cloudload.data.storage.base import Retry
     from cloudload.loader import CloudLoader
-    from cloudload.system.option_help import field_docs
+    from cloudload.system.option_help import argument_docs, field_docs
 
     configs = {each.__name__: each for each in (RowsConfig, DeliveryConfig, Stream, Retry)}
     parameters = inspect.signature(CloudLoader.__init__).parameters
@@ -151,7 +151,7 @@ def options_table(name: str) -> str:
             option.name for half in (RowsConfig, DeliveryConfig) for option in fields(half)
         }
         own = [each for each in parameters if each not in {"self", *explained}]
-        docs = _documented_arguments(CloudLoader)
+        docs = argument_docs(CloudLoader)
         return _table(
             [_option_row(each, "", _show(parameters[each].default), docs[each], "") for each in own]
         )
@@ -185,14 +185,6 @@ def _option_row(name: str, type_: str, default: str, text: str, prefix: str) -> 
     facts = ", ".join(filter(None, [type_, "" if is_explained else shown]))
     text = text[0].upper() + text[1:]
     return f'| `{name}`<a id="{prefix}{name}"></a> | {text} <small>{facts}</small> |'
-
-
-def _documented_arguments(cls: type) -> dict[str, str]:
-    docstring = griffe.Docstring(inspect.cleandoc(f"{cls.__doc__}"))
-    for section in docstring.parse("google", warnings=False):
-        if isinstance(section, griffe.DocstringSectionParameters):
-            return {each.name: " ".join(each.description.split()) for each in section.value}
-    raise LookupError(f"the docstring of {cls.__name__} has no section of arguments")
 
 
 def _show_default(option: Field[Any]) -> str:

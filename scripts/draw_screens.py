@@ -156,8 +156,7 @@ def log_losses() -> None:
 def draw_rows(browser: Browser) -> None:
     """Draw the page of `cloudload rows` for two steps, with a selected document, in both themes."""
     data = ["--data", "lines", "--data", "code", "--tokenizer", str(ROOT / "examples/tokenizer")]
-    options = ["--option", "seq_len=320", "--option", "packing=best_fit", "--mask-edges"]
-    options += ["--option", "seed=2"]
+    options = ["--seq-len", "320", "--packing", "best_fit", "--seed", "2", "--mask-edges"]
     assert main(["rows", *data, *options, "--steps", "1:3", "--global-batch", "4", "--quiet"]) == 0
     for theme in ("light", "dark"):
         browser.show_as(1200, 760, theme)
@@ -182,8 +181,18 @@ def draw_plan(browser: Browser) -> None:
             progress=False,
         )
         data += ["--data", folder]
-    options = ["--option", "seq_len=512", "--option", "batch_size=1", "--option", "num_workers=0"]
-    options += ["--option", "cache_limit=2mb", "--option", "lengths=off"]
+    options = [
+        "--seq-len",
+        "512",
+        "--batch-size",
+        "1",
+        "--num-workers",
+        "0",
+        "--cache-limit",
+        "2mb",
+        "--lengths",
+        "off",
+    ]
     length = ["--tokens", "1M", "--nodes", "2", "--gpu-tokens-per-s", "3_000_000"]
     assert main(["plan", *data, *options, *length, "--quiet", "--html", "plan.html"]) == 0
     draw_page_of_plan(browser, "plan", 900)
@@ -197,8 +206,8 @@ def draw_plan_of_ends(browser: Browser) -> None:
         folder = f"compressed/{name}"
         assert main(["count", folder, *tokenizer, "--processes", "1", "--quiet"]) == 0
         data += ["--data", folder]
-    options = ["--option", "seq_len=512", "--option", "batch_size=1", "--option", "epochs=2"]
-    options += ["--option", "schedule=[[0, {docs: 0.5, code: 0.5}]]"]
+    options = ["--seq-len", "512", "--batch-size", "1", "--epochs", "2", "--schedule"]
+    options += ["[[0, {docs: 0.5, code: 0.5}]]"]
     arguments = [*data, *tokenizer, *options, "--nodes", "2", "--no-measure", "--quiet"]
     assert main(["plan", *arguments, "--html", "plan.html"]) == 0
     draw_page_of_plan(browser, "plan-ends", 760)
@@ -226,7 +235,7 @@ def draw_state(browser: Browser) -> None:
 
 def draw_fetch(browser: Browser) -> None:
     """Draw `cloudload fetch`, which downloads shards before a run."""
-    data = ["--data", "compressed/docs", "--tokenizer", "tokenizer", "--option", "seq_len=512"]
+    data = ["--data", "compressed/docs", "--tokenizer", "tokenizer", "--seq-len", "512"]
     draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"])
 
 

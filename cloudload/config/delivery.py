@@ -121,10 +121,11 @@ class DeliveryConfig:
     """Maximum size of the node's shard cache, in bytes or as text such as `200gb`. None means no
     limit."""
     lengths: Annotated[str | os.PathLike[str], _as_lengths] = "auto"
-    """Whether to use token lengths, which `cloudload count` writes. They save work, such as reading
-    when the loader seeks, and never change a row. `auto`: use them if all streams have them.
-    `require`: raise an error if a stream has none. `off`: do not use them. A URL or folder: use the
-    lengths there instead of those in the folder `lengths` of each dataset."""
+    """Token lengths to use: `auto`, `require`, `off`, or their URL or folder. `cloudload count`
+    writes them. They save work, such as reading when the loader seeks, and never change a row.
+    `auto`: use them if all streams have them. `require`: raise an error if a stream has none.
+    `off`: do not use them. A URL or folder: use the lengths there instead of those in the folder
+    `lengths` of each dataset."""
     verify: Verification = "once"
     """When to check a shard against its hash in the index. `once`: when it is downloaded, and again
     only if its file was modified. `always`: also whenever a process maps it, even from a local

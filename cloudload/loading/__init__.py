@@ -20,7 +20,6 @@ from cloudload._door import open_door
 
 if TYPE_CHECKING:
     from cloudload.loading.batch import Batch
-    from cloudload.loading.delivery.description import counted
     from cloudload.loading.delivery.environment import Environment, use_environment
     from cloudload.loading.delivery.exchange import Exchange
     from cloudload.loading.delivery.working_set import measure_working_set

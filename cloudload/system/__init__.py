@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from cloudload.system.garbage import freeze_objects, paused_collection
     from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
     from cloudload.system.progress_bar import is_terminal, open_progress_bar
+    from cloudload.system.reports import counted
     from cloudload.system.shared_memory import SharedMemoryRing
     from cloudload.system.stage_times import stage, stopwatch
     from cloudload.system.threads import (

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
@@ -89,6 +90,20 @@ def field_docs(cls: type) -> dict[str, str]:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     found[field.target.id] = _text_of(text)
     return found
+
+
+def argument_docs(callee: Callable[..., Any]) -> dict[str, str]:
+    """Return the entries of the `Args` section of a docstring, by argument, as one line each."""
+    found: dict[str, str] = {}
+    name = ""
+    _, _, section = inspect.cleandoc(f"{callee.__doc__}").partition("\nArgs:\n")
+    for line in section.partition("\n\n")[0].splitlines():
+        if entry := re.match(r"    (\w+): ", line):
+            name = entry[1]
+        found[name] = (
+            f"{found.get(name, '')} {line.removeprefix(entry[0] if entry else '').strip()}"
+        )
+    return {name: text.strip() for name, text in found.items()}
 
 
 def _text_of(statement: ast.stmt) -> str:

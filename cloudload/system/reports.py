@@ -26,6 +26,12 @@ _MOST_OF_NAME = 24
 _MOST_CHARACTERS = 2_000
 
 
+def counted(number: int | str, noun: str) -> str:
+    """Format a number with a noun, such as `1 rank`, `1,024 ranks`, or `1, 4 nodes`."""
+    shown = number if isinstance(number, str) else f"{number:,}"
+    return f"{shown} {noun}{'s' * (number != 1)}"
+
+
 def wrap_text(text: str, width: int, first: int) -> list[str]:
     """Split text into lines of up to `width` characters, and up to `first` on the first line.
 

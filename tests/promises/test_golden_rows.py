@@ -163,7 +163,7 @@ def test_the_command_writes_and_compares(
     printed = cli(*command, "--golden", golden).out
     assert "(120 tested by the rules)" in printed
     assert printed.endswith("golden: all 20 rows are the same\n")
-    other = [*command, "--golden", golden, "--sample", "0", "--option", "seed=4"]
+    other = [*command, "--golden", golden, "--sample", "0", "--seed", "4"]
     lines = cli(*other, status=1).out.splitlines()
     assert "golden: row 0 differs, because of the order" in lines
     assert lines[-1] == "  seed (order): 3 → 4"

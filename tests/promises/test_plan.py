@@ -279,12 +279,12 @@ def test_the_command_takes_a_loaders_arguments_from_files_and_flags(
     assert json.loads(shown.out)["steps"] == {"value": 20, "low": 20, "high": 20, "is_exact": True}
     assert page.read_text("utf-8").startswith("<!doctype html>")
     assert png.read_bytes()[1:4] == b"PNG"
-    flags = ["--option", "seq_len=96", "--nodes", "2"]
+    flags = ["--seq-len", "96", "--nodes", "2"]
     shown = cli("plan", "--config", python, *common, *flags).out
     assert "rows     120, of 96 tokens each" in shown
     assert "2 ranks on 2 nodes" in shown
     for wrong, message in (
-        (["--steps", "20", "--option", "seqlen=3"], "seq_len"),
+        (["--steps", "20", "--option", "seqlen=3"], "Did you mean --seq-len?"),
         (["--config", listed], "does not contain CloudLoader arguments"),
     ):
         error = cli("plan", "--config", yaml, *wrong, "--quiet", status=1).err

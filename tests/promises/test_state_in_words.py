@@ -152,7 +152,7 @@ def test_the_command_compares_a_checkpoint_with_a_config(
     (tmp_path / "run.yaml").write_text(json.dumps(config))
     diff = ["state", "diff", tmp_path / "state.json", "--config", tmp_path / "run.yaml"]
     assert cli(*diff).out.endswith("a loader with these options continues from it\n")
-    found = json.loads(cli(*diff, "--option", "seed=4", "--json", status=1).out)
+    found = json.loads(cli(*diff, "--seed", "4", "--json", status=1).out)
     assert [each["name"] for each in found["differences"]] == ["seed"]
     assert "seed: saved 17, found 4" in found["refusal"]
 

@@ -147,7 +147,7 @@ def test_the_command_starts_a_run_from_options_or_a_yaml(
     web, delivery = traced.folder / "web", traced.consume().delivery
     flags = ["--steps", "2", "--global-batch", "3", *traced.consume().flags, "--quiet", "--json"]
     data = ["--data", web, "--tokenizer", tokenizer_folder]
-    printed = cli("rows", *data, "--option", "seq_len=64", "--option", "seed=7", *flags).out
+    printed = cli("rows", *data, "--seq-len", "64", "--seed", "7", *flags).out
     run = start_run(3, data=str(web), tokenizer=str(tokenizer_folder), seq_len=64, seed=7)
     rows = view_rows(run, range(2, 3), **delivery)
     assert parse(printed) == [row.as_dict() for row in rows]
@@ -168,19 +168,26 @@ def test_the_command_starts_a_run_from_options_or_a_yaml(
         (["--steps", "1"], "--data is missing, and no state was given. Pass --data"),
         (
             ["--steps", "1", "--data", "x"],
-            "seq_len is missing, and no state was given. Pass --option seq_len=2048",
+            "--seq-len is missing, and no state was given. Pass --seq-len 2048",
         ),
         (
-            ["--steps", "1", "--data", "x", "--option", "seq_len=8", "--option", "sed=1"],
+            ["--steps", "1", "--data", "x", "--seq-len", "8", "--option", "sed=1"],
             "--option: CloudLoader has no argument 'sed'. Did you mean seed?",
         ),
         (
             ["--steps", "1", "--out", "/no/such/page.html"],
             "the folder /no/such does not exist. Create",
         ),
-        (["--steps", "1", "--option", "seq_len"], "Use --option NAME=VALUE, such as seq_len=2048"),
+        (["--steps", "1", "--option", "seq_len"], "'seq_len'. Use NAME=VALUE, such as seed=4"),
         (["--steps", "1", "--option", "seq_len=["], "line 1 is not valid YAML: "),
-        (["state", "--steps", "1", "--option", "seq_len=1"], "--option have no effect"),
+        (
+            ["state", "--steps", "1", "--option", "seq_len=1"],
+            "these options have no effect: --option",
+        ),
+        (
+            ["state", "--steps", "1", "--seq-len", "1", "--seed", "2"],
+            "these options have no effect: --seq-len, --seed. Omit them, or omit the state",
+        ),
     ],
 )
 def test_the_command_says_what_is_missing(arguments: list[str], message: str, cli: Any) -> None:

@@ -115,7 +115,7 @@ def test_a_cache_is_warmed_up_to_its_limit(
     )
     assert (
         "7 ranks cannot share 12 lanes"
-        in cli("fetch", *common, "--nodes", "7", "--option", "num_lanes=12", status=1).err
+        in cli("fetch", *common, "--nodes", "7", "--num-lanes", "12", status=1).err
     )
 
 

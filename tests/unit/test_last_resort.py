@@ -42,7 +42,7 @@ def list_options() -> Iterator[tuple[str, argparse.Action]]:
     [commands] = [each for each in cli.make_parser()._actions if isinstance(each.choices, dict)]
     assert isinstance(commands.choices, dict)
     for name, parser in commands.choices.items():
-        for action in parser._actions:
+        for action in parser.fill()._actions:
             yield name, action
 
 
@@ -52,7 +52,7 @@ def test_an_unexpected_error_is_one_sentence_and_its_traceback_is_printed_on_req
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError(f"at {URL} in \x1b[31mred")
 
-    monkeypatch.setattr("cloudload.tools.inspect.info.read_info", fail)
+    monkeypatch.setattr("cloudload.tools.inspect.info.open_corpus", fail)
     assert run("info", "data") == 1
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -123,7 +123,7 @@ def test_every_number_and_path_of_a_command_line_has_bounds() -> None:
     "arguments",
     [
         f"convert in out --shard-bytes {'9' * 400}",
-        f"plan --data d --tokens {'9' * 400} --option batch_size=1 --option seq_len=8",
+        f"plan --data d --tokens {'9' * 400} --batch-size 1 --seq-len 8",
         "count data --tokenizer t --processes 0",
         "plan --gpu-tokens-per-s -1",
         "rows --steps 1 --global-batch 0",
@@ -134,14 +134,14 @@ def test_a_number_that_makes_no_sense_is_refused(arguments: str, capsys: Capture
     assert run(*arguments.split()) in (1, 2)
     said = capsys.readouterr().err.splitlines()[-1]
     assert "unexpected" not in said
-    assert any(word in said for word in ("is not a", "is not an integer", "tokens is "))
+    assert any(word in said for word in ("is not a", "Use an integer", "tokens is "))
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["plan", "--config", "BROKEN"],
-        ["plan", "--option", f"local=[{URL}"],
+        ["plan", "--schedule", f"[{URL}"],
         ["plan", f"--dataa={URL}"],
         ["info", "data", URL],
         ["count", "data", "--tokenizer", URL],

@@ -20,7 +20,7 @@ from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
 from cloudload.order import Weights
 from cloudload.run import state_fields
 from cloudload.stats import MEASURED_S, DeliveryStats
-from cloudload.system import NEVER, reports
+from cloudload.system import NEVER, counted, reports
 
 GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
 DERIVED, MEASURED = "from batch_size and ranks", "measured"
@@ -227,9 +227,3 @@ def _find_weights(plan: WorkerPlan) -> Weights:
 def join_numbers(numbers: tuple[int, ...]) -> int | str:
     """Return the number if all are equal, otherwise all of them as text, separated by commas."""
     return numbers[0] if len(set(numbers)) == 1 else ", ".join(f"{number:,}" for number in numbers)
-
-
-def counted(number: int | str, noun: str) -> str:
-    """Format a number with a noun, such as `1 rank`, `1,024 ranks`, or `1, 4 nodes`."""
-    shown = number if isinstance(number, str) else f"{number:,}"
-    return f"{shown} {noun}{'s' * (number != 1)}"

@@ -28,13 +28,13 @@ from contextlib import suppress
 import numpy as np
 
 from cloudload.data import are_in_place, redact, warn_of_missing_hashes
-from cloudload.loading.delivery.description import counted, join_numbers
+from cloudload.loading.delivery.description import join_numbers
 from cloudload.loading.workers.block import Block
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import Lanes
 from cloudload.rows import Choice, log_choice
 from cloudload.run import Component, Position, Recipe
-from cloudload.system import Ints, is_terminal
+from cloudload.system import Ints, counted, is_terminal
 
 logger = logging.getLogger("cloudload.start")
 _SHOWN_URLS = 3

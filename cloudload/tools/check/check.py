@@ -81,9 +81,9 @@ def check_dataset(
         eos: the argument `eos` of the run's loader.
         expect_bos: the bos that the tokenizer should add to documents, or `none` for no bos.
         expect_eos: the eos that the tokenizer should add to documents, or `none` for no eos.
-        fail_on: rules that make the dataset unsound if any document breaks them, or a mapping of
-            rules to the share of documents that may break each, such as 0.001 or `0.1%`. `all`
-            means every rule in `rules`. A rule that is not in `rules` is refused.
+        fail_on: rules that make the dataset unsound if any document breaks them, or more than a
+            share, such as `0.1%`. In Python, a mapping has the share of each rule. `all` means
+            every rule in `rules`. A rule that is not in `rules` is refused.
         sample: number of shards to read, spread evenly over the dataset. By default, all shards
             are read. With 0, only the index and the names and sizes of the objects are checked.
         processes: number of worker processes, one per available core by default, and at most one

@@ -2,21 +2,23 @@
 
     main ─► a subcommand's module ─► the library's function ─► stdout, exit status
 
-    convert_command  convert raw corpora to MDS
-    check_command    check an MDS dataset
-    info_command     summarize an MDS dataset, with `inspect`
-    head_command     print documents of an MDS dataset, with `inspect`
-    count_command    count the tokens of a dataset
-    trace_commands   list the documents that steps read (`trace`), or find their steps (`where`)
-    rows_command     show the rows of steps as HTML, with `provenance`
-    plan_command     forecast a run, with `forecast`
-    state_command    show or compare checkpoints, with `provenance`
-    fetch_command    fetch shards into a node's cache, with `warm`
-    blame_command    find documents with high losses, with `losses`
-    export_command   write rows as pre-tokenized MDS
-    command          add a subcommand
-    loader_options   options: the arguments of a loader
-    output           print text, JSON and messages
+    convert_command   convert raw corpora to MDS
+    check_command     check an MDS dataset
+    info_command      summarize an MDS dataset, with `inspect`
+    head_command      print documents of an MDS dataset, with `inspect`
+    count_command     count the tokens of a dataset
+    trace_command     list the documents that steps read
+    where_command     find the steps that read a document
+    rows_command      show the rows of steps as HTML, with `provenance`
+    plan_command      forecast a run, with `forecast`
+    state_command     show or compare checkpoints, with `provenance`
+    fetch_command     fetch shards into a node's cache, with `warm`
+    blame_command     find documents with high losses, with `losses`
+    export_command    write rows as pre-tokenized MDS
+    command           the parser of a command, and errors in its words
+    declared_options  options from the declarations of what a command calls
+    run_options       options that name a run
+    output            print text, JSON and messages
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
 for an error or if nothing matches, 2 for a wrong command line, and 130 for Ctrl-C. An error is one
@@ -53,8 +55,24 @@ from cloudload.tools.cli.output import (
 from cloudload.tools.cli.plan_command import add_plan
 from cloudload.tools.cli.rows_command import add_rows
 from cloudload.tools.cli.state_command import add_state
-from cloudload.tools.cli.trace_commands import add_trace, add_where
+from cloudload.tools.cli.trace_command import add_trace
+from cloudload.tools.cli.where_command import add_where
 
+_COMMANDS = (
+    add_convert,
+    add_check,
+    add_info,
+    add_head,
+    add_count,
+    add_trace,
+    add_where,
+    add_rows,
+    add_plan,
+    add_state,
+    add_fetch,
+    add_blame,
+    add_export,
+)
 _PATIENCE_S = 2.0
 _TRACEBACK = "CLOUDLOAD_TRACEBACK"
 _CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 fsspec"
@@ -106,26 +124,17 @@ def _describe(error: Exception, parser: argparse.ArgumentParser) -> str:
     )
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> command.CommandParser:
     parser = command.CommandParser(
         prog="cloudload",
         description="Stream raw text from object storage into LLM pretraining.",
         epilog="example:\n  cloudload convert corpus/ s3://bucket/mds --split train",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"cloudload {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_convert(commands)
-    add_check(commands)
-    add_info(commands)
-    add_head(commands)
-    add_count(commands)
-    add_trace(commands)
-    add_where(commands)
-    add_rows(commands)
-    add_plan(commands)
-    add_state(commands)
-    add_fetch(commands)
-    add_blame(commands)
-    add_export(commands)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="cloudload")
+    for add_options in _COMMANDS:
+        name, help, description, epilog = command.read_docstring(add_options)
+        commands.add_parser(
+            name, help=help, fill=add_options, description=description, epilog=epilog
+        )
     return parser

@@ -1,4 +1,16 @@
-"""`cloudload blame`: find the documents and sources whose losses stand out in some steps."""
+"""`cloudload blame`: find the documents and sources with high losses.
+
+Find the documents and sources whose losses stand out in given steps, from a run's loss log. Reads
+each of these documents to print its ID, shard, and text.
+
+LOG is the folder in which cloudload.losses.LossLog saves the losses of all ranks and restarts of a
+run. Each document is compared with documents of similar length from the same source and similar
+steps. Each source is compared with its own earlier steps. The score measures the difference in
+robust standard deviations. The exit status is 1 if nothing stands out.
+
+example:
+  cloudload blame losses/ --steps 81200:81240
+"""
 
 from __future__ import annotations
 
@@ -9,84 +21,50 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from cloudload.system import counted
 from cloudload.tools.cli import command
+from cloudload.tools.cli.declared_options import add_declared, list_given
 from cloudload.tools.cli.output import escape, print_json, print_text, wrap
-from cloudload.tools.cli.trace_commands import add_data_options, parse_steps, without_start_log
+from cloudload.tools.cli.run_options import (
+    add_data_options,
+    list_reading,
+    locate_run,
+    parse_steps,
+    without_start_log,
+)
 
 if TYPE_CHECKING:
     from cloudload.loading import TracedSpan
     from cloudload.tools.losses.blame import Blame, DocumentLoss, Losses, SourceLoss
 
 _SHOWN_CHARACTERS, _INDENT = 300, "    "
-_EXAMPLE = """\
-LOG is the folder in which cloudload.losses.LossLog saves the losses of all ranks and restarts of a
-run. Each document is compared with documents of similar length from the same source and similar
-steps. Each source is compared with its own earlier steps. The score measures the difference in
-robust standard deviations. The exit status is 1 if nothing stands out.
-
-example:
-  cloudload blame losses/ --steps 81200:81240
-"""
 
 
-def add_blame(commands: command.Commands) -> None:
-    parser = command.add_command(
-        commands,
-        "blame",
-        _blame,
-        help="find the documents and sources with high losses",
-        description="Find the documents and sources whose losses stand out in given steps, from "
-        "a run's loss log. Reads each of these documents to print its ID, shard, and text.",
-        epilog=_EXAMPLE,
-        after_interrupt="Nothing was changed",
-    )
-    add = parser.add_argument
-    add(
-        "logs",
-        metavar="LOG",
-        type=command.path_argument,
-        nargs="+",
-        help="folder or file that LossLog wrote",
-    )
-    steps = "steps from A up to, but not including, B; or a single step (default: all)"
-    add("--steps", type=parse_steps, metavar="A:B", help=steps)
-    add(
-        "--top",
-        type=command.whole_number(),
-        default=10,
-        metavar="N",
-        help="documents to print (default: 10)",
-    )
-    threshold = "the lowest score at which a document or source stands out (default: 6)"
-    add("--threshold", type=command.positive_number, default=6.0, metavar="SCORE", help=threshold)
-    fewest = "ignore documents with fewer than N tokens in these steps (default: 8)"
-    add("--min-tokens", type=command.whole_number(), default=8, metavar="N", help=fewest)
-    add(
-        "--no-text",
-        action="store_true",
-        help="do not read the data; print only the stream and sample",
-    )
-    add_data_options(parser)
+def add_blame(parser: command.CommandParser) -> None:
+    from cloudload.tools.losses.blame import blame
+
+    add = command.set_up(parser, _blame)
+    logs = "folder or file that LossLog wrote"
+    add("logs", metavar="LOG", type=command.path_argument, nargs="+", help=logs)
+    steps = {"type": parse_steps, "metavar": "A:B"}
+    add_declared(add, blame, "steps top threshold min_tokens", steps=steps)
+    unread = "do not read the data; print only the stream and sample"
+    add("--no-text", action="store_true", help=unread)
+    add_data_options(add)
 
 
 @without_start_log()
 def _blame(options: argparse.Namespace) -> int:
-    from cloudload.tools.losses.blame import blame, read_losses
+    from cloudload.tools.losses.blame import THRESHOLD, blame, read_losses
 
-    losses = read_losses(*options.logs)
-    found = blame(
-        losses,
-        options.steps,
-        threshold=options.threshold,
-        min_tokens=options.min_tokens,
-        top=options.top,
-    )
+    losses, threshold = read_losses(*options.logs), getattr(options, "threshold", THRESHOLD)
+    found = blame(losses, **list_given(options, blame))
     traced = _trace(losses, found, options)
     if options.json:
         print_json(_list_values(found, traced), indent=None)
     else:
-        print_text("\n".join(_describe(found, traced, options.threshold)))
-    is_high = any(_stands_out(source, options.threshold) for source in found.sources)
+        print_text("\n".join(_describe(found, traced, threshold)))
+    is_high = any(_stands_out(source, threshold) for source in found.sources)
     return 0 if found.documents or is_high else 1
 
 
@@ -101,20 +79,13 @@ def _trace(
 
     if options.no_text or losses.state is None or not found.documents:
         return [None] * len(found.documents)
-    run = open_run(
-        losses.state,
-        data=options.data,
-        tokenizer=options.tokenizer,
-        transform=options.transform,
-        global_batch=1,
-        lengths=options.lengths,
-    )
+    run = open_run(losses.state, **locate_run(options), global_batch=1)
     spans = [
         [index, losses.streams.index(each.stream), each.epoch, each.sample, each.start, each.stop]
         for index, each in enumerate(found.documents)
     ]
     rows = np.array([each.row for each in found.documents])
-    return trace_documents(run, np.array(spans), rows, local=options.local, num_workers=0)
+    return trace_documents(run, np.array(spans), rows, num_workers=0, **list_reading(vars(options)))
 
 
 def _list_values(found: Blame, traced: Sequence[TracedSpan | None]) -> dict[str, Any]:
@@ -137,8 +108,6 @@ def _name_steps(each: DocumentLoss) -> str:
 
 
 def _describe(found: Blame, traced: Sequence[TracedSpan | None], threshold: float) -> Iterator[str]:
-    from cloudload.loading import counted
-
     yield (
         f"steps {found.steps.start:,} to {found.steps.stop - 1:,}: "
         f"{counted(found.num_documents, 'document')}, {counted(found.tokens, 'token')}, "

@@ -1,23 +1,9 @@
-"""`cloudload check`: check a dataset, its documents, and the first rows of a run."""
+"""`cloudload check`: check an MDS dataset, its documents, and the first rows of a run.
 
-from __future__ import annotations
+Read an MDS dataset's index and shards. List the problems that cloudload or MosaicML Streaming would
+have with the dataset, and the documents that look wrong. Optionally, compare the first rows of a
+run with those of an earlier run. Nothing is written to the dataset.
 
-import argparse
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-from cloudload.tools.cli import command
-from cloudload.tools.cli.loader_options import CHECK, add_loader_options, read_loader_options
-from cloudload.tools.cli.output import escape, print_json, print_text
-from cloudload.tools.cli.trace_commands import without_start_log
-
-if TYPE_CHECKING:
-    from cloudload.config import Stream
-    from cloudload.tools.check.findings import CheckReport, Finding
-    from cloudload.tools.provenance.golden import GoldenReport
-
-_CHECK_EXAMPLE = """\
 The exit status is 1 if the check finds an error, if more documents break a rule than --fail-on
 allows, or if the rows differ from those in the --golden file. Warnings and notes do not affect it.
 
@@ -29,69 +15,61 @@ examples:
   cloudload check s3://bucket/mds --engine ray --address auto
   cloudload check s3://bucket/mds --worker 3/64     one job in an array of 64
 """
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cloudload.system import counted
+from cloudload.tools.cli import command
+from cloudload.tools.cli.declared_options import add_declared, list_given
+from cloudload.tools.cli.output import escape, print_json, print_text
+from cloudload.tools.cli.run_options import (
+    CHECK,
+    add_loader_options,
+    names_loader,
+    read_loader_options,
+    without_start_log,
+)
+
+if TYPE_CHECKING:
+    from cloudload.config import Stream
+    from cloudload.tools.check.findings import CheckReport, Finding
+    from cloudload.tools.provenance.golden import GoldenReport
+
 _MOST_SHOWN = 5
 _CHECK_OPTIONS = ("rules", "max_bytes", "fail_on", "expect_bos", "expect_eos", "sample")
 
 
-def add_check(commands: command.Commands) -> None:
-    parser = command.add_command(
-        commands,
-        "check",
-        _check,
-        help="check an MDS dataset, its documents, and the first rows of a run",
-        description="Read an MDS dataset's index and shards. List the problems that cloudload or "
-        "MosaicML Streaming would have with the dataset, and the documents that look wrong. "
-        "Optionally, compare the first rows of a run with those of an earlier run. Nothing is "
-        "written to the dataset.",
-        epilog=_CHECK_EXAMPLE,
-        after_interrupt="Nothing was changed",
-    )
-    add = parser.add_argument
-    data = "location of the dataset: a folder or URL (default: the data of --config)"
+def add_check(parser: command.CommandParser) -> None:
+    from cloudload.tools.check import check_dataset
+
+    add = command.set_up(parser, _check)
+    data = "location of the dataset: a folder or URL (default: the data of the run)"
     add("dataset", nargs="?", metavar="DATASET", help=data)
-    add("--split", metavar="NAME", help="check DATASET/NAME")
-    add("--text-key", metavar="COLUMN", help="column that contains the document (default: text)")
-    tokens = "column that contains the document as token IDs, if the run reads token IDs"
-    add("--tokens-key", metavar="COLUMN", help=tokens)
-    rules = "rules to test documents with, separated by commas: all, none, or names such as "
-    rules += "text-repeated; the docs list all rules (default: all)"
-    add("--rules", type=_split, metavar="NAMES", help=rules)
-    size = "texts larger than SIZE, such as 1mb, break the rule text-long (default: 10mb)"
-    add("--max-bytes", metavar="SIZE", help=size)
-    tokenizer = "the run's tokenizer, for the rules text-special and text-framed"
-    add("--tokenizer", metavar="NAME", help=tokenizer)
-    expect = "token that the tokenizer should add {} each document, or none"
-    add("--expect-bos", metavar="TOKEN", help=expect.format("before"))
-    add("--expect-eos", metavar="TOKEN", help=expect.format("after"))
-    fail = "rules that set the exit status to 1, separated by commas; a rule may have the share of "
-    fail += "documents that may break it, such as text-mojibake=0.1%%; all means all of --rules"
-    add("--fail-on", type=_parse_limits, metavar="NAME[=SHARE],...", help=fail)
-    sample = (
-        "number of evenly spaced shards to read, or all; 0 checks only the index and object sizes"
+    names = "split text_key tokens_key tokenizer rules max_bytes expect_bos expect_eos fail_on "
+    names += "sample processes worker"
+    add_declared(
+        add,
+        check_dataset,
+        names,
+        rules={"type": _split, "metavar": "NAME,..."},
+        max_bytes={"type": str},
+        fail_on={"type": _parse_limits, "metavar": "NAME[=SHARE],..."},
+        sample={"type": _sample},
+        processes=command.COUNT,
     )
-    add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
-    add_loader_options(parser)
-    golden = "write the first rows of the --config run to FILE, and check nothing"
+    command.add_engine_options(add)
+    golden = "write the first rows of the run to FILE, and check nothing"
     add("--write-golden", type=command.path_argument, metavar="FILE", help=golden)
-    add(
-        "--rows",
-        type=command.whole_number(),
-        metavar="N",
-        help="number of rows to write (default: 256)",
-    )
-    compare = "also compare the first rows of the --config run with those in FILE"
+    num_rows = "number of rows to write (default: 256)"
+    add("--rows", type=command.whole_number(), metavar="N", help=num_rows)
+    compare = "also compare the first rows of the run with those in FILE"
     add("--golden", type=command.path_argument, metavar="FILE", help=compare)
-    add(
-        "--processes",
-        type=command.whole_number(),
-        metavar="N",
-        help="worker processes (default: one per core)",
-    )
-    share = "check one of N shares of the shards: 0/N to N-1/N, or auto in a job array"
-    add("--worker", metavar="I/N", help=share)
-    command.add_engine_options(add, "groups of shards")
-    add("--json", action="store_true", help="print the report as JSON")
-    add("--quiet", action="store_true", help="no progress bar; log only warnings")
+    add_loader_options(parser)
 
 
 def _sample(text: str) -> int | str:
@@ -115,26 +93,32 @@ def _parse_limits(text: str) -> dict[str, str]:
 
 @without_start_log()
 def _check(options: argparse.Namespace) -> int:
+    from cloudload.tools.check import check_dataset
+
     _check_flags(options)
-    has_config = bool(options.yaml or options.config or options.option)
-    if not has_config:
-        if options.dataset is None:
-            options.parser.error("DATASET and --config are both missing. Pass one of them")
+    asked = list_given(options, check_dataset)
+    has_run = names_loader(options, besides=("text_key", "tokens_key"))
+    if has_run:
+        options.data = options.data or ([options.dataset] if options.dataset else None)
+        has_golden = options.golden or options.write_golden
+        required = "data seq_len" if has_golden else "data"
+        run = read_loader_options(options, CHECK, required=required)
+        run["data"] = _read_streams(run["data"], asked.get("split"))
+    elif options.dataset is None:
+        options.parser.error("DATASET and --config are both missing. Pass one of them")
+    else:
         if options.golden or options.write_golden:
             _refuse_golden(options)
-        run: dict[str, Any] = {}
-    else:
-        options.data = None if options.dataset is None else [options.dataset]
-        run = read_loader_options(options, CHECK)
-        run["data"] = _read_streams(run["data"], options.split)
-    given = _merge_options(run.pop(CHECK, {}), options)
+        run = {}
+    given = _merge_options(run.pop(CHECK, {}), asked)
     if options.write_golden:
         return _write_golden(run, options)
-    reports = list(_check_datasets(run, given, options)) if has_config else []
-    if not has_config:
-        reports = [_check_one(options.dataset, options.split, given, options)]
+    if has_run:
+        reports = list(_check_datasets(run, given, options))
+    else:
+        reports = [_check_one(given, options)]
     golden = _compare_golden(run, options) if options.golden else None
-    _print(reports, golden, options, is_plain=not has_config)
+    _print(reports, golden, options, is_plain=not has_run)
     return 0 if all(each.is_sound for each in reports) and (not golden or golden.is_same) else 1
 
 
@@ -163,7 +147,7 @@ def _check_flags(options: argparse.Namespace) -> None:
     command.check_output_path("--write-golden", options.write_golden, options)
 
 
-def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
+def _merge_options(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the `check` section of a config with the flags. A flag overrides the config."""
     if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
         # quoted, because unquoted names would become options of the command line
@@ -171,11 +155,10 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(
             f"`check` in the config is {config!r}. Use a mapping with any of the keys {known}"
         )
-    flags = {name: getattr(options, name) for name in _CHECK_OPTIONS}
-    given = {**config, **{name: value for name, value in flags.items() if value is not None}}
+    given = {**config, **asked}
     if given.get("sample") == "all":
         del given["sample"]
-    if options.sample == 0 and options.fail_on is None:
+    if asked.get("sample") == 0 and "fail_on" not in asked:
         given.pop("fail_on", None)  # no document is read, so the config's limits cannot apply
     return given
 
@@ -201,28 +184,16 @@ def _check_datasets(
     for stream in rows.streams:
         bos, eos = frame_of(rows, stream)
         column = rows.token_column(stream)
-        tokens_key = None if column is None else column.key
-        arguments = {**of_run, "bos": bos, "eos": eos, "tokens_key": tokens_key, **given}
-        yield _check_one(stream.remote, stream.split, arguments, options)
+        own = {"bos": bos, "eos": eos, "tokens_key": None if column is None else column.key}
+        where = {"dataset": stream.remote, "split": stream.split}
+        yield _check_one({**of_run, **own, **given, **where}, options)
 
 
-def _check_one(
-    dataset: str, split: str | None, arguments: Mapping[str, Any], options: argparse.Namespace
-) -> CheckReport:
+def _check_one(arguments: Mapping[str, Any], options: argparse.Namespace) -> CheckReport:
     from cloudload.tools.check import check_dataset
 
-    names = ("tokenizer", "text_key", "tokens_key")
-    flags = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     with command.open_engine(options) as executor:
-        return check_dataset(
-            dataset,
-            split=split,
-            **{**arguments, **flags},
-            processes=options.processes,
-            executor=executor,
-            worker=options.worker,
-            progress=not options.quiet,
-        )
+        return check_dataset(**arguments, executor=executor, progress=not options.quiet)
 
 
 def _write_golden(run: Mapping[str, Any], options: argparse.Namespace) -> int:
@@ -309,9 +280,9 @@ def _summary(report: CheckReport) -> str:
     return "\n".join(lines)
 
 
-def _list_lengths(number: int) -> list[str]:
-    noun = "tokenizer" if number == 1 else "tokenizers"
-    return [f"  lengths    token lengths of {number:,} {noun}, complete"] if number else []
+def _list_lengths(count: int) -> list[str]:
+    shown = f"  lengths    token lengths of {counted(count, 'tokenizer')}, complete"
+    return [shown] if count else []
 
 
 def _shorten(found: list[Finding]) -> list[Finding]:

@@ -6,7 +6,7 @@ The library's error messages name Python arguments. They are rewritten to name o
     text_key was 'text' and is now 'body'     ─►    --text-key was 'text' and is now 'body'
     tokenizer is None, but …                  ─►    --tokenizer is missing, but …
     Pass on_error='skip'                      ─►    Pass --on-error skip
-    use num_workers=0                         ─►    use --option num_workers=0
+    use shuffle=False                         ─►    use --no-shuffle
 """
 
 from __future__ import annotations
@@ -14,40 +14,85 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from cloudload.data import redact
 from cloudload.system import option_help
 from cloudload.tools.cli.output import escape
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction["CommandParser"]
-
 _QUOTE = "'"
 _VALUE = re.compile(
     r"\b(pass|set|use|or|and) ([a-z_]+)=('[^']*'|[^\s'\",;)]*[^\s'\",;).])", re.IGNORECASE
 )
-_IN_YAML = {"None": "null", "True": "true", "False": "false"}
+_IN_WORDS = {"None": "none"}
+
+
+class HelpLayout(argparse.HelpFormatter):
+    """Help that fits the terminal, with a usage that does not repeat the options.
+
+    In a description or epilog, indented lines keep their breaks, and other paragraphs are wrapped.
+    """
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = [
+            part if "\n " in part else super(HelpLayout, self)._fill_text(part, width, indent)
+            for part in text.strip().split("\n\n")
+        ]
+        return "\n\n".join(parts)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        shown = [each for each in actions if not each.option_strings or each.required]
+        named = argparse.Action(["-h"], "help", nargs=0)
+        more = argparse.Action([], "options", nargs=argparse.OPTIONAL, metavar="OPTION ...")
+        has_more = any(each.option_strings not in ([], ["-h", "--help"]) for each in actions)
+        shown = [named, *([more] if has_more else []), *shown]
+        return super()._format_usage(usage, shown, [], prefix)
 
 
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors suggest the command, option or choice that was meant.
 
     A command's parser reports unknown options itself, so that the error shows the command's usage.
+    Its options are added by `fill` when they are needed, because their declarations import NumPy.
     """
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(allow_abbrev=False, **arguments)
+    def __init__(
+        self, *, fill: Callable[[CommandParser], None] | None = None, **arguments: Any
+    ) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=HelpLayout, **arguments)
+        self._fill_later = fill
+
+    def fill(self) -> CommandParser:
+        """Add the command's description and options, if they are not there yet."""
+        fill, self._fill_later = self._fill_later, None
+        if fill is not None:
+            fill(self)
+            json = "print JSON, or JSON Lines if there are several results"
+            self.add_argument("--json", action="store_true", help=json)
+            quiet = "log only warnings, and show no progress bar or summary of the work"
+            self.add_argument("--quiet", action="store_true", help=quiet)
+        return self
+
+    def format_help(self) -> str:
+        """Return the help of the command."""
+        self.fill()
+        return super().format_help()
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse the arguments. Unknown options are errors."""
+        self.fill()
         if args is not None and not any(isinstance(each.choices, dict) for each in self._actions):
             for word in args[: args.index("--")] if "--" in args else args:
                 name = word.partition("=")[0]
@@ -75,36 +120,35 @@ class CommandParser(argparse.ArgumentParser):
         return next(iter([*found, *get_close_matches(word.lower(), known, n=1)]), None)
 
     def _list_words(self) -> list[str]:
-        """List the commands, options and choices of this parser and of its commands."""
+        """List the commands, options and choices of this parser."""
         words: list[str] = []
         for action in self._actions:
             words += [*action.option_strings, *map(str, action.choices or ())]
-            if isinstance(action.choices, dict):
-                words += [word for each in action.choices.values() for word in each._list_words()]
         return words
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    *,
-    help: str,
-    description: str,
-    epilog: str,
-    after_interrupt: str,
-) -> argparse.ArgumentParser:
-    """Add a subcommand and return its parser.
+def read_docstring(add_options: Callable[..., Any]) -> tuple[str, str, str, str]:
+    """Return the name, the help, the description, and the epilog of a command.
 
-    `run` executes the subcommand and returns the exit status. `main` prints `after_interrupt` after
+    The docstring of its module has them. Its first line is "`cloudload NAME`: HELP."
+    """
+    title, description, epilog = f"{sys.modules[add_options.__module__].__doc__}".split("\n\n", 2)
+    name, _, help = title.removeprefix("`cloudload ").partition("`: ")
+    return name, help.removesuffix("."), description, epilog
+
+
+def set_up(
+    parser: CommandParser,
+    run: Callable[[argparse.Namespace], int],
+    after_interrupt: str = "Nothing was changed",
+) -> Callable[..., Any]:
+    """Prepare a command's parser, and return its `add_argument`.
+
+    `run` executes the command and returns the exit status. `main` prints `after_interrupt` after
     Ctrl-C.
     """
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = commands.add_parser(
-        name, help=help, description=description, epilog=epilog, formatter_class=layout
-    )
     parser.set_defaults(run=run, after_interrupt=after_interrupt, parser=parser)
-    return parser
+    return parser.add_argument
 
 
 def whole_number(least: int = 1) -> Callable[[str], int]:
@@ -117,6 +161,10 @@ def whole_number(least: int = 1) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not an integer of at least {least}")
 
     return parse
+
+
+COUNT = {"type": whole_number()}
+"""For an option that is an integer of at least 1."""
 
 
 def positive_number(text: str) -> float:
@@ -171,9 +219,9 @@ def _is_part(path: Path, given: str) -> bool:
     return name is not None and (not name or own_objects.is_of_dataset(name))
 
 
-def add_engine_options(add: Callable[..., object], units: str) -> None:
-    """Add the options to a command. `units` names the units of its work, such as `segments`."""
-    engine = f"process the {units} on this machine or on a Ray cluster (default: local)"
+def add_engine_options(add: Callable[..., object]) -> None:
+    """Add the options that choose where a command works."""
+    engine = "process the parts of the work on this machine or on a Ray cluster (default: local)"
     add("--engine", default="local", choices=["local", "ray"], help=engine)
     cluster = "the Ray cluster: auto, or ray://HOST:PORT (default: start one on this machine)"
     add("--address", metavar="URL", help=cluster)
@@ -208,11 +256,11 @@ def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
 
     def translate_value(found: re.Match[str]) -> str:
         verb, name, value = found.groups()
-        if name in named:
-            return f"{verb} {named[name].option_strings[-1]} {value.strip(_QUOTE)}"
-        if "option" in named:  # for any argument of a loader
-            return f"{verb} --option {name}={_IN_YAML.get(value, value)}"
-        return found[0]
+        if name not in named:
+            return found[0]
+        if named[name].nargs == 0:  # a switch, such as --shuffle and --no-shuffle
+            return f"{verb} {named[name].option_strings[-1 if value == 'False' else 0]}"
+        return f"{verb} {named[name].option_strings[0]} {_IN_WORDS.get(value, value).strip(_QUOTE)}"
 
     message = _VALUE.sub(translate_value, message)
     for action in named.values():
@@ -221,7 +269,7 @@ def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _translate(message: str, action: argparse.Action) -> str:
-    name, option = action.dest, action.option_strings[-1]
+    name, option = action.dest, action.option_strings[0]
     if re.match(rf"{name} (is|was|must)\b", message):
         takes_none = re.search(r"\bnone\b", action.help or "")
         message = message.replace("or None", "or none" if takes_none else "or omit it")

@@ -1,22 +1,8 @@
-"""`cloudload count`: count the tokens of a dataset, and keep the length of each document."""
+"""`cloudload count`: count the tokens of a dataset.
 
-from __future__ import annotations
+Count the tokens of each document in an MDS dataset, and store these lengths in the dataset's
+folder, using 2 bytes per document.
 
-import argparse
-import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from cloudload.tools.cli import command
-from cloudload.tools.cli.output import print_json, print_text
-
-if TYPE_CHECKING:
-    from cloudload.tools.count.estimate import CountEstimate
-    from cloudload.tools.count.length_report import CountReport, LengthStats
-    from cloudload.tools.count.tally import ValueCount
-
-_COUNT_EXAMPLE = """\
 To resume an interrupted count, run the same command again. A loader with the same data, tokenizer,
 text column, and transform finds the lengths automatically.
 
@@ -26,62 +12,42 @@ examples:
   cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job in an array of 64
   cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
 """
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudload.system import counted
+from cloudload.tools.cli import command
+from cloudload.tools.cli.declared_options import add_declared, list_given, read_transform
+from cloudload.tools.cli.output import escape, print_result
+
+if TYPE_CHECKING:
+    from cloudload.tools.count.estimate import CountEstimate
+    from cloudload.tools.count.length_report import CountReport, LengthStats
+    from cloudload.tools.count.tally import ValueCount
+
 _BAR = 19
 _PERCENTILES_PER_LINE = 5
 _MOST_VALUES, _MOST_CHARACTERS, _MOST_TITLE_CHARACTERS = 50, 80, 50
 
 
-def add_count(commands: command.Commands) -> None:
-    parser = command.add_command(
-        commands,
-        "count",
-        _count,
-        help="count the tokens of a dataset",
-        description="Count the tokens of each document in an MDS dataset, and store these lengths "
-        "in the dataset's folder, using 2 bytes per document.",
-        epilog=_COUNT_EXAMPLE,
-        after_interrupt="Run the same command again to resume",
-    )
-    add = parser.add_argument
-    add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
-    add("--tokenizer", metavar="NAME", help="name, folder or tokenizer.json of the tokenizer")
-    add("--split", metavar="NAME", help="count DATASET/NAME")
-    text = "column that contains the document (default: text)"
-    add("--text-key", default="text", metavar="COLUMN", help=text)
-    tokens = "column that contains the document as token IDs, for pre-tokenized data"
-    add("--tokens-key", metavar="COLUMN", help=tokens)
-    add("--tokens-dtype", metavar="DTYPE", help="dtype of the IDs, if that column holds bytes")
-    add("--transform", metavar="MODULE:FUNCTION", help="the transform of the run, if it has one")
-    add("--transform-id", metavar="ID", help="the transform_id of the run, if it has one")
-    on_error = "skip leaves out bad documents, like a run with on_error=skip (default: raise)"
-    add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
-    out = "folder or URL for the lengths (default: DATASET/lengths)"
-    add("--out", metavar="URL", help=out)
-    by = "also count documents and tokens for each value of this column, such as source"
-    add("--by", metavar="COLUMN", help=by)
-    again = (
-        "count all documents again, such as after a change that the names do not show; to resume, "
-        "omit this"
-    )
-    add("--again", action="store_true", help=again)
-    add(
-        "--processes",
-        type=command.whole_number(),
-        metavar="N",
-        help="worker processes (default: one per core)",
-    )
-    worker = (
-        "count every N-th group of shards, as job I of N (from 0); auto reads both from the "
-        "environment"
-    )
-    add("--worker", metavar="I/N|auto", help=worker)
-    command.add_engine_options(add, "groups of shards")
+def add_count(parser: command.CommandParser) -> None:
+    from cloudload.tools.count.count import count_tokens
+
+    add = command.set_up(parser, _count, after_interrupt="Run the same command again to resume")
+    names = "dataset tokenizer split text_key tokens_key tokens_dtype transform transform_id "
+    names += "on_error tokenizer_backend out by again processes worker"
+    add_declared(add, count_tokens, names, processes=command.COUNT)
+    command.add_engine_options(add)
     sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
     png = "also save a histogram of the lengths to FILE (requires matplotlib)"
     add("--png", type=command.path_argument, metavar="FILE", help=png)
-    add("--json", action="store_true", help="print the report as JSON")
-    add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
 
 def parse_share(text: str) -> float:
@@ -98,67 +64,37 @@ def parse_share(text: str) -> float:
 
 
 def _count(options: argparse.Namespace) -> int:
-    if options.tokenizer is None and options.tokens_key is None:
+    from cloudload.tools.count.count import count_tokens, estimate_tokens
+
+    asked = read_transform(list_given(options, count_tokens))
+    if not asked.keys() & {"tokenizer", "tokens_key"}:
         options.parser.error(
             "--tokenizer is missing. Pass --tokenizer, or --tokens-key if the data is token IDs"
         )
-    from cloudload.tools.count.count import count_tokens, estimate_tokens
-
-    names = (
-        "tokenizer",
-        "split",
-        "text_key",
-        "tokens_key",
-        "tokens_dtype",
-        "transform_id",
-        "on_error",
-    )
-    documents = {name: getattr(options, name) for name in names}
-    if options.transform:
-        from cloudload.tools.provenance.state_run import import_transform
-
-        documents["transform"] = import_transform(options.transform)
     if options.png is not None:
         from cloudload.tools.count.picture import check_picture
 
         check_picture(options.png)
         command.check_output_path("--png", options.png, options)
-    for name in ("by", "again"):
-        if options.sample is not None and getattr(options, name):
-            raise ValueError(f"--{name} requires a full count. Remove --sample")
     if options.sample is not None:
-        found = estimate_tokens(options.dataset, options.sample, **documents)
+        for name in asked.keys() & {"by", "again", "out", "worker"}:
+            raise ValueError(f"--{name} requires a full count. Remove --sample")
+        asked.pop("processes", None)
+        found = estimate_tokens(share=options.sample, **asked)
         _draw(found, options.png)
-        if options.json:
-            print_json(found)
-        else:
-            print_text(describe_estimate(found))
+        print_result(found, describe_estimate, as_json=options.json)
         return 0
     with command.open_engine(options) as executor:
-        report = count_tokens(
-            options.dataset,
-            **documents,
-            out=options.out,
-            by=options.by,
-            again=options.again,
-            processes=options.processes,
-            executor=executor,
-            worker=options.worker,
-            progress=not options.quiet,
-        )
+        report = count_tokens(**asked, executor=executor, progress=not options.quiet)
     if report is not None:
         _draw(report, options.png)
-        if options.json:
-            print_json(report)
-        else:
-            print_text(summarize(report))
+        print_result(report, summarize, as_json=options.json)
     return 0
 
 
 def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
     if path is None:
         return
-    from cloudload.tools.cli.output import escape
     from cloudload.tools.count.picture import plot_lengths
 
     name = escape(found.dataset)
@@ -170,8 +106,6 @@ def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
 
 def summarize(report: CountReport) -> str:
     """Format a report as text for the terminal."""
-    from cloudload.loading import counted
-
     left_out = [
         f"{number:,} {what}"
         for number, what in (
@@ -198,8 +132,6 @@ def summarize(report: CountReport) -> str:
 
 
 def _describe_values(column: str, values: Sequence[ValueCount]) -> list[str]:
-    from cloudload.tools.cli.output import escape
-
     lines = [f"by {escape(column)}", f"  {'documents':>14}  {'tokens':>18}  {'share':>7}"]
     for each in values[:_MOST_VALUES]:
         name = escape(each.value[:_MOST_CHARACTERS]) or '""'
@@ -216,8 +148,6 @@ def _describe_values(column: str, values: Sequence[ValueCount]) -> list[str]:
 
 def describe_estimate(found: CountEstimate) -> str:
     """Format an estimate as text for the terminal."""
-    from cloudload.loading import counted
-
     error = "unknown error" if math.isnan(found.error) else f"± {found.error:.2%}, 95% confidence"
     filtered = f", {found.filtered:.1%} filtered out" if found.filtered else ""
     lines = [

@@ -1,19 +1,7 @@
-"""`cloudload export`: write the rows of a run as pre-tokenized MDS."""
+"""`cloudload export`: write the rows of a run as pre-tokenized MDS.
 
-from __future__ import annotations
+Write the rows of given steps as pre-tokenized MDS, from a state, the data and the tokenizer.
 
-import argparse
-import logging
-from typing import TYPE_CHECKING
-
-from cloudload.tools.cli import command
-from cloudload.tools.cli.output import print_json, print_message, print_text
-from cloudload.tools.cli.trace_commands import add_run_options, open_runs_of, parse_steps
-
-if TYPE_CHECKING:
-    from cloudload.tools.export import ExportReport
-
-_EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps, or a
 state saved before the first batch. If the run was resumed from that state with other options, use a
 state saved after the resume. The output is a dataset with one column, `tokens`, and one
@@ -23,32 +11,36 @@ example:
   cloudload export checkpoint.pt s3://bucket/rows --steps 1:1001
 """
 
+from __future__ import annotations
 
-def add_export(commands: command.Commands) -> None:
-    parser = command.add_command(
-        commands,
-        "export",
-        _export,
-        help="write the rows of a run as pre-tokenized MDS",
-        description="Write the rows of given steps as pre-tokenized MDS, from a state, the data "
-        "and the tokenizer.",
-        epilog=_EXAMPLE,
-        after_interrupt="To export again, add --overwrite",
-    )
-    add_run_options(parser)
-    add = parser.add_argument
-    add("out", metavar="OUT", help="folder or URL of the dataset to write")
+import argparse
+import logging
+from typing import TYPE_CHECKING
+
+from cloudload.system import counted
+from cloudload.tools.cli import command
+from cloudload.tools.cli.declared_options import add_declared, list_given
+from cloudload.tools.cli.output import print_message, print_result
+from cloudload.tools.cli.run_options import READING, add_data_options, open_runs_of, parse_steps
+
+if TYPE_CHECKING:
+    from cloudload.tools.export import ExportReport
+
+
+def add_export(parser: command.CommandParser) -> None:
+    from cloudload.tools.export import export_rows
+
+    add = command.set_up(parser, _export, after_interrupt="To export again, add --overwrite")
+    state = "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder"
+    add("states", metavar="STATE", type=command.path_argument, nargs=1, help=state)
+    add_declared(add, export_rows, "out dtype encoding compression hashes shard_bytes overwrite")
     steps = (
         "steps from A up to, but not including, B (default: from the state to the end of the run)"
     )
     add("--steps", type=parse_steps, metavar="A:B", help=steps)
-    dtype = "dtype of the token IDs (default: uint16 if all IDs fit, else int32; int64 for bytes)"
-    add("--dtype", default="auto", metavar="DTYPE", help=dtype)
-    encoding = "encoding of the column: ndarray (default), or bytes for old versions of llm-foundry"
-    add("--encoding", choices=["ndarray", "bytes"], default="ndarray", help=encoding)
-    compression = "zstd (default), gz, bz2 or br, optionally with :LEVEL; or none"
-    add("--compression", default="zstd", metavar="NAME", help=compression)
-    add("--overwrite", action="store_true", help="replace the dataset at OUT")
+    batch = "rows per global batch (default: as in the state)"
+    add("--global-batch", type=command.whole_number(), metavar="ROWS", help=batch)
+    add_data_options(add, f"lengths {READING}")
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -60,19 +52,9 @@ def _export(options: argparse.Namespace) -> int:
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         if options.steps:
             loader.seek(run.rows_of_step(options.steps[0]).start)
-        report = export_rows(
-            loader,
-            options.out,
-            num_batches=len(options.steps) if options.steps else None,
-            dtype=options.dtype,
-            encoding=options.encoding,
-            compression=None if options.compression == "none" else options.compression,
-            overwrite=options.overwrite,
-        )
-    if options.json:
-        print_json(report)
-    else:
-        print_text(_summary(report))
+        num_batches = len(options.steps) if options.steps else None
+        report = export_rows(loader, num_batches=num_batches, **list_given(options, export_rows))
+    print_result(report, _summary, as_json=options.json)
     if options.steps and report.batches < len(options.steps):
         missing = options.steps[report.batches]
         print_message(f"the data ends before step {missing:,}")
@@ -80,8 +62,6 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _summary(report: ExportReport) -> str:
-    from cloudload.loading import counted
-
     lines = [
         f"{report.out} is complete",
         f"  rows       {report.rows:,} ({counted(report.tokens, 'token')}; "

@@ -1,4 +1,17 @@
-"""`cloudload head`: print documents of an MDS dataset."""
+"""`cloudload head`: print documents of an MDS dataset.
+
+Print the first documents of an MDS dataset, those with an ID, or those whose text contains a
+pattern. Nothing is written.
+
+On a terminal, long documents are shortened, and control characters are escaped. In a pipe, or with
+--json, each full document is printed as one line of JSON. The first documents are read from the
+first bytes of a shard, and their hash is not checked. --id and --grep read whole shards, in order.
+The exit status is 1 if no document matches.
+
+example:
+  cloudload head s3://bucket/mds --split train -n 3
+  cloudload head s3://bucket/mds --grep '[Ll]icen[cs]e' | jq .values.text
+"""
 
 from __future__ import annotations
 
@@ -9,8 +22,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudload.system import is_terminal
+from cloudload.system import counted, is_terminal
 from cloudload.tools.cli import command
+from cloudload.tools.cli.declared_options import add_declared, list_given
 from cloudload.tools.cli.output import (
     escape,
     escape_lines,
@@ -27,40 +41,21 @@ _SHOWN_CHARACTERS = 800
 _BEFORE_MATCH = 200
 _SHOWN_VALUE, _SHOWN_IDS = 200, 16
 _INDENT = "    "
-_EXAMPLE = """\
-On a terminal, long documents are shortened, and control characters are escaped. In a pipe, or with
---json, each full document is printed as one line of JSON. The first documents are read from the
-first bytes of a shard, and their hash is not checked. --id and --grep read whole shards, in order.
-The exit status is 1 if no document matches.
-
-example:
-  cloudload head s3://bucket/mds --split train -n 3
-  cloudload head s3://bucket/mds --grep '[Ll]icen[cs]e' | jq .values.text
-"""
 
 
-def add_head(commands: command.Commands) -> None:
-    add = command.add_command(
-        commands,
-        "head",
-        _head,
-        help="print documents of an MDS dataset",
-        description="Print the first documents of an MDS dataset, those with an ID, or those whose "
-        "text contains a pattern. Nothing is written.",
-        epilog=_EXAMPLE,
-        after_interrupt="Nothing was changed",
-    ).add_argument
-    add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
-    add("--split", metavar="NAME", help="read DATASET/NAME")
-    number = "print at most N documents (default: 5, or 1 with --id)"
-    add("-n", dest="limit", type=command.whole_number(), metavar="N", help=number)
-    add("--id", metavar="DOC", help="only documents whose id column has this value")
-    add("--grep", metavar="PATTERN", help="only documents that contain this regular expression")
-    text = "column that contains the document (default: text)"
-    add("--text-key", metavar="COLUMN", help=text)
+def add_head(parser: command.CommandParser) -> None:
+    from cloudload.tools.inspect.samples import read_samples
+
+    add = command.set_up(parser, _head)
+    add_declared(
+        add,
+        read_samples,
+        "dataset split limit id pattern text_key",
+        limit={"flags": ("-n", "--limit")},
+        id={"metavar": "DOC"},
+        pattern={"flags": ("--grep",), "metavar": "PATTERN"},
+    )
     add("--full", action="store_true", help="print the full text, not only its beginning")
-    add("--json", action="store_true", help="print JSON Lines, even on a terminal")
-    add("--quiet", action="store_true", help="log only warnings")
 
 
 def _head(options: argparse.Namespace) -> int:
@@ -68,23 +63,14 @@ def _head(options: argparse.Namespace) -> int:
     from cloudload.tools.inspect.samples import read_samples
 
     is_on_terminal = is_terminal(sys.stdout)
-    num_found = 0
-    for sample in read_samples(
-        options.dataset,
-        split=options.split,
-        limit=options.limit,
-        id=options.id,
-        pattern=options.grep,
-        text_key=options.text_key,
-    ):
+    num_found, text_key = 0, getattr(options, "text_key", TEXT_KEY)
+    for sample in read_samples(**list_given(options, read_samples)):
         num_found += 1
         if options.json or not is_on_terminal:
             print_json(sample.as_dict(), indent=None)
             continue
         columns = shutil.get_terminal_size().columns
-        lines = [
-            *describe_sample(sample, options.text_key or TEXT_KEY, columns, is_full=options.full)
-        ]
+        lines = [*describe_sample(sample, text_key, columns, is_full=options.full)]
         print_text("\n".join([*lines[1:], ""]), heading=lines[0])
     if not num_found:
         print_message("no document matches")
@@ -93,8 +79,6 @@ def _head(options: argparse.Namespace) -> int:
 
 def describe_sample(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
     """Yield the lines that show a sample on a terminal that is `columns` cells wide."""
-    from cloudload.loading import counted
-
     values = dict(sample.values)
     text = values.pop(text_key, None)
     if isinstance(text, bytes):
@@ -118,8 +102,6 @@ def _describe_text(
     text: str, match: tuple[int, int] | None, columns: int, is_full: bool
 ) -> Iterator[str]:
     """Yield the lines of a text, or of its part around `match` if it is not shown in full."""
-    from cloudload.loading import counted
-
     start = 0 if match is None else max(0, match[0] - _BEFORE_MATCH)
     stop = start + _SHOWN_CHARACTERS
     if is_full:
@@ -133,7 +115,6 @@ def _describe_text(
 
 
 def _describe_value(value: Any, is_full: bool) -> str:
-    from cloudload.loading import counted
     from cloudload.tools.inspect.samples import Unread
 
     if isinstance(value, Unread):

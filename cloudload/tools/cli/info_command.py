@@ -1,20 +1,8 @@
-"""`cloudload info`: summarize an MDS dataset."""
+"""`cloudload info`: summarize an MDS dataset.
 
-from __future__ import annotations
+Summarize an MDS dataset: samples, shards, bytes, columns, compression, hashes, and the sizes of
+shards and samples. Nothing is written.
 
-import argparse
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
-
-from cloudload.tools.cli import command
-from cloudload.tools.cli.output import escape, print_json, print_text
-
-if TYPE_CHECKING:
-    from cloudload.tools.inspect.info import ColumnInfo, DatasetInfo, Distribution
-
-_BAR_WIDTH = 40
-_FEWEST_DRAWN = 5
-_EXAMPLE = """\
 Counts, bytes, columns, compression and hashes come from the index and are exact. The sizes of
 samples come from a few shards (--sample). Only the first bytes of these shards are fetched.
 
@@ -22,46 +10,40 @@ example:
   cloudload info s3://bucket/mds --split train
 """
 
+from __future__ import annotations
 
-def add_info(commands: command.Commands) -> None:
-    add = command.add_command(
-        commands,
-        "info",
-        _info,
-        help="summarize an MDS dataset",
-        description="Summarize an MDS dataset: samples, shards, bytes, columns, compression, "
-        "hashes, and the sizes of shards and samples. Nothing is written.",
-        epilog=_EXAMPLE,
-        after_interrupt="Nothing was changed",
-    ).add_argument
-    add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
-    add("--split", metavar="NAME", help="summarize DATASET/NAME")
-    sample = "number of evenly spaced shards to read for sample sizes; 0 reads only the index"
-    add(
-        "--sample",
-        type=command.whole_number(least=0),
-        default=8,
-        metavar="N",
-        help=f"{sample} (default: 8)",
-    )
-    add("--json", action="store_true", help="print the summary as JSON")
-    add("--quiet", action="store_true", help="log only warnings")
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from cloudload.system import counted
+from cloudload.tools.cli import command
+from cloudload.tools.cli.declared_options import add_declared, list_given
+from cloudload.tools.cli.output import escape, print_result
+
+if TYPE_CHECKING:
+    from cloudload.tools.inspect.info import ColumnInfo, DatasetInfo, Distribution
+
+_BAR_WIDTH = 40
+_FEWEST_DRAWN = 5
+
+
+def add_info(parser: command.CommandParser) -> None:
+    from cloudload.tools.inspect.info import read_info
+
+    add = command.set_up(parser, _info)
+    add_declared(add, read_info, "dataset split sample")
 
 
 def _info(options: argparse.Namespace) -> int:
     from cloudload.tools.inspect.info import read_info
 
-    info = read_info(options.dataset, split=options.split, sample=options.sample)
-    if options.json:
-        print_json(info)
-    else:
-        print_text("\n".join(_describe(info)))
+    info = read_info(**list_given(options, read_info))
+    print_result(info, _describe, as_json=options.json)
     return 0
 
 
 def _describe(info: DatasetInfo) -> Iterator[str]:
-    from cloudload.loading import counted
-
     ratio = f" ({info.stored_bytes / info.raw_bytes:.0%})" if info.raw_bytes else ""
     yield escape(info.dataset)
     yield f"  samples      {info.samples:,}"
@@ -88,8 +70,6 @@ def _describe(info: DatasetInfo) -> Iterator[str]:
 
 
 def _describe_column(column: ColumnInfo, width: int, num_shards: int) -> str:
-    from cloudload.loading import counted
-
     text = f"{escape(column.name):<{width}}  {escape(column.encoding)}"
     if column.holds not in (column.encoding, "JSON", "a number"):
         text += f"  {column.holds}"

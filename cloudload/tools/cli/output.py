@@ -2,6 +2,7 @@ r"""Print results to stdout and messages to stderr, and escape text that could c
 
     print_text      text for people, escaped
     print_json      JSON: in UTF-8, or in ASCII on a terminal
+    print_result    one or the other
     print_message   a message on stderr, without secrets
     notice_after    a message if a command takes long
 
@@ -22,11 +23,13 @@ import os
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterator
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TextIO, TypeVar
 
 from cloudload.data import redact
 from cloudload.system import is_terminal, reports
+
+V = TypeVar("V")
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-", **dict.fromkeys("▁▂▃▄▅▆▇", "=")}
@@ -72,6 +75,15 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
     text = reports.to_json(value, indent=indent, ensure_ascii=is_on_terminal)
     # a string may contain unpaired surrogates, which UTF-8 cannot encode
     _print(text.encode("utf-8", "backslashreplace").decode())
+
+
+def print_result(value: V, describe: Callable[[V], str | Iterable[str]], *, as_json: bool) -> None:
+    """Print a value as JSON, or else the text or the lines that describe it."""
+    if as_json:
+        print_json(value)
+        return
+    text = describe(value)
+    print_text(text if isinstance(text, str) else "\n".join(text))
 
 
 def print_message(message: str) -> None:

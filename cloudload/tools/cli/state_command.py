@@ -1,25 +1,12 @@
-"""`cloudload state show` and `cloudload state diff`: describe the position of a checkpoint."""
+"""`cloudload state`: show the position of a checkpoint, or compare two.
 
-from __future__ import annotations
+Show the position of a checkpoint, or compare a checkpoint with another one or with a loader's
+options.
 
-import argparse
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-from cloudload.tools.cli import command
-from cloudload.tools.cli.loader_options import add_loader_options, read_loader_options
-from cloudload.tools.cli.output import escape, print_json, print_text
-from cloudload.tools.cli.trace_commands import without_start_log
-
-if TYPE_CHECKING:
-    from cloudload.tools.provenance.describe_state import Difference, StateDescription
-
-_MOST_WORLDS = 24
-_EXAMPLE = """\
 A STATE is a JSON file, a file that torch.save wrote, or a framework's checkpoint folder. The
-loader's state may be anywhere in it. No code in a checkpoint is executed. With --config, --yaml or
---option, diff compares a state with a loader and reads the loader's data. Otherwise, no data is
-read. The exit status of diff is 1 if the loader would refuse to resume.
+loader's state may be anywhere in it. No code in a checkpoint is executed. With the options of a
+loader, diff compares a state with the loader and reads its data. Otherwise, no data is read. The
+exit status of diff is 1 if the loader would refuse to resume.
 
 examples:
   cloudload state show checkpoint.pt
@@ -27,40 +14,41 @@ examples:
   cloudload state diff checkpoint.pt --config run.yaml
 """
 
+from __future__ import annotations
 
-def add_state(commands: command.Commands) -> None:
-    parser = command.add_command(
-        commands,
-        "state",
-        _state,
-        help="show the position of a checkpoint, or compare two",
-        description="Show the position of a checkpoint, or compare a checkpoint with another one "
-        "or with a loader's options.",
-        epilog=_EXAMPLE,
-        after_interrupt="Nothing was changed",
-    )
-    add = parser.add_argument
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cloudload.system import counted
+from cloudload.tools.cli import command
+from cloudload.tools.cli.output import escape, print_json, print_result, print_text
+from cloudload.tools.cli.run_options import (
+    add_loader_options,
+    names_loader,
+    read_loader_options,
+    without_start_log,
+)
+
+if TYPE_CHECKING:
+    from cloudload.tools.provenance.describe_state import Difference, StateDescription
+
+_MOST_WORLDS = 24
+
+
+def add_state(parser: command.CommandParser) -> None:
+    add = command.set_up(parser, _state)
     add("action", choices=("show", "diff"), help="show a state, or list differences")
-    add(
-        "states",
-        metavar="STATE",
-        type=command.path_argument,
-        nargs="+",
-        help="one checkpoint, or two for diff",
-    )
-    add("--data", action="append", metavar="URL", help="location of the loader's data, for diff")
-    add("--tokenizer", metavar="NAME", help="the loader's tokenizer, for diff")
-    add("--transform", metavar="MODULE:FUNCTION", help="the loader's transform, for diff")
+    states = "one checkpoint, or two for diff"
+    add("states", metavar="STATE", type=command.path_argument, nargs="+", help=states)
     add_loader_options(parser)
-    add("--json", action="store_true", help="print JSON")
-    add("--quiet", action="store_true", help="log only warnings")
 
 
 @without_start_log()
 def _state(options: argparse.Namespace) -> int:
     from cloudload.tools.provenance.checkpoint import load_state
 
-    has_loader = any((options.config, options.yaml, options.option, options.data))
+    has_loader = bool(options.data or names_loader(options))
     expected = 2 if options.action == "diff" and not has_loader else 1
     if len(options.states) != expected:
         raise ValueError(
@@ -80,16 +68,12 @@ def _show(state: Mapping[str, Any], *, as_json: bool) -> int:
     from cloudload.tools.provenance.describe_state import describe_state
 
     found = describe_state(state)
-    if as_json:
-        print_json(found)
-    else:
-        print_text("\n".join(list_lines(found)))
+    print_result(found, list_lines, as_json=as_json)
     return 0
 
 
 def list_lines(found: StateDescription) -> Iterator[str]:
     """Yield the description of a state as lines of text."""
-    from cloudload.loading import counted
     from cloudload.run import FIELD_MEANINGS, state_fields
     from cloudload.tools.provenance.describe_state import show_field
 

@@ -32,13 +32,12 @@ from cloudload.loading import (
     Batch,
     CloudLoader,
     WorkerPlan,
-    counted,
     default_num_workers,
     is_worker_fast,
 )
 from cloudload.order import RankShare, World, share_rows
 from cloudload.stats import READ, TOKENS
-from cloudload.system import divisors
+from cloudload.system import counted, divisors
 from cloudload.tools.forecast.budget import parse_tokens
 from cloudload.tools.forecast.cases import Cases, open_cases
 from cloudload.tools.forecast.nodes import NodeForecast

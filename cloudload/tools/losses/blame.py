@@ -119,11 +119,17 @@ def blame(
     min_tokens: int = 8,
     top: int = 10,
 ) -> Blame:
-    """Find the documents and sources whose losses stand out in `steps` (default: all).
+    """Find the documents and sources whose losses stand out in some steps.
 
-    Returns at most `top` documents with a score of at least `threshold`. Ignores documents with
-    fewer than `min_tokens` tokens in these steps, because their mean losses are noisy. Raises
-    `ValueError` if none of the steps are in the log.
+    Args:
+        losses: the log of the run.
+        steps: the steps, from A up to, but not including, B; or a single step. By default, all.
+        threshold: the lowest score at which a document or source stands out.
+        min_tokens: ignore documents with fewer tokens in these steps, because their mean losses are
+            noisy.
+        top: maximum number of documents.
+
+    Raises `ValueError` if none of the steps are in the log.
     """
     asked = losses.steps if steps is None else steps
     chosen = losses.of_steps(asked)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Stream
-from cloudload.loading.delivery.description import counted
 from cloudload.loading.delivery.working_set import measure_working_set
 from cloudload.order.lanes import Lanes
+from cloudload.system import counted
 from testkit.corpora import random_documents, write_mds
 from testkit.counted import count
 from testkit.loaders import list_settings, make_loader

@@ -133,17 +133,21 @@ def test_a_value_that_is_none_is_missing_on_the_command_line() -> None:
         ("pass on_error='skip'", "pass --on-error skip"),
         (
             "Use tokenizer_backend='hf', or num_workers=0 with python",
-            "Use --option tokenizer_backend='hf', or --option num_workers=0 with python",
+            "Use --tokenizer-backend hf, or --num-workers 0 with python",
         ),
-        ("pass eos=None.", "pass --option eos=null."),
+        ("pass eos=None.", "pass --eos none."),
+        ("Use shuffle=False.", "Use --no-shuffle."),
         ("Pass Stream('a', split='b')", "Pass Stream('a', split='b')"),
         ("Set skip_bad (--skip-bad), or omit by (--by)", "Set --skip-bad, or omit --by"),
     ],
 )
 def test_values_of_arguments_are_told_as_options(message: str, said: str) -> None:
     command = argparse.ArgumentParser()
-    for option in ("--tokenizer", "--on-error", "--option", "--split", "--skip-bad", "--by"):
-        command.add_argument(option)
+    for option in ("tokenizer", "on-error", "split", "skip-bad", "by", "eos"):
+        command.add_argument(f"--{option}")
+    command.add_argument("--tokenizer-backend")
+    command.add_argument("--num-workers", "--workers")
+    command.add_argument("--shuffle", action=argparse.BooleanOptionalAction)
     assert in_words_of_options(message, command) == said
 
 
@@ -209,7 +213,7 @@ def test_every_compression_that_can_be_written_is_named(
     [
         "count {data} --tokenizer {tokenizer} --png {tokenizer}",
         "check {data} --tokenizer {tokenizer} --write-golden {link}/index.json",
-        "plan --data {data} --tokenizer {tokenizer} --option batch_size=2 --option seq_len=8 "
+        "plan --data {data} --tokenizer {tokenizer} --batch-size 2 --seq-len 8 "
         "--html {data}/./shard.00000.mds",
         "rows --data {data} --steps 1 --out {link}/index.json",
     ],

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.config.choices import INPUT_FORMATS
 from cloudload.data.mds.writer import encode_index
-from cloudload.tools.cli.convert_command import FORMATS
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import ConversionPlan, plan_input
 from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture
@@ -166,7 +164,3 @@ def test_fields_are_names_with_the_encodings_that_were_given() -> None:
     for copy in (pickle.loads(pickle.dumps(fields)), Fields(fields, fields.encodings)):
         assert tuple(copy) == tuple(fields)
         assert copy.encodings == {"n": "int32"}
-
-
-def test_the_command_line_offers_every_format() -> None:
-    assert FORMATS == INPUT_FORMATS

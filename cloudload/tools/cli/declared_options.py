@@ -1,0 +1,185 @@
+"""Options of a command from the declarations of what it calls: their names, types, and help.
+
+    seed: int = 17                       ─► --seed N              seed of the shuffle (default: 17)
+    shuffle: bool = True                 ─► --shuffle, --no-shuffle
+    on_error: Literal["raise", "skip"]   ─► --on-error {raise,skip}
+    fields: Sequence[str]                ─► --fields NAME,...
+    eos: str | int | None = "auto"       ─► --eos TOKEN           5 is an ID, and none is None
+    dataset: str                         ─► DATASET
+
+A declaration is an argument of a function, with its entry under `Args`, or a field of a config,
+with its docstring. The help is its first sentence, and the one about the default. The namespace of
+a command has only the options that the user gives, so the callee applies its own defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from cloudload.system import option_help
+from cloudload.tools.cli import command
+
+_METAVARS = {
+    **dict.fromkeys(("tokenizer", "split", "dtype"), "NAME"),
+    **dict.fromkeys(("bos", "eos", "expect_bos", "expect_eos"), "TOKEN"),
+    **dict.fromkeys(("shard_bytes", "segment_bytes", "max_bytes", "cache_limit"), "SIZE"),
+    **dict.fromkeys(("text_key", "id_key", "tokens_key", "by"), "FIELD"),
+    "exchange_timeout_s": "SECONDS",
+    "keep": "FIELD[:ENCODING],...",
+    "splits": "NAME=SHARE,...",
+    "worker": "I/N",
+}
+_LONGEST_CHOICES = 30
+_OF_THE_LOADER = "as for `CloudLoader`"
+_TOKENIZER = "name, folder or tokenizer.json of the tokenizer"
+
+
+def add_declared(
+    add: Callable[..., Any],
+    callee: Callable[..., Any],
+    names: str,
+    **changes: Mapping[str, Any],
+) -> None:
+    """Add options for some arguments of a function, or fields of a config, given their names.
+
+    `add` is the `add_argument` of a parser or group. `changes` has arguments of `add_argument` for
+    names whose option differs from the declaration. Among them, `flags` are its own names.
+    """
+    hints, docs, is_config = get_type_hints(callee), _read_docs(callee), isinstance(callee, type)
+    parameters = inspect.signature(callee).parameters
+    for name in names.split():
+        default, change = parameters[name].default, dict(changes.get(name, {}))
+        settings = {
+            **_settings_of(name, hints[name], default),
+            "help": _explain(docs[name], default, parameters),
+        }
+        if default is not inspect.Parameter.empty or is_config:
+            flags = change.pop("flags", (f"--{name.replace('_', '-')}",))
+            add(*flags, dest=name, **{"default": argparse.SUPPRESS, **settings, **change})
+        else:
+            add(name, **{**settings, "metavar": name.upper(), **change})
+
+
+def list_given(options: argparse.Namespace, callee: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arguments of a function, or fields of a config, that the user gave, by name."""
+    known = inspect.signature(callee).parameters
+    return {name: value for name, value in vars(options).items() if name in known}
+
+
+def read_transform(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Replace the name of a transform, such as `module:function`, by the function."""
+    if not isinstance(arguments.get("transform"), str):
+        return arguments
+    from cloudload.tools.provenance.state_run import import_transform  # imports torch
+
+    return {**arguments, "transform": import_transform(arguments["transform"])}
+
+
+def _explain(text: str, default: Any, known: Iterable[str]) -> str:
+    """Return the help of an option: the first sentence of its text, and its default.
+
+    `known` are the names of the arguments beside it, which are shown as options.
+    """
+    first, *more = re.split(r"(?<=\.) (?=[A-Z`])", text)
+    kept = [first, *(each for each in more if re.match(r"By default|None ", each))]
+    shown = " ".join(kept).removesuffix(".")
+    for name in known:
+        if "_" in name:
+            shown = shown.replace(f"`{name}`", f"--{name.replace('_', '-')}")
+    shown = re.sub(r"^([A-Z])(?=[a-z ])", lambda found: found[1].lower(), shown.replace("`", ""))
+    shown = re.sub(r"\bNone\b", "none", shown).removeprefix("whether to ").replace("%", "%%")
+    is_plain = isinstance(default, str | int | float) and default is not False
+    if is_plain and "default" not in shown:
+        shown += f" (default: {'yes' if default is True else default})"
+    return shown
+
+
+def _read_docs(callee: Callable[..., Any]) -> dict[str, str]:
+    if isinstance(callee, type):
+        return option_help.field_docs(callee)
+    from cloudload.config import DeliveryConfig, RowsConfig
+
+    docs = option_help.argument_docs(callee)
+    fields = option_help.field_docs(RowsConfig) | option_help.field_docs(DeliveryConfig)
+    fields["tokenizer"] = _TOKENIZER
+    return {
+        name: fields.get(name, text) if text.startswith(_OF_THE_LOADER) else text
+        for name, text in docs.items()
+    }
+
+
+def _settings_of(name: str, hint: Any, default: Any) -> dict[str, Any]:
+    """Return arguments of `add_argument` for values of a type."""
+    types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = {get_origin(each) or each for each in types} - {NoneType}
+    if kinds == {bool}:
+        is_on = default is True
+        return {"action": argparse.BooleanOptionalAction if is_on else "store_true"}
+    if kinds == {Literal}:
+        choices = [value for each in types for value in get_args(each)]
+        is_long = len(",".join(choices)) > _LONGEST_CHOICES
+        return {"choices": choices, **({"metavar": "NAME"} if is_long else {})}
+    metavar, parse = _parser_of(name, kinds, types)
+    settings: dict[str, Any] = {"metavar": _METAVARS.get(name, metavar), "type": parse}
+    if parse is _split:
+        return {**settings, "action": "extend"}
+    # a text that means none must not be a name that the user may have chosen
+    if NoneType in types and (default is not None or kinds & {int, float}):
+        settings["type"] = lambda text: None if text == "none" else parse(text)
+    return settings
+
+
+def _parser_of(name: str, kinds: set[Any], types: Any) -> tuple[str, Callable[[str], Any]]:
+    """Return how an option's value is called, and its parser."""
+    if name.endswith("_bytes"):
+        return "SIZE", _parse_size
+    if Callable in kinds:
+        return "MODULE:FUNCTION", str
+    if kinds & {int, float}:
+        is_mixed = kinds & {str, Literal}
+        is_whole = float not in kinds
+        parse = command.whole_number(0) if is_whole else command.positive_number
+        return "N", _integer_or_text if is_mixed else parse
+    if PathLike in kinds:
+        return "PATH", str
+    if any(get_args(each)[:1] == (str,) for each in types):
+        return "NAME,...", _split
+    is_plain = kinds <= {str, Any}
+    return ("TEXT", str) if is_plain else ("YAML", parse_yaml)
+
+
+def _split(text: str) -> list[str]:
+    return [] if text == "none" else [each.strip() for each in text.split(",")]
+
+
+def _integer_or_text(text: str) -> int | str:
+    return int(text) if text.isdecimal() and text.isascii() else text
+
+
+def _parse_size(text: str) -> int:
+    from cloudload.config import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML, such as `[[0, {web: 0.6, code: 0.4}]]`. Errors are those of argparse."""
+    import yaml
+
+    from cloudload.run import explain_yaml_error
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{explain_yaml_error(error)}. Quote or correct the value, {text!r}"
+        ) from None

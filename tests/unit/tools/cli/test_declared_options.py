@@ -1,0 +1,130 @@
+"""Options come from declarations: a flag has the name, type, default and help of its argument."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, Literal
+
+import pytest
+
+from cloudload.config import DeliveryConfig, RowsConfig
+from cloudload.tools.cli import make_parser
+from cloudload.tools.cli.command import CommandParser
+from cloudload.tools.cli.declared_options import add_declared, list_given
+
+NOT_FLAGS = {"streams", "retry", "dp_rank", "dp_world_size", "has_mesh"}
+
+
+def cook(
+    dish: str,
+    *,
+    num_eggs: int = 2,
+    salt: bool = False,
+    stir: bool = True,
+    heat: Literal["low", "high"] = "low",
+    herbs: Sequence[str] = (),
+    oil: str | int | None = "auto",
+    wine: str | None = None,
+    max_bytes: int = 5,
+    plan: Sequence[tuple[int, str]] = (),
+    clean: Callable[[str], str] | None = None,
+) -> None:
+    """Cook a dish.
+
+    Args:
+        dish: the name of the dish.
+        num_eggs: the number of eggs. More eggs than
+            guests are wasted.
+        salt: whether to add salt.
+        stir: whether to stir.
+        heat: the heat, which `num_eggs` does not change.
+        herbs: names of herbs.
+        oil: the oil, or None. By default, olive oil.
+        wine: the wine.
+        max_bytes: 100% of the size.
+        plan: what to do.
+        clean: what to call.
+    """
+
+
+def make(*arguments: str) -> dict[str, Any]:
+    parser = CommandParser()
+    names = "dish num_eggs salt stir heat herbs oil wine max_bytes plan clean"
+    add_declared(parser.add_argument, cook, names)
+    return list_given(parser.parse_args(arguments), cook)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("", {}),
+        ("--num-eggs 3", {"num_eggs": 3}),
+        ("--salt --no-stir", {"salt": True, "stir": False}),
+        ("--heat high", {"heat": "high"}),
+        ("--herbs dill,mint --herbs sage", {"herbs": ["dill", "mint", "sage"]}),
+        ("--oil none", {"oil": None}),
+        ("--oil 7", {"oil": 7}),
+        ("--oil nut", {"oil": "nut"}),
+        ("--wine none", {"wine": "none"}),
+        ("--max-bytes 2kb", {"max_bytes": 2048}),
+        ("--plan [[0,boil]]", {"plan": [[0, "boil"]]}),
+        ("--clean my_module:wash", {"clean": "my_module:wash"}),
+    ],
+)
+def test_a_command_has_the_arguments_that_were_given(arguments: str, given: dict[str, Any]) -> None:
+    assert make("pie", *arguments.split()) == {"dish": "pie", **given}
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--num-eggs two", "--heat mild", "--max-bytes big", "--plan [", "--salt=yes"]
+)
+def test_a_value_of_another_type_is_refused(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        make("pie", *arguments.split())
+    assert f"argument {arguments.partition(' ')[0].partition('=')[0]}" in capsys.readouterr().err
+
+
+def test_the_help_is_the_first_sentence_and_the_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        make("--help")
+    said = " ".join(capsys.readouterr().out.split())
+    for line in (
+        "DISH the name of the dish",
+        "--num-eggs N the number of eggs (default: 2)",
+        "--salt add salt",
+        "--stir, --no-stir stir (default: yes)",
+        "--heat {low,high} the heat, which --num-eggs does not change (default: low)",
+        "--herbs NAME,... names of herbs",
+        "--oil N the oil, or none. By default, olive oil",
+        "--max-bytes SIZE 100% of the size (default: 5)",
+        "--plan YAML what to do",
+        "--clean MODULE:FUNCTION what to call",
+    ):
+        assert line in said
+
+
+def options_of(command: str) -> dict[str, argparse.Action]:
+    [commands] = [each for each in make_parser()._actions if isinstance(each.choices, dict)]
+    assert isinstance(commands.choices, dict)
+    return {action.dest: action for action in commands.choices[command].fill()._actions}
+
+
+@pytest.mark.parametrize("command", ["plan", "check", "state"])
+def test_every_option_of_a_loader_is_an_option_of_the_commands_that_create_one(
+    command: str,
+) -> None:
+    known = options_of(command)
+    declared = {each.name for half in (RowsConfig, DeliveryConfig) for each in fields(half)}
+    assert declared - NOT_FLAGS <= known.keys()
+
+
+@pytest.mark.parametrize("command", ["rows", "trace", "where"])
+def test_every_option_of_the_rows_is_an_option_of_the_commands_that_read_rows(command: str) -> None:
+    assert {each.name for each in fields(RowsConfig)} - NOT_FLAGS <= options_of(command).keys()
