@@ -15,7 +15,6 @@ from testkit.conversions import (
     convert,
     convert_lines,
     convert_until,
-    dataset_bytes,
     documents,
     make_input,
     note_each_write,
@@ -50,21 +49,6 @@ def test_a_conversion_that_has_begun_resumes_once_it_hides_no_splits(
     (tmp_path / "out" / "val").rename(tmp_path / "val")
     report = convert_to_mds(source(), tmp_path / "out", **options)
     assert (report.documents, report.resumed_shards) == (300, 0 if overwrite else 3)
-
-
-@pytest.mark.parametrize("form", ["jsonl", "gz", "lines", "text", "parquet", "dataset", "iterable"])
-def test_every_format_resumes_where_it_stopped(tmp_path: Path, form: str) -> None:
-    expected = documents(300)
-    source, options = make_input(tmp_path / "in", form, expected)
-    options |= SETTINGS
-    convert_to_mds(source(), tmp_path / "whole", **options)
-    for shards in (0, 3, 9):
-        convert_until(shards, source(), tmp_path / "out", **options)
-    report = convert_to_mds(source(), tmp_path / "out", **options)
-    assert report.resumed_shards == 12
-    assert report.documents == 300
-    assert dataset_bytes(str(tmp_path / "out")) == dataset_bytes(str(tmp_path / "whole"))
-    assert texts(str(tmp_path / "out"), tmp_path) == expected
 
 
 def test_a_finished_conversion_is_left_alone(tmp_path: Path) -> None:
