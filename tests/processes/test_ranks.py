@@ -71,8 +71,14 @@ PACKINGS: dict[str, dict[str, Any]] = {
 }
 
 
-# the chain that the short tests run with every packing; `make test-long` runs all combinations
+# the chains that the short tests run, and the one that they run with every packing;
+# `make test-long` runs all combinations
 OF_EACH = "an exchange every third batch, killed between"
+SHORT = (
+    *(OF_EACH, "two ranks killed, then four", "four ranks on two nodes, then two on two"),
+    *("exchanges every third, then every second batch", "workers 3, 0, 2"),
+    "more lanes than rows in the chain",
+)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,9 @@ OF_EACH = "an exchange every third batch, killed between"
         pytest.param(
             packing,
             chain,
-            marks=[] if packing == "concat" or chain == OF_EACH else pytest.mark.long,
+            marks=[]
+            if chain == OF_EACH or (packing == "concat" and chain in SHORT)
+            else pytest.mark.long,
         )
         for packing in PACKINGS
         for chain in CHAINS

@@ -109,15 +109,15 @@ def test_segments_in_reverse_order_or_that_run_twice_at_once_give_the_same_objec
 
 
 def test_workers_of_an_array_in_any_order_give_the_same_objects(
-    part: Path, store_url: str, whole_part: Whole
+    part: Path, local_url: str, whole_part: Whole
 ) -> None:
     order = random.Random(5).sample(range(WORKERS), WORKERS)
     workers = [f"{number}/{WORKERS}" for number in order]
-    reports = [convert_to_mds(part, store_url, worker=each, **SETTINGS) for each in workers]
+    reports = [convert_to_mds(part, local_url, worker=each, **SETTINGS) for each in workers]
     assert [bool(report.unfinished_segments) for report in reports] == [True] * 6 + [False]
     assert reports[-1].documents == whole_part[0].documents
-    assert dataset_bytes(store_url) == whole_part[1]
-    again = convert_to_mds(part, store_url, worker=f"0/{WORKERS}", **SETTINGS)
+    assert dataset_bytes(local_url) == whole_part[1]
+    again = convert_to_mds(part, local_url, worker=f"0/{WORKERS}", **SETTINGS)
     assert again.already_complete
 
 

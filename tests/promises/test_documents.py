@@ -59,10 +59,6 @@ def broken(sample: dict[str, Any]) -> str:
     return str(1 / (sample["meta"]["n"] - 5))
 
 
-def wrong(sample: dict[str, Any]) -> Any:
-    return len(sample)
-
-
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_transform_leaves_documents_out_and_they_are_counted(
@@ -102,32 +98,6 @@ def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(
         list(loader.take(100))
 
 
-def test_a_transform_that_gives_no_text_is_an_error(folder: Path) -> None:
-    expected = r"the transform \S+\.wrong returned int for sample \d+ of .*. Return valid text"
-    with pytest.raises(DatasetError, match=expected):
-        next(iter(make_loader(folder, transform=wrong)))
-
-
-@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
-def test_short_documents_are_left_out_and_counted(folder: Path, packing: str) -> None:
-    with make_loader(folder, packing=packing, min_tokens=40, epochs=1) as loader:
-        kept = {number for number, text in enumerate(TEXTS) if len(tokenize(text)) + 1 >= 40}
-        assert samples_read(loader) == kept
-        stats = loader.stats()
-        assert (stats.documents, stats.filtered) == (len(kept), len(TEXTS) - len(kept))
-
-
-def test_what_one_per_row_cuts_off_is_counted(folder: Path) -> None:
-    with make_loader(folder, packing="one_per_row", epochs=1) as loader:
-        rows = sum(len(batch["input_ids"]) for batch in loader)
-        sizes = [len(tokenize(text)) + 1 for text in TEXTS]
-        stats = loader.stats()
-        assert stats.truncated == sum(max(0, size - 32) for size in sizes) > 0
-        assert stats.tokens == sum(min(32, size) for size in sizes)
-        assert stats.tokens + stats.padding == 32 * rows
-        assert stats.documents == len(TEXTS)
-
-
 def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) -> None:
     endless = r"has no tokens\. Its last [\d,]+ documents, .* filtered out, or left"
     with pytest.raises(DatasetError, match=endless):
@@ -165,12 +135,6 @@ def test_a_stream_without_tokens_is_refused_with_and_without_lengths(tmp_path: P
             next(iter(make_loader(tmp_path, **options)))
         with pytest.raises(DatasetError, match="no tokens"):
             read_after_seek(make_loader(tmp_path, lengths="require", **options))
-
-
-def test_without_an_eos_empty_documents_are_counted(folder: Path) -> None:
-    with make_loader(folder, eos=None, epochs=1) as loader:
-        assert 0 not in samples_read(loader)
-        assert (loader.stats().documents, loader.stats().empty) == (len(TEXTS) - 1, 1)
 
 
 def test_the_state_carries_the_counts(folder: Path) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.errors import DatasetError
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.run.saved import read_state
@@ -23,7 +22,7 @@ from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
 from testkit.awkward import Case, tokenize
 from testkit.corpora import EOS_ID, random_documents, write_mds
 from testkit.kinds import FINITE_KINDS, every_case, loaders_of, tokens_of
-from testkit.loaders import make_loader, ranks
+from testkit.loaders import ranks
 from testkit.reference_order import canonical_order
 
 
@@ -207,10 +206,3 @@ def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(
                 ids = (*tokenize(texts[sample]), EOS_ID)
                 assert tokens.pop((0, ordinal // 9, sample), ()) == ids[:count]
         assert not tokens
-
-
-def test_a_corpus_without_a_token_is_an_error_not_a_hang(tmp_path: Path) -> None:
-    folder = write_mds(tmp_path / "corpus", [""] * 7)
-    loader = make_loader(folder, eos=None, local=tmp_path / "cache")
-    with pytest.raises(DatasetError, match="has no tokens"):
-        next(iter(loader))
