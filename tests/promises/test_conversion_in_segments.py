@@ -91,14 +91,6 @@ def test_several_segments_hold_the_documents_of_one_in_the_same_order(
     assert changed == {"a-large.jsonl"}
 
 
-def test_several_processes_write_the_same_objects(
-    corpus: Path, tmp_path: Path, whole: Whole
-) -> None:
-    report = convert_to_mds(corpus, tmp_path / "out", **{**SETTINGS, "processes": 5})
-    assert dataset_bytes(str(tmp_path / "out")) == whole[1]
-    assert report.documents == whole[0].documents
-
-
 def test_segments_in_reverse_order_or_that_run_twice_at_once_give_the_same_objects(
     part: Path, store_url: str, whole_part: Whole
 ) -> None:

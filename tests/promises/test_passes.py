@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 from cloudload import FromStart, Stream
 from cloudload.errors import RanksDisagreeError
 from testkit.examples import EXAMPLES
-from testkit.loaders import make_loader
+from testkit.loaders import ids_of, make_loader
 
 NUM_DOCUMENTS = 60
-
-
-def ids_of(batches: Any) -> list[list[list[int]]]:
-    return [batch["input_ids"].tolist() for batch in batches]
 
 
 def test_passes_of_a_number_of_batches_follow_each_other(folder: str) -> None:
