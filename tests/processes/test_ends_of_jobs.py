@@ -142,7 +142,9 @@ def test_a_job_that_is_ended_leaves_nothing_and_resumes_exactly(
     check_rows(again, tmp_path / "other-cache")
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "start_method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)]
+)
 def test_workers_that_were_not_forked_end_with_the_training_process_too(
     start: Start, start_method: str
 ) -> None:

@@ -43,7 +43,13 @@ STEPS: list[str | tuple[str, ...]] = [
 
 
 @pytest.mark.parametrize(
-    ("method", "workers"), [("fork", 0), ("fork", 2), ("spawn", 2), ("forkserver", 2)]
+    ("method", "workers"),
+    [
+        ("fork", 0),
+        ("fork", 2),
+        ("spawn", 2),
+        pytest.param("forkserver", 2, marks=pytest.mark.long),
+    ],
 )
 def test_the_start_is_told_once_with_every_kind_of_worker_and_the_script_ends_quietly(
     tokenizer_folder: Path, tmp_path: Path, method: str, workers: int

@@ -16,13 +16,14 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, assert_same_rows, real_tokens
 from testkit.corpora import EOS
-from testkit.finite_cases import Case, cases
 from testkit.finite_runs import (
     PACKINGS,
     THOROUGH,
     TO_THE_END,
+    Case,
     Packing,
     Write,
+    cases,
     counts_of,
     every_packing,
     leave_out,

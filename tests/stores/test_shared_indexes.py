@@ -472,7 +472,9 @@ def test_fingerprints_of_several_shared_indexes_are_computed_once(
     assert swapped.fingerprint(whole) == open_corpus(locations[::-1]).fingerprint(whole)
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "start_method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.long)]
+)
 def test_rows_and_states_are_those_of_an_index_that_is_not_shared(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: str
 ) -> None:
