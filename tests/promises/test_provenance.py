@@ -186,19 +186,6 @@ def test_a_document_is_found_in_lanes_that_run_far_ahead(tmp_path: Path) -> None
         assert set(quick) <= set(found)
 
 
-@pytest.mark.parametrize("epochs", [{}, {"epochs": 9}])
-def test_a_document_that_does_not_exist_is_an_error(
-    traced: TracedRuns, epochs: dict[str, int]
-) -> None:
-    read = traced.consume(**epochs)
-    for stream, sample, message in [
-        (0, 9999, "no sample 9999. Use a sample from 0 to 199"),
-        (7, 1, "no stream 7. Use a stream from 0 to 1"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            next(find_document(read.run, stream, sample, SAVED + 9, **read.delivery))
-
-
 def test_a_sample_without_an_id_has_none_that_could_be_found(tmp_path: Path) -> None:
     ids = {"id": ("json", ["x", None, "None"])}
     without = write_mds(tmp_path / "without", ["a b"] * 4)
