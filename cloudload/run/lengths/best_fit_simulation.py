@@ -289,26 +289,26 @@ class Playing:
         players = [self._player(lane) for lane in lanes.tolist()]
         rows = np.array([player.row for player in players])
         wanted = min(int((stops - rows).max()), NEVER // self._packing.seq_len)
-        number = int(wanted * self._packing.seq_len / self._played.mean_tokens) + _LEAST_OF_LANE
+        count = int(wanted * self._packing.seq_len / self._played.mean_tokens) + _LEAST_OF_LANE
         most = DOCUMENTS_AT_ONCE // len(lanes)
         if not self._has_packed or any(player.barren for player in players):
             # pack at most about an epoch at first, because a lane may have no tokens
             most = min(most, 2 * self._sizes.component.lanes.num_positions)
-        number = max(_LEAST_OF_LANE, min(number, most))
+        count = max(_LEAST_OF_LANE, min(count, most))
         self._has_packed = True
-        for player, span, size, ordinal, offset in self._list_pieces(lanes, players, number):
+        for player, span, size, ordinal, offset in self._list_pieces(lanes, players, count):
             player.lane.pack(span, size, span, ordinal, offset)
 
     def _list_pieces(
-        self, lanes: Ints, players: list[_Player], number: int
+        self, lanes: Ints, players: list[_Player], count: int
     ) -> Iterator[tuple[_Player, bytes, int, int, int]]:
-        """List the pieces of the next `number` documents of each lane.
+        """List the pieces of the next `count` documents of each lane.
 
         Yields the player of the lane, and the arguments of `BestFitLane.pack`, for each piece.
         """
         # measure a rectangle of lanes by documents at once, because each lookup has a fixed cost
         heads = np.array([player.next_ordinal for player in players])
-        ordinals = heads[:, None] + np.arange(number)
+        ordinals = heads[:, None] + np.arange(count)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
         sizes, offsets = found.tokens.copy(), np.zeros_like(found.tokens)
         offsets[:, 0] = [player.offset for player in players]
@@ -335,12 +335,12 @@ class Playing:
         `sizes` is int64 [lanes, documents].
         """
         # documents without tokens at the end, after which an endless lane may count as barren
-        number = sizes.shape[1]
+        count = sizes.shape[1]
         trailing = np.argmax(sizes[:, ::-1] > 0, axis=1).tolist()
         has_tokens = (sizes > 0).any(axis=1).tolist()
         for player, has, barren in zip(players, has_tokens, trailing, strict=True):
-            player.barren = barren if has else player.barren + number
-            player.next_ordinal, player.offset = player.next_ordinal + number, 0
+            player.barren = barren if has else player.barren + count
+            player.next_ordinal, player.offset = player.next_ordinal + count, 0
         mean = self._played.mean_tokens
         self._played.mean_tokens = mean + _LEARNED * (max(1.0, sizes.mean()) - mean)
 

@@ -111,35 +111,35 @@ class LaneTables:
             return None
         return -(-int(self.ends.max()) // self.num_ordinals)
 
-    def is_barren(self, number: Ints) -> Flags:
-        """Whether endless lanes with `number` tables in a row without tokens count as having none.
+    def is_barren(self, count: Ints) -> Flags:
+        """Whether endless lanes with `count` tables in a row without tokens count as having none.
 
         See `LaneSizes.is_barren`.
         """
-        return self._sizes.is_barren(number * self.num_ordinals)
+        return self._sizes.is_barren(count * self.num_ordinals)
 
-    def is_ready(self, number: int) -> bool:
+    def is_ready(self, index: int) -> bool:
         """Whether a table is in memory or in its file."""
-        return number in self._tables or _is_whole(self._path(number))
+        return index in self._tables or _is_whole(self._path(index))
 
-    def totals(self, number: int) -> Ints:
-        """The totals of table `number`: int64 [lanes, columns]. Raises the errors of `[number]`."""
-        totals = self._totals.get(number)
+    def totals(self, index: int) -> Ints:
+        """The totals of table `index`: int64 [lanes, columns]. Raises the errors of `[index]`."""
+        totals = self._totals.get(index)
         if totals is None:
-            totals = self._totals[number] = self[number][-1].copy()
+            totals = self._totals[index] = self[index][-1].copy()
         return totals
 
-    def __getitem__(self, number: int) -> Ints:
-        """Table `number`: int64 [blocks + 1, lanes, columns]. The last entry has the totals.
+    def __getitem__(self, index: int) -> Ints:
+        """Table `index`: int64 [blocks + 1, lanes, columns]. The last entry has the totals.
 
         Raises `CacheError` if an order or the table cannot be built or written.
         """
-        table = self._tables.get(number)
+        table = self._tables.get(index)
         if table is None:
-            table = self._open(number) if self.is_kept else self._build(number)
+            table = self._open(index) if self.is_kept else self._build(index)
             # replace the dict instead of changing it, because other threads may read it
             kept = list(self._tables.items())[1 - _KEPT_TABLES :]
-            self._tables = {**dict(kept), number: table}
+            self._tables = {**dict(kept), index: table}
         return table
 
     def build_in_background(self, epoch: int) -> bool:
@@ -147,48 +147,48 @@ class LaneTables:
 
         The process also builds the order of the epoch, or waits for it. Returns whether a process
         was started. Does nothing if the table exists, is being built, is cheap to build, or is
-        after the end of a finite run. If the process fails or cannot start, `[number]` builds the
+        after the end of a finite run. If the process fails or cannot start, `[index]` builds the
         table.
         """
-        number = epoch * self._division.stride // self.num_lanes // self.num_ordinals
+        index = epoch * self._division.stride // self.num_lanes // self.num_ordinals
         is_cheap = self._division.num_positions < BACKGROUND_FROM_POSITIONS
-        if is_cheap or number >= (self.end or NEVER) or self.is_ready(number):
+        if is_cheap or index >= (self.end or NEVER) or self.is_ready(index):
             return False
         try:
             temp_files.make_folder(self.folder)
             return run_detached(
                 "cloudload.run.lengths.lane_tables:build_requested_tables",
-                pickle.dumps((self, number)),
-                temp_files.lock_path(self._path(number)),
+                pickle.dumps((self, index)),
+                temp_files.lock_path(self._path(index)),
             )
         except OSError as error:
             logger.info(
                 "cannot build %s ahead of time: %s. It will be built when it is needed",
-                self._path(number),
+                self._path(index),
                 error,
             )
             return False
 
-    def build(self, number: int) -> None:
+    def build(self, index: int) -> None:
         """Write a table to its file, unless the file is complete. The caller must hold the file's
         lock.
 
         Raises `OSError` if the file cannot be written, and `CacheError` if an order cannot be
         built.
         """
-        path = self._path(number)
+        path = self._path(index)
         if not _is_whole(path):
-            _write(path, self._build(number))
+            _write(path, self._build(index))
 
-    def _open(self, number: int) -> Ints:
-        path = self._path(number)
+    def _open(self, index: int) -> Ints:
+        path = self._path(index)
         try:
             temp_files.make_folder(self.folder)
             if not _is_whole(path):
                 with file_locks.locked(
                     temp_files.lock_path(path), what=f"build {path}", is_reentrant=True
                 ):
-                    self.build(number)
+                    self.build(index)
             flat = np.memmap(path, np.int64, "r").view(np.ndarray)
         except OSError as error:
             raise CacheError(
@@ -197,28 +197,26 @@ class LaneTables:
             ) from error
         return flat.reshape(-1, self.num_lanes, self.num_columns)
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"table-{number}.int64"
+    def _path(self, index: int) -> Path:
+        return self.folder / f"table-{index}.int64"
 
     @property
     def num_columns(self) -> int:
         """Number of columns of a table: the units, and the statistics of each stream."""
         return 1 + len(self.streams) * len(COUNTS)
 
-    def _build(self, number: int) -> Ints:
+    def _build(self, index: int) -> Ints:
         blocks = -(-self.num_ordinals // self.block)
         table = np.zeros((blocks + 1, self.num_lanes, self.num_columns), np.int64)
         step = max(1, _DOCUMENTS_AT_ONCE // (self.block * self.num_lanes))
         for block in range(0, blocks, step):
             stop = min(blocks, block + step)
-            table[block + 1 : stop + 1] = self._sum_blocks(number, block, stop)
+            table[block + 1 : stop + 1] = self._sum_blocks(index, block, stop)
         return np.cumsum(table, axis=0)
 
-    def _sum_blocks(self, number: int, block: int, stop: int) -> Ints:
+    def _sum_blocks(self, index: int, block: int, stop: int) -> Ints:
         within = np.arange(block * self.block, min(stop * self.block, self.num_ordinals))
-        lanes, ordinals = np.meshgrid(
-            np.arange(self.num_lanes), number * self.num_ordinals + within
-        )
+        lanes, ordinals = np.meshgrid(np.arange(self.num_lanes), index * self.num_ordinals + within)
         starts = np.arange(0, len(within), self.block)
         return self.sum_columns(
             self._sizes.measure(lanes, ordinals),
@@ -240,8 +238,8 @@ class LaneTables:
 
 def build_requested_tables(request: bytes) -> None:
     """Build the table that `request` names. A background process runs this function."""
-    tables, number = pickle.loads(request)  # trusted: the process that started this one sent it
-    tables.build(number)
+    tables, index = pickle.loads(request)  # trusted: the process that started this one sent it
+    tables.build(index)
 
 
 def _is_whole(path: Path) -> bool:
@@ -261,8 +259,8 @@ def _write(path: Path, table: Ints) -> None:
 class TableSearch:
     """Searches the tables of one component's lanes.
 
-    In all methods, `numbers[i]` is the index of a table for lane `lanes[i]`, and `within[i]` is the
-    index of a document of that lane within the table.
+    In all methods, `table_indices[i]` is the index of a table for lane `lanes[i]`, and `within[i]`
+    is the index of a document of that lane within the table.
     """
 
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
@@ -270,72 +268,72 @@ class TableSearch:
 
     def sums_since(self, first: int, lanes: Ints, ordinals: Ints) -> Ints:
         """The sums of each lane from the start of table `first` to a document: [lanes, columns]."""
-        numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
-        sums = self.sums_before(lanes, numbers, within)
-        for number in range(first, int(numbers.max(initial=first))):
-            sums += self._tables.totals(number)[lanes] * (number < numbers)[:, None]
+        table_indices, within = np.divmod(ordinals, self._tables.num_ordinals)
+        sums = self.sums_before(lanes, table_indices, within)
+        for index in range(first, int(table_indices.max(initial=first))):
+            sums += self._tables.totals(index)[lanes] * (index < table_indices)[:, None]
         return sums
 
-    def sums_before(self, lanes: Ints, numbers: Ints, within: Ints) -> Ints:
+    def sums_before(self, lanes: Ints, table_indices: Ints, within: Ints) -> Ints:
         """The sums of a table before its document `within`, for each lane: [lanes, columns]."""
         blocks, indices = np.divmod(within, self._tables.block)
-        found = self._measure_block(lanes, numbers, blocks)
-        return self._look_up(lanes, numbers, blocks) + self.sum_first(found, indices)
+        found = self._measure_block(lanes, table_indices, blocks)
+        return self._look_up(lanes, table_indices, blocks) + self.sum_first(found, indices)
 
-    def pass_tables(self, lanes: Ints, numbers: Ints, targets: Ints, sums: Ints) -> Flags:
+    def pass_tables(self, lanes: Ints, table_indices: Ints, targets: Ints, sums: Ints) -> Flags:
         """Advance each lane past the tables that end before its target unit.
 
-        Changes `numbers` to the tables that contain the targets, makes `targets` relative to these
-        tables, and adds the totals of the passed tables to `sums`. Returns which lanes are dry:
-        bool [lanes].
+        Changes `table_indices` to the tables that contain the targets, makes `targets` relative to
+        these tables, and adds the totals of the passed tables to `sums`. Returns which lanes are
+        dry: bool [lanes].
         """
         is_dry, barren = np.zeros(len(lanes), np.bool_), np.zeros(len(lanes), np.int64)
-        while (short := self._find_short(lanes, numbers, targets, is_dry)).size:
-            totals = self._totals(lanes[short], numbers[short])
+        while (short := self._find_short(lanes, table_indices, targets, is_dry)).size:
+            totals = self._totals(lanes[short], table_indices[short])
             sums[short] += totals
             targets[short] -= totals[:, UNITS]
-            numbers[short] += 1
+            table_indices[short] += 1
             # an endless lane without tokens would never reach its target
             barren[short] = np.where(totals[:, UNITS] == 0, barren[short] + 1, 0)
             is_dry |= self._tables.is_barren(barren)
             if self._tables.end is not None:
-                is_dry |= numbers >= self._tables.end
+                is_dry |= table_indices >= self._tables.end
         return is_dry
 
-    def _find_short(self, lanes: Ints, numbers: Ints, targets: Ints, is_dry: Flags) -> Ints:
+    def _find_short(self, lanes: Ints, table_indices: Ints, targets: Ints, is_dry: Flags) -> Ints:
         """The lanes, as indices, whose target is beyond their current table."""
-        totals = self._totals(lanes, np.where(is_dry, 0, numbers))[:, UNITS]
+        totals = self._totals(lanes, np.where(is_dry, 0, table_indices))[:, UNITS]
         return np.flatnonzero((targets > totals) & ~is_dry)
 
-    def _totals(self, lanes: Ints, numbers: Ints) -> Ints:
+    def _totals(self, lanes: Ints, table_indices: Ints) -> Ints:
         sums = np.empty((len(lanes), self._tables.num_columns), np.int64)
-        for number in np.unique(numbers).tolist():
-            own = numbers == number
-            sums[own] = self._tables.totals(number)[lanes[own]]
+        for index in np.unique(table_indices).tolist():
+            own = table_indices == index
+            sums[own] = self._tables.totals(index)[lanes[own]]
         return sums
 
-    def _look_up(self, lanes: Ints, numbers: Ints, blocks: Ints) -> Ints:
+    def _look_up(self, lanes: Ints, table_indices: Ints, blocks: Ints) -> Ints:
         """The sums before a block of a table, for each lane: int64 [lanes, columns]."""
         sums = np.empty((len(lanes), self._tables.num_columns), np.int64)
-        for number in np.unique(numbers).tolist():
-            own = numbers == number
-            sums[own] = self._tables[number][blocks[own], lanes[own]]
+        for index in np.unique(table_indices).tolist():
+            own = table_indices == index
+            sums[own] = self._tables[index][blocks[own], lanes[own]]
         return sums
 
-    def find(self, lanes: Ints, numbers: Ints, targets: Ints) -> tuple[Ints, Ints, Ints]:
+    def find(self, lanes: Ints, table_indices: Ints, targets: Ints) -> tuple[Ints, Ints, Ints]:
         """Find each lane's cursor after the target unit, which is in the lane's table.
 
         Returns the cursors' ordinals, int64 [lanes]; the units of each cursor's document before the
         cursor, int64 [lanes]; and the sums of the table before that document, [lanes, columns].
         """
         blocks = np.empty(len(lanes), np.int64)
-        for number in np.unique(numbers).tolist():
-            own = np.flatnonzero(numbers == number)
-            blocks[own] = _bisect(self._tables[number], lanes[own], targets[own])
-        sums = self._look_up(lanes, numbers, blocks)
-        found = self._measure_block(lanes, numbers, blocks)
+        for index in np.unique(table_indices).tolist():
+            own = np.flatnonzero(table_indices == index)
+            blocks[own] = _bisect(self._tables[index], lanes[own], targets[own])
+        sums = self._look_up(lanes, table_indices, blocks)
+        found = self._measure_block(lanes, table_indices, blocks)
         indices, into, _ = self.find_within(found, targets - sums[:, UNITS])
-        ordinals = numbers * self._tables.num_ordinals + blocks * self._tables.block + indices
+        ordinals = table_indices * self._tables.num_ordinals + blocks * self._tables.block + indices
         return ordinals, into, sums + self.sum_first(found, indices)
 
     def find_within(self, found: DocumentSizes, targets: Ints) -> tuple[Ints, Ints, Ints]:
@@ -360,11 +358,11 @@ class TableSearch:
         into = np.where(is_inside, targets - ends_here + units_here, 0)
         return indices + (is_here & ~is_inside), into, np.minimum(ends_here, targets)
 
-    def _measure_block(self, lanes: Ints, numbers: Ints, blocks: Ints) -> DocumentSizes:
+    def _measure_block(self, lanes: Ints, table_indices: Ints, blocks: Ints) -> DocumentSizes:
         """Measure the documents of a block of a table, for each lane: [lanes, block]."""
         within = blocks[:, None] * self._tables.block + np.arange(self._tables.block)
         within = np.minimum(within, self._tables.num_ordinals - 1)  # fill with the last ordinal
-        ordinals = numbers[:, None] * self._tables.num_ordinals + within
+        ordinals = table_indices[:, None] * self._tables.num_ordinals + within
         return self._sizes.measure(np.broadcast_to(lanes[:, None], within.shape), ordinals)
 
     def sum_first(self, found: DocumentSizes, indices: Ints) -> Ints:

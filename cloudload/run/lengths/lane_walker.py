@@ -22,7 +22,7 @@ from cloudload.run.lengths.lane_tables import UNITS, LaneTables, TableSearch
 from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, units_of
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
-from cloudload.system import NEVER, Flags, Ints, count_within
+from cloudload.system import NEVER, Flags, Floats, Ints, count_within
 
 # above this number of documents, a table is faster than measuring the documents one by one: a table
 # that exists, or one that must be built first
@@ -109,14 +109,17 @@ class LaneWalker:
         units = np.zeros(len(cursors), np.int64)
         found = self._measure_begun(begun, cursors)
         units[begun] = units_of(self._packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
-        numbers, within = np.divmod(
+        table_indices, within = np.divmod(
             cursors[:, tables.CURSOR_ORDINAL] + (cursors[:, tables.CURSOR_OFFSET] > 0),
             self._tables.num_ordinals,
         )
-        live = np.flatnonzero(numbers < self._tables.end)
-        for number in range(int(numbers.min()), self._tables.end):
-            units += self._tables.totals(number)[:, UNITS] * (numbers <= number)
-        units[live] -= self._search.sums_before(lanes[live], numbers[live], within[live])[:, UNITS]
+        # all units of each lane's current and later tables, less those before its cursor
+        live = np.flatnonzero(table_indices < self._tables.end)
+        for index in range(int(table_indices.min()), self._tables.end):
+            units += self._tables.totals(index)[:, UNITS] * (table_indices <= index)
+        units[live] -= self._search.sums_before(lanes[live], table_indices[live], within[live])[
+            :, UNITS
+        ]
         return units
 
     def count_units_before(self, cursors: Ints, lanes: Ints, ordinals: Ints) -> Ints:
@@ -127,6 +130,8 @@ class LaneWalker:
         begun = np.flatnonzero(cursors[:, tables.CURSOR_OFFSET])
         units = np.zeros(len(cursors), np.int64)
         found = self._measure_begun(begun, cursors)
+        # the rest of the document that the cursor is inside, then all others: those before the
+        # later document, less those before the cursor's next document
         units[begun] = units_of(self._packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
         heads = cursors[:, tables.CURSOR_ORDINAL] + (cursors[:, tables.CURSOR_OFFSET] > 0)
         first = int(heads.min()) // self._tables.num_ordinals
@@ -145,16 +150,16 @@ class LaneWalker:
         Each document counts as read to its end. The arguments are int64 [lanes]. Returns int64
         [streams of the component, counts].
         """
-        numbers = stops - heads
+        counts = stops - heads
         first = int(heads.min(initial=0 if not len(heads) else NEVER)) // self._tables.num_ordinals
         is_ready = self._tables.is_ready(first)
-        if numbers.sum() > (SCANNED_WITH_TABLE if is_ready else SCANNED_WITHOUT):
+        if counts.sum() > (SCANNED_WITH_TABLE if is_ready else SCANNED_WITHOUT):
             since = partial(self._search.sums_since, first, lanes)
             sums = since(stops) - since(heads)
             total: Ints = sums[:, UNITS + 1 :].sum(axis=0)
         else:
             found = self._sizes.measure(
-                np.repeat(lanes, numbers), np.repeat(heads, numbers) + count_within(numbers)
+                np.repeat(lanes, counts), np.repeat(heads, counts) + count_within(counts)
             )
             total = self._tables.sum_columns(found, lambda column: column.sum())[UNITS + 1 :]
         return total.reshape(-1, len(COUNTS))
@@ -167,12 +172,12 @@ class LaneWalker:
         `Size.FILTERED` and `Size.FAILED`. Raises `StreamChangedError` as `advance` does.
         """
         heads = cursors[:, tables.CURSOR_ORDINAL]
-        numbers = np.maximum(0, self._tables.ends - heads)
-        lanes = np.repeat(np.arange(len(cursors)), numbers)
-        found = self._sizes.measure(lanes, np.repeat(heads, numbers) + count_within(numbers))
+        counts = np.maximum(0, self._tables.ends - heads)
+        lanes = np.repeat(np.arange(len(cursors)), counts)
+        found = self._sizes.measure(lanes, np.repeat(heads, counts) + count_within(counts))
         sizes = found.sizes.copy()
-        parts = np.split(sizes, np.cumsum(numbers)[:-1])
-        begun = np.flatnonzero((cursors[:, tables.CURSOR_OFFSET] > 0) & (numbers > 0))
+        parts = np.split(sizes, np.cumsum(counts)[:-1])
+        begun = np.flatnonzero((cursors[:, tables.CURSOR_OFFSET] > 0) & (counts > 0))
         wholes = self._measure_begun(begun, cursors).whole
         for lane, whole in zip(begun.tolist(), wholes.tolist(), strict=True):
             parts[lane][0] = whole
@@ -242,7 +247,6 @@ class LaneWalker:
         epoch = int(cursors[lanes, tables.CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else SCANNED_WITHOUT
         each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
-        most_at_once = 2 * self._sizes.component.lanes.num_positions
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
             # measure the next documents of each lane, and find where its target is among them
             targets, starts = needed[lanes], cursors[lanes, tables.CURSOR_ORDINAL]
@@ -253,6 +257,7 @@ class LaneWalker:
             counts += sums[:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
             self._set_cursors(lanes, starts + indices, into, cursors, counts)
             needed[lanes] -= passed
+            # an endless lane without tokens would never reach its target
             barren = np.where(passed > 0, 0, barren + each)
             is_barren = self._sizes.is_barren(barren) & (self._tables.end is None)
             if is_barren.any():
@@ -261,11 +266,19 @@ class LaneWalker:
             is_left = (needed[lanes] > 0) & (starts + each < self._tables.ends[lanes])
             mean = max(1.0, passed.sum() / (each * len(lanes)))
             lanes, barren = lanes[is_left], barren[is_left]
-            each = int(needed[lanes].max(initial=0) / mean) + _LEAST_OF_LANE
-            most = _SCANNED_AT_ONCE // max(1, len(lanes))
-            most = min(most, most_at_once) if barren.any() else most
-            each = max(_LEAST_OF_LANE, min(each, most))
+            each = self._count_next(needed[lanes] / mean, is_any_barren=bool(barren.any()))
         return np.flatnonzero(needed > 0), lanes[:0]
+
+    def _count_next(self, missing: Floats, *, is_any_barren: bool) -> int:
+        """The number of documents of each lane to measure next, all at once.
+
+        `missing` (float64 [lanes]) estimates how many documents each lane needs.
+        """
+        most = _SCANNED_AT_ONCE // max(1, len(missing))
+        if is_any_barren:
+            # a lane may have no tokens at all, which this many documents decide: see `is_barren`
+            most = min(most, 2 * self._sizes.component.lanes.num_positions)
+        return max(_LEAST_OF_LANE, min(int(missing.max(initial=0)) + _LEAST_OF_LANE, most))
 
     def _set_cursors(
         self, lanes: Ints, ordinals: Ints, into: Ints, cursors: Ints, counts: Ints
@@ -288,16 +301,16 @@ class LaneWalker:
 
         Returns which lanes are dry: bool [lanes].
         """
-        numbers, within = np.divmod(
+        table_indices, within = np.divmod(
             cursors[lanes, tables.CURSOR_ORDINAL], self._tables.num_ordinals
         )
         # tables count from their start, so subtract the sums before the cursor, and aim that much
         # further
-        sums = -self._search.sums_before(lanes, numbers, within)
+        sums = -self._search.sums_before(lanes, table_indices, within)
         targets = needed - sums[:, UNITS]
-        is_dry = self._search.pass_tables(lanes, numbers, targets, sums)
+        is_dry = self._search.pass_tables(lanes, table_indices, targets, sums)
         live = np.flatnonzero(~is_dry)
-        ordinals, into, last = self._search.find(lanes[live], numbers[live], targets[live])
+        ordinals, into, last = self._search.find(lanes[live], table_indices[live], targets[live])
         sums[live] += last
         counts += sums[live][:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
         self._set_cursors(lanes[live], ordinals, into, cursors, counts)
@@ -331,12 +344,12 @@ class LaneWalker:
         Changes `cursors`. Returns which of them are dry: bool [indices].
         """
         ordinals = cursors[indices, tables.CURSOR_ORDINAL]
-        numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
-        sums = self._search.sums_before(lanes, numbers, within)
+        table_indices, within = np.divmod(ordinals, self._tables.num_ordinals)
+        sums = self._search.sums_before(lanes, table_indices, within)
         targets = units + sums[:, UNITS]
-        is_dry = self._search.pass_tables(lanes, numbers, targets, sums)
+        is_dry = self._search.pass_tables(lanes, table_indices, targets, sums)
         live = np.flatnonzero(~is_dry)
-        ordinals, into, _ = self._search.find(lanes[live], numbers[live], targets[live])
+        ordinals, into, _ = self._search.find(lanes[live], table_indices[live], targets[live])
         cursors[indices[live], tables.CURSOR_ORDINAL] = ordinals
         cursors[indices[live], tables.CURSOR_OFFSET] = into * self._unit_tokens
         return is_dry

@@ -76,13 +76,13 @@ class RowFinder:
         `rows`.
         """
         num_lanes = self._recipe.num_lanes
-        components, numbers = mixture_counts.rows_in_lanes(
+        components, lane_rows = mixture_counts.rows_in_lanes(
             self._recipe.mixture, num_lanes, self._position.table_rows, rows
         )
         parts = []
         for component, finder in enumerate(self._finders):
             own = np.flatnonzero(components == component)
-            pieces = finder.find(rows[own] % num_lanes, numbers[own])
+            pieces = finder.find(rows[own] % num_lanes, lane_rows[own])
             pieces[:, tables.PIECE_ROW] = indices[own[pieces[:, tables.PIECE_ROW]]]
             lanes, ordinals = tables.split_keys(pieces[:, tables.PIECE_DOCUMENT])
             pieces[:, tables.PIECE_DOCUMENT] = tables.document_keys(
@@ -108,10 +108,10 @@ def _in_order(parts: Sequence[Ints]) -> Ints:
 
 
 class RowOfDocument(NamedTuple):
-    """A row that contains tokens [start, stop) of a document, as its piece `number`."""
+    """A row that contains tokens [start, stop) of a document, and the index of this piece in it."""
 
     row: int
-    number: int
+    piece: int
     start: int
     stop: int
 
@@ -126,9 +126,9 @@ class BestFitRows:
     def __init__(self, walker: BestFitWalker, cursors: Ints, residues: Residues) -> None:
         self._walker, self._cursors, self._residues = walker, cursors, residues
 
-    def find(self, lanes: Ints, numbers: Ints) -> Ints:
+    def find(self, lanes: Ints, rows: Ints) -> Ints:
         """Find the pieces of rows, as `RowPieces.find` does. Raises the errors of `play`."""
-        return row_pieces.find_by_runs(lanes, numbers, self._list_pieces)
+        return row_pieces.find_by_runs(lanes, rows, self._list_pieces)
 
     def find_document(
         self, lane: int, ordinal: int, tokens: int, most: int
@@ -143,12 +143,12 @@ class BestFitRows:
             playing.approach_document(lane, ordinal)
             while tokens and (row := playing.row(lane)) < most:
                 [taken] = playing.take_rows(chosen, np.array([min(_ROWS_AT_ONCE, most - row)]))
-                for number, encoded in enumerate(taken):
+                for taken_row, encoded in enumerate(taken):
                     spans = decode_spans(encoded).tolist()
                     for index, (document, start, stop) in enumerate(spans):
                         if document == ordinal:
                             tokens -= stop - start
-                            yield RowOfDocument(row + number, index, start, stop)
+                            yield RowOfDocument(row + taken_row, index, start, stop)
                 if not taken:
                     return
 
@@ -167,10 +167,10 @@ class BestFitRows:
                     taken[index] = rows
         of_rows = [row for rows in taken for row in rows]
         spans = decode_spans(b"".join(of_rows))
-        numbers = np.array(list(map(len, of_rows)), np.int64) // (4 * _SPAN_COLUMNS)
+        num_pieces = np.array(list(map(len, of_rows)), np.int64) // (4 * _SPAN_COLUMNS)
         pieces = np.empty((len(spans), tables.NUM_PIECE_COLUMNS), np.int64)
-        pieces[:, tables.PIECE_ROW] = np.repeat(np.arange(len(of_rows)), numbers)
-        lanes = np.repeat(np.repeat(runs.lanes, runs.counts), numbers)
+        pieces[:, tables.PIECE_ROW] = np.repeat(np.arange(len(of_rows)), num_pieces)
+        lanes = np.repeat(np.repeat(runs.lanes, runs.counts), num_pieces)
         pieces[:, tables.PIECE_DOCUMENT] = tables.document_keys(lanes, spans[:, 0])
         pieces[:, tables.PIECE_START :] = spans[:, 1:]
         return pieces

@@ -51,8 +51,8 @@ class RowPieces:
         """A row of each lane, int64 [lanes], and the cursor before it, int64 [lanes, 3]. Always
         replaced as a pair."""
 
-    def find(self, lanes: Ints, numbers: Ints) -> Ints:
-        """Find the pieces of rows. Row `i` is row `numbers[i]`, from 0, of lane `lanes[i]`.
+    def find(self, lanes: Ints, rows: Ints) -> Ints:
+        """Find the pieces of rows. Row `i` is row `rows[i]`, from 0, of lane `lanes[i]`.
 
         Both arguments are int64 [rows]. Rows may be in any order and may be repeated. Returns int64
         [pieces, 4] with columns `tables.PIECE_ROW` and so on, by ascending row `i`. Documents are
@@ -60,14 +60,14 @@ class RowPieces:
         `LaneWalker.locate`.
         """
         return find_by_runs(
-            lanes, numbers, lambda runs, firsts: self._list_pieces(runs, firsts, self._start(runs))
+            lanes, rows, lambda runs, firsts: self._list_pieces(runs, firsts, self._start(runs))
         )
 
     def _start(self, runs: RowSpans) -> Ints:
         """The cursor at the start of each run: int64 [runs, 3]."""
-        next_numbers, next_cursors = self._next
+        next_rows, next_cursors = self._next
         cursors = next_cursors[runs.lanes]
-        far = np.flatnonzero(next_numbers[runs.lanes] != runs.firsts)
+        far = np.flatnonzero(next_rows[runs.lanes] != runs.firsts)
         if len(far):
             lanes = runs.lanes[far]
             units = runs.firsts[far] * self._row_units
@@ -148,20 +148,20 @@ class RowPieces:
         cursors = np.zeros((len(runs.lanes), self._starts.shape[1]), np.int64)
         cursors[:, tables.CURSOR_ORDINAL] = ordinals + is_past
         cursors[:, tables.CURSOR_OFFSET] = np.where(is_past, 0, last[:, tables.PIECE_STOP])
-        next_numbers, next_cursors = (each.copy() for each in self._next)
-        next_numbers[runs.lanes] = runs.firsts + runs.counts
+        next_rows, next_cursors = (each.copy() for each in self._next)
+        next_rows[runs.lanes] = runs.firsts + runs.counts
         next_cursors[runs.lanes] = cursors
-        self._next = next_numbers, next_cursors
+        self._next = next_rows, next_cursors
 
 
-def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[RowSpans, Ints], Ints]) -> Ints:
+def find_by_runs(lanes: Ints, rows: Ints, list_pieces: Callable[[RowSpans, Ints], Ints]) -> Ints:
     """Find the pieces of rows like `RowPieces.find`, by runs of consecutive rows.
 
     `list_pieces(runs, first_rows)` lists the pieces of runs, where run `i` begins at row
     `first_rows[i]`: int64 [pieces, 4], by ascending row.
     """
     # one integer per row, ordered by lane and then by row, so a run is a range of integers
-    keys, indices = np.unique(lanes << _ROW_BITS | numbers, return_inverse=True)
+    keys, indices = np.unique(lanes << _ROW_BITS | rows, return_inverse=True)
     firsts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
     runs = RowSpans(
         keys[firsts] >> _ROW_BITS,
@@ -189,7 +189,7 @@ def _repeat_rows(pieces: Ints, indices: Ints) -> Ints:
     bounds = np.searchsorted(
         pieces[:, tables.PIECE_ROW], np.arange(int(indices.max(initial=-1)) + 2)
     )
-    firsts, numbers = bounds[indices], np.diff(bounds)[indices]
-    repeated: Ints = pieces[np.repeat(firsts, numbers) + count_within(numbers)]
-    repeated[:, tables.PIECE_ROW] = np.repeat(np.arange(len(indices)), numbers)
+    firsts, counts = bounds[indices], np.diff(bounds)[indices]
+    repeated: Ints = pieces[np.repeat(firsts, counts) + count_within(counts)]
+    repeated[:, tables.PIECE_ROW] = np.repeat(np.arange(len(indices)), counts)
     return repeated

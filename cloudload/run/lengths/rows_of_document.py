@@ -30,7 +30,7 @@ class FoundSpan(NamedTuple):
     """Tokens [start, stop) of a document in a row of the run."""
 
     row: int
-    number: int
+    piece: int
     """The span's index in its row, by which the spans of a row are sorted."""
     epoch: int
     start: int
@@ -134,22 +134,22 @@ def _find_in_lanes(
     lengths: RunLengths, position: Position, component: int, readings: list[_Reading], stop: int
 ) -> Iterator[FoundSpan]:
     """Yield the spans in rows before `stop` that are cut from lanes."""
-    walker, cursors = lengths.walkers[component], position.cursors[component]
     lanes, ordinals = np.array([reading[1:] for reading in readings], np.int64).T
-    starts, sizes, before = _measure(walker, cursors, lanes, ordinals)
-    rows: dict[int, Ints] = {}
-    for number, reading in enumerate(readings):
-        lane = reading.lane
-        if lane not in rows:
-            rows[lane] = _list_rows(lengths, component, lane, position.table_rows, stop)
+    measured = _measure(lengths.walkers[component], position.cursors[component], lanes, ordinals)
+    rows = {
+        lane: _list_rows(lengths, component, lane, position.table_rows, stop)
+        for lane in set(lanes.tolist())
+    }
+    for reading, start, size, before in zip(
+        readings, *(each.tolist() for each in measured), strict=True
+    ):
         # the document's units in its lane, cut where the rows of the lane end
-        start, size, units = (int(each[number]) for each in (starts, sizes, before))
-        for row, first, after in lengths.cut_spans(units, size - start):
-            if row < len(rows[lane]):
+        own = rows[reading.lane]
+        for row, first, after in lengths.cut_spans(before, size - start):
+            if row < len(own):
                 # in its first row, the document begins after the units before it
-                index = max(0, units - row * lengths.units_of_row)
-                found = int(rows[lane][row])
-                yield FoundSpan(found, index, reading.epoch, start + first, start + after)
+                piece = max(0, before - row * lengths.units_of_row)
+                yield FoundSpan(int(own[row]), piece, reading.epoch, start + first, start + after)
 
 
 def _find_in_played_lanes(
@@ -159,17 +159,16 @@ def _find_in_played_lanes(
     walker, cursors = lengths.walkers[component], position.cursors[component]
     assert isinstance(walker, BestFitWalker)
     assert position.residues is not None
-    residues = position.residues[component]
-    finder, waiting = BestFitRows(walker, cursors, residues), _list_waiting(position, component)
+    finder = BestFitRows(walker, cursors, position.residues[component])
+    waiting = _list_waiting(position, component)
     lanes, ordinals = np.array([reading[1:] for reading in readings], np.int64).T
     starts, sizes = _measure_left(walker, cursors, lanes, ordinals)
-    for reading, left in zip(readings, (sizes - starts).tolist(), strict=True):
-        _, lane, ordinal = reading
+    for (epoch, lane, ordinal), left in zip(readings, (sizes - starts).tolist(), strict=True):
         rows = _list_rows(lengths, component, lane, position.table_rows, stop)
+        # of a document in the residue, later rows contain only the tokens that wait
         tokens = waiting.get((lane, ordinal), left)
         for found in finder.find_document(lane, ordinal, tokens, len(rows)):
-            row = int(rows[found.row])
-            yield FoundSpan(row, found.number, reading.epoch, found.start, found.stop)
+            yield FoundSpan(int(rows[found.row]), found.piece, epoch, found.start, found.stop)
 
 
 def _measure_left(

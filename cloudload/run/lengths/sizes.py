@@ -61,20 +61,20 @@ class LaneSizes:
     """int64 [streams]: the number of bos and eos tokens around a document."""
     min_tokens: int
 
-    def is_barren(self, number: Ints) -> Flags:
-        """Whether endless lanes with `number` ordinals in a row without tokens have none at all.
+    def is_barren(self, count: Ints) -> Flags:
+        """Whether endless lanes with `count` ordinals in a row without tokens have none at all.
 
         At most half of the ordinals are holes. If no document has tokens, one epoch is enough.
         Raises `CacheError` if the order of the first epoch cannot be built.
         """
-        found: Flags = number > 2 * self.component.lanes.num_positions
+        found: Flags = count > 2 * self.component.lanes.num_positions
         # most lanes have tokens, so look for other documents with tokens only now
-        return found & (number > self._most_barren) if found.any() else found
+        return found & (count > self._most_barren) if found.any() else found
 
     @cached_property
     def _most_barren(self) -> int:
-        number, most = self.component.lanes.num_positions, self.component.most_barren
-        return 2 * (most if most == number or self._has_tokens() else number)
+        num_positions, most = self.component.lanes.num_positions, self.component.most_barren
+        return 2 * (most if most == num_positions or self._has_tokens() else num_positions)
 
     def _has_tokens(self) -> bool:
         """Whether any document of the first epoch has tokens."""
@@ -130,4 +130,4 @@ def list_counts(packing: Packing, found: DocumentSizes) -> list[Ints]:
         PADDING: full - packed,
         **{kind: (kinds == kind).astype(np.int64) for kind in READ},
     }
-    return [counts[number] for number in range(len(COUNTS))]
+    return [counts[count] for count in range(len(COUNTS))]

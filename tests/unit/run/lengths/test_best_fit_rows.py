@@ -70,9 +70,9 @@ def test_a_search_stops_at_the_most_rows() -> None:
     _, rows = open_run([12, 3], num_lanes=1)
     found = list(rows.find_document(0, 0, 12, 99))
     assert found == [
-        RowOfDocument(row=0, number=0, start=0, stop=5),
-        RowOfDocument(row=1, number=0, start=5, stop=10),
-        RowOfDocument(row=2, number=0, start=10, stop=12),
+        RowOfDocument(row=0, piece=0, start=0, stop=5),
+        RowOfDocument(row=1, piece=0, start=5, stop=10),
+        RowOfDocument(row=2, piece=0, start=10, stop=12),
     ]
     assert list(rows.find_document(0, 0, 12, 2)) == found[:2]
     assert list(rows.find_document(0, 0, 0, 99)) == []

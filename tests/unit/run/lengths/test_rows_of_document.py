@@ -87,9 +87,9 @@ def test_a_document_is_found_in_each_epoch_with_the_tokens_of_each_row() -> None
     """Lane 1 reads 4 and 5 tokens per epoch: aaaab bbbba aaabb …"""
     run = TinyRun([3, 4, 2, 5])
     assert spans_of(run, 1, 7) == [
-        FoundSpan(row=1, number=0, epoch=0, start=0, stop=4),
-        FoundSpan(row=3, number=4, epoch=1, start=0, stop=1),
-        FoundSpan(row=5, number=0, epoch=1, start=1, stop=4),
+        FoundSpan(row=1, piece=0, epoch=0, start=0, stop=4),
+        FoundSpan(row=3, piece=4, epoch=1, start=0, stop=1),
+        FoundSpan(row=5, piece=0, epoch=1, start=1, stop=4),
     ]
 
 
