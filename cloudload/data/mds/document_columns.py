@@ -260,7 +260,7 @@ def _skip_shapes(shard: Shard, samples: Ints, starts: Ints, stops: Ints, dtype: 
         own = np.flatnonzero(heads == head)
         num_axes, width = head >> 2, 1 << (head & 3)
         firsts[own] = starts[own] + 1 + num_axes * width
-        # the product of the lengths is the number of values; floats cannot overflow to a valid one
+        # an array has as many values as the product of its lengths, which may overflow an integer
         counts = np.ones(len(own), np.float64)
         fits = firsts[own] <= stops[own]
         if num_axes and fits.all():
