@@ -56,12 +56,12 @@ class LaneTexts:
         residues: list[bytes] = of_lanes.ravel().tolist()
         before, texts = self._residues
         texts = texts.copy() if len(before) == len(residues) else []
-        for number, start in enumerate(range(0, len(residues), RESIDUES_PER_CHUNK)):
+        for chunk, start in enumerate(range(0, len(residues), RESIDUES_PER_CHUNK)):
             own = residues[start : start + RESIDUES_PER_CHUNK]
-            if number == len(texts):
+            if chunk == len(texts):
                 texts.append(_encode_chunk(own))
             elif own != before[start : start + RESIDUES_PER_CHUNK]:
-                texts[number] = _encode_chunk(own)
+                texts[chunk] = _encode_chunk(own)
         self._residues = residues, texts
         return CHUNK_END.join(texts)
 
@@ -73,8 +73,8 @@ def _encode_chunk(residues: Sequence[bytes]) -> str:
     residues. The low bytes of all values come first, then their second bytes, and so on. This
     layout compresses faster, and to about three quarters of the size.
     """
-    numbers = np.array([len(part) for part in residues], "<i4").tobytes() + b"".join(residues)
-    planes = np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes()
+    values = np.array([len(part) for part in residues], "<i4").tobytes() + b"".join(residues)
+    planes = np.frombuffer(values, np.uint8).reshape(-1, 4).T.tobytes()
     return _base64(zlib.compress(planes, 1))
 
 

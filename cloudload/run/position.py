@@ -87,9 +87,9 @@ class LaneLog:
     def with_update(self, update: Any, apply: ApplyUpdates) -> LaneLog:
         """Return a log with one more update. All updates of a log must use the same `apply`."""
         source = self._source
-        number = source.number if isinstance(source, _Pending) else 0
-        log = LaneLog.of(_Pending(self, update, apply, number + 1), self.texts)
-        if number == _MOST_PENDING:
+        num_updates = source.num_updates if isinstance(source, _Pending) else 0
+        log = LaneLog.of(_Pending(self, update, apply, num_updates + 1), self.texts)
+        if num_updates == _MOST_PENDING:
             _ = log.arrays
         return log
 
@@ -111,7 +111,7 @@ class _Pending(NamedTuple):
     """The log before the update."""
     update: Any
     apply: ApplyUpdates
-    number: int
+    num_updates: int
     """The number of updates that are not applied, including those of `log`."""
 
     def compute(self) -> LaneArrays:

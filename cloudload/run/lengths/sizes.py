@@ -130,4 +130,4 @@ def list_counts(packing: Packing, found: DocumentSizes) -> list[Ints]:
         PADDING: full - packed,
         **{kind: (kinds == kind).astype(np.int64) for kind in READ},
     }
-    return [counts[count] for count in range(len(COUNTS))]
+    return [counts[index] for index in range(len(COUNTS))]
