@@ -19,8 +19,8 @@ import zstandard
 from cloudload.convert import convert_to_mds
 from cloudload.data.mds.codecs import decompress
 from cloudload.data.mds.hashes import SAMPLES_HASH
-from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.shard_table import parse_index
 from cloudload.data.mds.writer import encode_index
 from cloudload.data.storage.locations import Location
 from cloudload.errors import ConvertError, StoreError

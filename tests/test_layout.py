@@ -252,7 +252,7 @@ def test_streaming_serves_its_own_stores_and_nothing_else() -> None:
         for name, path in MODULES.items()
         if any(imported.partition(".")[0] == "streaming" for imported in imports_of(path))
     ]
-    assert users == ["data.storage.streaming"]
+    assert users == ["data.storage.fsspec"]
 
 
 def test_heavy_libraries_wait_until_they_are_needed() -> None:

@@ -139,7 +139,7 @@ def start(request: Message) -> Take:
 
 def describe_output(out: str) -> Message:
     """Return the number of documents and of stored bytes that an output's index lists."""
-    from cloudload.data.mds.index_parser import parse_index
+    from cloudload.data.mds.shard_table import parse_index
     from cloudload.data.storage.locations import Location
 
     shards = parse_index(Location(f"{out}/index.json").read(), out)

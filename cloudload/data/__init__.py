@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         warn_of_missing_hashes,
     )
     from cloudload.data.mds.download import check_hash, download_shard
-    from cloudload.data.mds.index_parser import parse_index
     from cloudload.data.mds.open_index import read_index
     from cloudload.data.mds.own_objects import (
         JOURNAL_FOLDER,
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
         decode_value,
     )
     from cloudload.data.mds.shard_start import open_shard_start, open_temporary
-    from cloudload.data.mds.shard_table import ShardTable
+    from cloudload.data.mds.shard_table import ShardTable, parse_index
     from cloudload.data.storage import globs, hub, nearby, urls
     from cloudload.data.storage.base import Retry, StoredObject, check_seconds
     from cloudload.data.storage.clients import skip_bytes

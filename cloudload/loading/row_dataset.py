@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from cloudload.config import Stream, checks, choices
-from cloudload.data import redact
 from cloudload.errors import CloudloadError, DatasetError
 from cloudload.loading.delivery.collate import compute_fields, mask_after
 from cloudload.loading.loader import CloudLoader
@@ -242,7 +241,7 @@ def _missing_lengths(plan: WorkerPlan) -> Exception:
     return DatasetError(
         f"lengths is {asked!r}, but Rows needs token lengths, and some of the data has none. Count "
         "the tokens of each stream, starting with the first. Run: cloudload count "
-        f"{redact(plan.recipe.corpus.datasets[0].url)} --tokenizer NAME. It counts only shards "
+        f"{plan.recipe.corpus.datasets[0].location} --tokenizer NAME. It counts only shards "
         "without lengths, such as appended ones"
     )
 

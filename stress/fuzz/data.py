@@ -19,9 +19,9 @@ from cloudload.data.mds.codecs import compress, compression_extension, decompres
 from cloudload.data.mds.dataset import Corpus, Dataset
 from cloudload.data.mds.document_columns import check_text_column
 from cloudload.data.mds.hashes import fastest_hash
-from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.shard import Shard
 from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo
+from cloudload.data.mds.shard_table import parse_index
 from cloudload.data.mds.writer import ShardFormat, encode_sample
 from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError

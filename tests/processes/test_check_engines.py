@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cloudload import cli
-from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.shard_table import parse_index
 from cloudload.data.storage.locations import Location
 from cloudload.tools.check import check_dataset, groups
 from cloudload.tools.check.document_rules import choose_rules

@@ -26,8 +26,8 @@ import pytest
 
 from cloudload.data.storage import locations
 from cloudload.data.storage.base import Retry, StoredObject
+from cloudload.data.storage.fsspec import StreamingStore
 from cloudload.data.storage.locations import Location
-from cloudload.data.storage.streaming import StreamingStore
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import FailureKind, StoreError
 from testkit.objects import object_exists

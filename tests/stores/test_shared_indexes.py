@@ -21,8 +21,8 @@ from cloudload.data.mds import fingerprints
 from cloudload.data.mds import open_index as opening
 from cloudload.data.mds.dataset import open_corpus
 from cloudload.data.mds.fingerprints import SUFFIX
-from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.open_index import INDEXES_FOLDER, OpenedIndex, open_index, sweep_indexes
+from cloudload.data.mds.shard_table import parse_index
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, StoreError
 from cloudload.system.temp_files import TAG

@@ -5,13 +5,12 @@
     sample        uint32 size of each variable-sized column │ the columns' bytes, by column name
 
     open_index        open the index of a dataset       download       fetch and check a shard
-    index_parser      parse an index to a table         codecs         compression of shards
-    shard_entries     check entries of the index        hashes         hashes in an index
-    shard_table       the shards as columns             fingerprints   compare datasets on resume
-    dataset           a dataset, and a corpus           writer         samples to a shard's bytes
-    shard             read samples                      own_objects    names of our objects
-    shard_start       a shard's first samples           wrong_input    explain a wrong location
-    document_columns  columns of texts and token IDs
+    shard_entries     check entries of the index        codecs         compression of shards
+    shard_table       the shards as columns             hashes         hashes in an index
+    dataset           a dataset, and a corpus           fingerprints   compare datasets on resume
+    shard             read samples                      writer         samples to a shard's bytes
+    shard_start       a shard's first samples           own_objects    names of our objects
+    document_columns  columns of texts and token IDs    wrong_input    explain a wrong location
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

@@ -29,8 +29,7 @@ from typing import NamedTuple
 from cloudload._version import __version__
 from cloudload.data.mds import shard_entries
 from cloudload.data.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
-from cloudload.data.mds.index_parser import parse_index
-from cloudload.data.mds.shard_table import ShardTable, map_table
+from cloudload.data.mds.shard_table import ShardTable, map_table, parse_index
 from cloudload.data.storage import urls
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.versions import Version

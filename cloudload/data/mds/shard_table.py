@@ -7,7 +7,7 @@
 
 A table is a sequence of `ShardInfo` objects, which it creates on access. It takes about 200 bytes
 per shard. The processes of a node map one file, so a process needs memory only for the shards that
-it looks up.
+it looks up. `parse_index` makes a table from an untrusted `index.json`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from cloudload.data.mds import shard_entries
-from cloudload.errors import CacheError
+from cloudload.errors import CacheError, DatasetError
 from cloudload.system import Flags, Ids, Ints, array_files, verified_files
 
 _FORMAT = 1
@@ -271,6 +271,49 @@ class TableBuilder:
         numbers = np.ascontiguousarray(np.frombuffer(self._numbers, np.int64).reshape(-1, 4).T)
         starts = np.frombuffer(self._starts, np.int64)
         return ShardTable(tuple(self._forms), numbers, starts, np.frombuffer(self._texts, np.uint8))
+
+
+class _Row:
+    """A placeholder for a parsed entry that has been added to the table."""
+
+    __slots__ = ()
+
+
+_ROW = _Row()
+
+
+def parse_index(data: bytes, dataset: str) -> ShardTable:
+    """Parse the shards of an `index.json`, in order.
+
+    `dataset` is the dataset's URL, for messages. Raises `DatasetError` if the index is invalid or
+    too large.
+    """
+    builder = TableBuilder()
+
+    def take_shard_or_keep(entry: dict[str, Any]) -> Any:
+        # add entries while the JSON is parsed, so that their dicts do not fill memory
+        if "raw_data" not in entry:
+            return entry
+        builder.add(shard_entries.parse_shard(entry))
+        return _ROW
+
+    try:
+        shard_entries.check_extent(data)
+        index = json.loads(data, object_hook=take_shard_or_keep)
+        shard_entries.check_version(index)
+        shards = index["shards"]
+        if not isinstance(shards, list) or not all(shard is _ROW for shard in shards):
+            raise ValueError("'shards' is not a list of entries with raw_data")
+        if len(shards) != len(builder):
+            raise ValueError("an entry with raw_data is outside 'shards'")
+        shard_entries.check_names(builder.names)
+        return builder.build()
+    except shard_entries.FAULTS as error:
+        reason = shard_entries.explain_fault(error)[:500]
+        raise DatasetError(
+            f"{dataset}/{shard_entries.INDEX_NAME} is not an MDS index: {reason}. Convert the raw "
+            "corpus with cloudload convert, or copy the dataset again"
+        ) from error
 
 
 def _make_shard(

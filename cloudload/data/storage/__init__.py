@@ -13,7 +13,6 @@
     local      files of this machine
     advice     what to do after a failure
     fsspec     any other scheme
-    streaming  Streaming's downloaders
     urls       schemes and paths, compared
     globs      patterns of file names
     versions   an object's version

@@ -33,13 +33,12 @@ from typing import BinaryIO, TypeVar
 
 from cloudload.data.storage import urls
 from cloudload.data.storage.base import CHUNK_BYTES, Backend, Retry, StoredObject, Wanted
-from cloudload.data.storage.fsspec import FsspecStore
+from cloudload.data.storage.fsspec import STREAMING_ONLY, FsspecStore, StreamingStore
 from cloudload.data.storage.gcs import GCSStore
 from cloudload.data.storage.local import LocalStore
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.retries import TargetError, Watch, retrying
 from cloudload.data.storage.s3 import GCSByHMAC, S3Store
-from cloudload.data.storage.streaming import STREAMING_ONLY, StreamingStore
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import StoreError
 from cloudload.system import temp_files

@@ -142,7 +142,7 @@ def _describe_data(recipe: Recipe) -> str:
     datasets = recipe.corpus.datasets
     num_shards = sum(len(dataset.shards) for dataset in datasets)
     stored = sum(int(dataset.table.stored_bytes.sum()) for dataset in datasets)
-    urls = [redact(dataset.url) for dataset in datasets[:_SHOWN_URLS]]
+    urls = [str(dataset.location) for dataset in datasets[:_SHOWN_URLS]]
     more = [f"{len(datasets) - _SHOWN_URLS:,} more"] * (len(datasets) > _SHOWN_URLS)
     return (
         f"{counted(recipe.corpus.num_samples, 'sample')}, {counted(num_shards, 'shard')}, "

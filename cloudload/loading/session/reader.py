@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudload.config import DeliveryConfig, checks
-from cloudload.data import cache_folder, redact
+from cloudload.data import cache_folder
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.iteration import Iteration
 from cloudload.loading.delivery.passes import WORKING, count_passes, count_rows_per_pass
@@ -299,7 +299,7 @@ def count_pass(run: CurrentRun, member: Membership) -> int:
 
 def _explain_unknown(run: CurrentRun, delivery: DeliveryConfig) -> str:
     """Say what is missing for the number of batches, and how to get it."""
-    urls = [redact(dataset.url) for dataset in run.recipe.corpus.datasets]
+    urls = [str(dataset.location) for dataset in run.recipe.corpus.datasets]
     count = f"run: cloudload count {urls[0]}" + (", and so on" if len(urls) > 1 else "")
     if delivery.stop_every is not None:
         return f"an epoch has an unknown number of batches without token lengths. To count, {count}"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.shard import Shard
 from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo
+from cloudload.data.mds.shard_table import parse_index
 from cloudload.data.mds.writer import ShardFormat, encode_sample
 from cloudload.errors import DatasetError
 from testkit.corpora import encode_shard, random_documents, write_mds

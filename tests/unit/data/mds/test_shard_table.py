@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, Dataset
 from cloudload.data.mds.fingerprints import DATA, SAMPLES, fingerprint
-from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo, parse_shard
-from cloudload.data.mds.shard_table import ShardTable, map_table
+from cloudload.data.mds.shard_table import ShardTable, map_table, parse_index
 from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
 from cloudload.tools.count.tally import check_column

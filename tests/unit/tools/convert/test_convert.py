@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudload.data.mds.codecs import decompress
-from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.shard_table import parse_index
 from cloudload.errors import StoreError
 from cloudload.tools.convert.config import SplitShares, hash_document, parse_shares
 from testkit.conversions import (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.shard_table import parse_index
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.convert import convert_to_mds
 from testkit.conversions import (
