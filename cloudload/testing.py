@@ -24,16 +24,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cloudload.config import DeliveryConfig
-from cloudload.data import WorkerCounts
 from cloudload.errors import RanksDisagreeError
 from cloudload.loading import (
     Batch,
-    Blocks,
     CloudLoader,
     Environment,
     Exchange,
-    WorkerPlan,
-    inline_blocks,
     use_environment,
 )
 from cloudload.order import World
@@ -389,7 +385,5 @@ class ThreadEnvironment(Environment):
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         return HubExchange(self._hub, self.world.rank)
 
-    def open_blocks(
-        self, plan: WorkerPlan, counts: WorkerCounts, closing: threading.Event
-    ) -> Blocks:
-        return inline_blocks(plan, counts)
+    def has_worker_processes(self, delivery: DeliveryConfig) -> bool:
+        return False

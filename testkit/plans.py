@@ -209,7 +209,7 @@ class TailOwners:
         is_even = self._recipe.num_lanes % self._world.size == 0
         is_shared = bool(state["tail"]) and is_even and len(self._recipe.components) == 1
         self._start = state["table_rows"] if is_shared else NEVER
-        self._cache_root = loader.worker_plan().cache_root
+        self._cache_root = loader.worker_plan().inputs.cache_root
 
     def nodes_of(self, node: int, batch: Batch) -> Any:
         """Return the node that reads the document of each span of a batch: int64 [spans].

@@ -67,7 +67,7 @@ class Consumed:
                 if len(batches) == SAVED:
                     state = json.loads(json.dumps(loader.state_dict()))
             spans = [loader.trace(batch) for batch in batches]
-            return cls(batches, spans, state, str(loader.worker_plan().cache_root))
+            return cls(batches, spans, state, str(loader.worker_plan().inputs.cache_root))
 
     @property
     def run(self) -> Run:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from cloudload.loading.evaluation import FromStart
     from cloudload.loading.loader import CloudLoader
     from cloudload.loading.session.preparation import is_worker_fast
+    from cloudload.loading.workers.block import limit_batches, limit_blocks_ahead
     from cloudload.loading.workers.document_reader import DocumentReader, ShardSource
     from cloudload.loading.workers.lane_reader import MOST_EAGERNESS
     from cloudload.loading.workers.prefetch import count_documents_ahead
-    from cloudload.loading.workers.processes import Blocks, inline_blocks
-    from cloudload.loading.workers.trace import TracedSpan, Tracer, WholeDocument
-    from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
+    from cloudload.loading.workers.trace import TracedSpan, WholeDocument
+    from cloudload.loading.workers.worker_plan import Mixed
 else:
     __getattr__, __dir__ = open_door(__name__)

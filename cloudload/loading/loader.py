@@ -500,7 +500,8 @@ class CloudLoader:
         """
         tracer = self._tracer
         if tracer is None:
-            tracer = self._tracer = Tracer(self.worker_plan())
+            plan = self.worker_plan()
+            tracer = self._tracer = Tracer(plan.inputs, plan.delivery)
         return tracer
 
     def close(self) -> None:

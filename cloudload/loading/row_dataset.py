@@ -22,17 +22,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloudload.config import Stream, checks, choices
+from cloudload.config import DeliveryConfig, Stream, checks, choices
 from cloudload.errors import CloudloadError, DatasetError
 from cloudload.loading.delivery.collate import compute_fields, mask_after
 from cloudload.loading.loader import CloudLoader
-from cloudload.loading.workers.block import Pieces
+from cloudload.loading.workers.block import Pieces, limit_batches
 from cloudload.loading.workers.documents import open_cache, open_documents
 from cloudload.loading.workers.row_reader import RowReader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
-from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import Framing, fill_rows, list_spans
-from cloudload.run import RowFinder, RunLengths, State, build_state
+from cloudload.run import (
+    Position,
+    Recipe,
+    RowFinder,
+    RunInputs,
+    RunLengths,
+    State,
+    build_state,
+)
 from cloudload.segments import BATCH_ARRAYS, Array
 from cloudload.system import Ints, Spares
 
@@ -95,10 +102,11 @@ class Rows(torch.utils.data.Dataset[Item]):
             if state is not None:
                 loader.load_state_dict(state)
             plan = loader.worker_plan()
-            if plan.lengths is None:
-                raise _missing_lengths(plan)
-            run = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
-            own = None if loader.is_endless else _find_end(loader, plan, run)
+            inputs, delivery, position = plan.inputs, plan.delivery, plan.position
+            if inputs.lengths is None:
+                raise _missing_lengths(inputs.recipe, delivery)
+            run, most_rows = inputs.open_run_lengths(), limit_batches(inputs, plan.share)
+            own = None if loader.is_endless else _find_end(loader, position, run)
         if num_rows is not None:
             num_rows = checks.as_integer("num_rows", num_rows, 1)
             if own is not None and num_rows > own:
@@ -106,20 +114,23 @@ class Rows(torch.utils.data.Dataset[Item]):
                     f"num_rows is {num_rows:,}, but the run has {own:,} rows. Use at most {own:,}, "
                     "or set more epochs"
                 )
-            if num_rows <= plan.position.rows:
+            if num_rows <= position.rows:
                 raise ValueError(
-                    f"num_rows is {num_rows:,}, but the state is at row {plan.position.rows:,}. "
+                    f"num_rows is {num_rows:,}, but the state is at row {position.rows:,}. "
                     "num_rows counts from the start of the run, so it must be larger than "
-                    f"{plan.position.rows:,}"
+                    f"{position.rows:,}"
                 )
-        self._plan, self._num_rows = plan, own if num_rows is None else num_rows
-        self._readers = Spares(partial(RegularReader, plan, run), RegularReader.close)
-        self._run = run
+        self._inputs, self._delivery, self._position = inputs, delivery, position
+        self._run, self._num_rows = run, own if num_rows is None else num_rows
+        self._readers = Spares(
+            partial(RegularReader, inputs, delivery, run, position, most_rows),
+            RegularReader.close,
+        )
 
     @property
     def first_row(self) -> int:
         """The first row of the dataset: the next row of the state, or 0 without a state."""
-        return self._plan.position.rows
+        return self._position.rows
 
     def state_dict(self, row: int) -> State:
         """Return the state from which a `CloudLoader` continues at row `row`. Reads no documents.
@@ -128,14 +139,13 @@ class Rows(torch.utils.data.Dataset[Item]):
         """
         if (row := _read_index(row)) != self._num_rows:
             [row] = self._check_rows([row]).tolist()
-        plan = self._plan
-        position = self._run.advance(plan.position, row)
+        position = self._run.advance(self._position, row)
         if position is None:
             raise DatasetError(
                 f"the state at row {row:,} is unknown, because a lane has no tokens. Set an eos, "
                 "or use more documents or a smaller num_lanes"
             )
-        return build_state(plan.recipe, position, plan.backend.versions)
+        return build_state(self._inputs.recipe, position, self._inputs.backend.versions)
 
     def __len__(self) -> int:
         """The number of rows from the start of the run to the dataset's end, even with a state.
@@ -180,7 +190,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         indices = self._check_rows([row])
         with self._readers.lend() as reader:
             spans = reader.read_spans(indices)
-        tracer = Tracer(self._plan)
+        tracer = Tracer(self._inputs, self._delivery)
         try:
             return tracer.trace(spans, indices)
         finally:
@@ -208,7 +218,7 @@ class Rows(torch.utils.data.Dataset[Item]):
 
     def __repr__(self) -> str:
         size = "endless" if self._num_rows is None else f"{self._num_rows:,} rows"
-        return f"Rows({', '.join(self._plan.recipe.labels)}, {size})"
+        return f"Rows({', '.join(self._inputs.recipe.labels)}, {size})"
 
 
 def _check(options: Mapping[str, Any]) -> None:
@@ -234,40 +244,45 @@ def _read_index(row: Any) -> int:
         raise TypeError(f"{error}") from None
 
 
-def _missing_lengths(plan: WorkerPlan) -> Exception:
-    asked = plan.delivery.lengths
+def _missing_lengths(recipe: Recipe, delivery: DeliveryConfig) -> Exception:
+    asked = delivery.lengths
     if asked == choices.OFF:
         return ValueError("lengths is 'off', but Rows needs token lengths. Use lengths='require'")
     return DatasetError(
         f"lengths is {asked!r}, but Rows needs token lengths, and some of the data has none. Count "
         "the tokens of each stream, starting with the first. Run: cloudload count "
-        f"{plan.recipe.corpus.datasets[0].location} --tokenizer NAME. It counts only shards "
+        f"{recipe.corpus.datasets[0].location} --tokenizer NAME. It counts only shards "
         "without lengths, such as appended ones"
     )
 
 
-def _find_end(loader: CloudLoader, plan: WorkerPlan, run: RunLengths) -> int:
+def _find_end(loader: CloudLoader, position: Position, run: RunLengths) -> int:
     """Return the row at which a finite run ends, even if `seq_len` has changed."""
-    if len(plan.recipe.components) > 1:
+    if len(run.recipe.components) > 1:
         return len(loader)
-    return run.find_tails(plan.position).ending.end
+    return run.find_tails(position).ending.end
 
 
 class RegularReader:
     """Reads rows for one caller at a time, and reads ahead if they are requested in regular steps.
 
-    Do not use it after an exception.
+    It begins at `position`, and reads ahead at most `most_rows` rows. Do not use it after an
+    exception.
     """
 
-    def __init__(self, plan: WorkerPlan, lengths: RunLengths) -> None:
-        self._cache = open_cache(plan)
-        self._reader = RowReader(
-            open_documents(plan, self._cache), plan.position, cuts=plan.recipe.packing.cuts
-        )
-        self._finder = RowFinder(lengths, plan.position)
-        self._delivery, self._most_rows = plan.delivery, plan.batches_at_once
-        self._seq_len = plan.recipe.packing.seq_len
-        self._framing = Framing.of(plan.recipe.tokenizer.frames)
+    def __init__(
+        self,
+        inputs: RunInputs,
+        delivery: DeliveryConfig,
+        lengths: RunLengths,
+        position: Position,
+        most_rows: int,
+    ) -> None:
+        self._cache, packing = open_cache(inputs, delivery), inputs.recipe.packing
+        self._reader = RowReader(open_documents(inputs, self._cache), position, cuts=packing.cuts)
+        self._finder = RowFinder(lengths, position)
+        self._delivery, self._most_rows, self._seq_len = delivery, most_rows, packing.seq_len
+        self._framing = Framing.of(inputs.recipe.tokenizer.frames)
         self._arrays: dict[str, Array] = {}
         """The arrays of the loaded rows, by field name: [rows, …]."""
         self._indices: dict[int, int] = {}

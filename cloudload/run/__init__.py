@@ -10,6 +10,7 @@
 
     recipe            all that determines the rows
     components        streams that share an order
+    run_inputs        what a machine reads it with
     sources           where data and tokenizer are
     position          rows delivered, cursors
     run_tail          pack the run's tail
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     )
     from cloudload.run.resumed_position import resume_position
     from cloudload.run.resumed_recipe import resume_recipe
+    from cloudload.run.run_inputs import RunInputs
     from cloudload.run.run_tail import pack_run_tail
     from cloudload.run.saved import Saved, read_state
     from cloudload.run.sources import read_sources

@@ -17,9 +17,10 @@ import numpy as np
 
 from cloudload.config import checks
 from cloudload.data import Corpus, Fetcher, TrafficCounter, is_in_place
-from cloudload.loading import CloudLoader, WorkerPlan, check_world
+from cloudload.loading import CloudLoader, check_world
 from cloudload.order import World, share_rows
 from cloudload.rows import residue_spans, tables
+from cloudload.run import Position, RunInputs
 from cloudload.system import DaemonThreadPool, Flags, Ints, open_progress_bar, run_in_order
 
 _ORDINALS_AT_ONCE, _CLOSE_S = 256, 2.0
@@ -85,14 +86,16 @@ def warm_cache(
     shards = None if shards is None else checks.as_integer("shards", shards, 0)
     max_bytes = None if max_bytes is None else checks.as_integer("max_bytes", max_bytes, 0)
     plan = loader.worker_plan()
+    inputs, recipe = plan.inputs, plan.recipe
     world = World(node * ranks_per_node, nodes * ranks_per_node, ranks_per_node)
-    check_world(plan.recipe.num_lanes, world.size, has_lengths=plan.lengths is not None)
+    check_world(recipe.num_lanes, world.size, has_lengths=inputs.lengths is not None)
     limits = [each for each in (max_bytes, cache_limit) if each is not None]
-    own = share_rows([each.lanes for each in plan.recipe.components], world).machine_lanes
-    chosen, is_all = _choose(plan, own, shards, min(limits, default=None))
-    delivery, traffic = plan.delivery, _Downloads()
-    fetcher = Fetcher(plan.cache_root, cache_limit, delivery.verify, traffic)
-    size = _fetch(plan.recipe.corpus, fetcher, chosen, threads, progress=progress)
+    own = share_rows([each.lanes for each in recipe.components], world).machine_lanes
+    listed = _list_shards(inputs, plan.position, own)
+    chosen, is_all = _choose(recipe.corpus, listed, shards, min(limits, default=None))
+    traffic = _Downloads()
+    fetcher = Fetcher(inputs.cache_root, cache_limit, plan.delivery.verify, traffic)
+    size = _fetch(recipe.corpus, fetcher, chosen, threads, progress=progress)
     return WarmReport(
         shards=len(chosen),
         bytes=size,
@@ -103,13 +106,12 @@ def warm_cache(
 
 
 def _choose(
-    plan: WorkerPlan, own: Ints, most_shards: int | None, most_bytes: int | None
+    corpus: Corpus, shards: Iterator[int], most_shards: int | None, most_bytes: int | None
 ) -> tuple[list[int], bool]:
-    """Return the shards to fetch, in order of use, and whether they are all that the node reads."""
-    corpus = plan.recipe.corpus
+    """Return those of `shards` to fetch, and whether they are all that the node reads."""
     chosen: list[int] = []
     size = 0
-    for shard in _list_shards(plan, own):
+    for shard in shards:
         dataset, info = corpus.find_shard(shard)
         if is_in_place(dataset, info):
             continue
@@ -120,16 +122,17 @@ def _choose(
     return chosen, True
 
 
-def _list_shards(plan: WorkerPlan, own: Ints) -> Iterator[int]:
+def _list_shards(inputs: RunInputs, position: Position, own: Ints) -> Iterator[int]:
     """Yield the shards that lanes read in the next epoch, each once, in order of use."""
-    is_known = np.zeros(len(plan.recipe.corpus.shard_sizes), np.bool_)
-    for index in range(len(plan.recipe.components)):
-        lanes, ordinals = _list_residues(plan, own, index)
-        yield from _take_new(_find_shards(plan, index, lanes, ordinals), is_known)
-    longest = max(-(-each.lanes.stride // each.lanes.num_lanes) for each in plan.recipe.components)
+    recipe, heads = inputs.recipe, position.cursors[:, :, tables.CURSOR_ORDINAL]
+    is_known, components = np.zeros(len(recipe.corpus.shard_sizes), np.bool_), recipe.components
+    for index in range(len(components)):
+        lanes, ordinals = _list_residues(position, own, index)
+        yield from _take_new(_find_shards(inputs, index, lanes, ordinals), is_known)
+    longest = max(-(-each.lanes.stride // each.lanes.num_lanes) for each in components)
     for start in range(0, longest + 1, _ORDINALS_AT_ONCE):
         found = [
-            _find_step(plan, own, index, start) for index in range(len(plan.recipe.components))
+            _find_step(inputs, index, own, heads[index], start) for index in range(len(components))
         ]
         steps = np.concatenate([step for step, _ in found])
         shards = np.concatenate([part for _, part in found])
@@ -144,7 +147,7 @@ def _take_new(shards: Ints, is_known: Flags) -> Iterator[int]:
             yield shard
 
 
-def _list_residues(plan: WorkerPlan, own: Ints, index: int) -> tuple[Ints, Ints]:
+def _list_residues(position: Position, own: Ints, index: int) -> tuple[Ints, Ints]:
     """Return the lane and ordinal of each document in a residue: int64 [documents] each.
 
     A lane that resumes must read these documents again.
@@ -153,38 +156,44 @@ def _list_residues(plan: WorkerPlan, own: Ints, index: int) -> tuple[Ints, Ints]
         (lane, ordinal)
         for lane in own.tolist()
         for ordinal, _, _ in residue_spans(
-            plan.position.residue(index, lane),
-            int(plan.position.cursors[index, lane, tables.CURSOR_ORDINAL]),
+            position.residue(index, lane),
+            int(position.cursors[index, lane, tables.CURSOR_ORDINAL]),
         )
     ]
     lanes, ordinals = np.array(pairs, np.int64).reshape(-1, 2).T
     return lanes, ordinals
 
 
-def _find_step(plan: WorkerPlan, own: Ints, index: int, start: int) -> tuple[Ints, Ints]:
-    """Find up to 256 documents of each lane, starting `start` documents after its cursor.
+def _find_step(
+    inputs: RunInputs, index: int, own: Ints, heads: Ints, start: int
+) -> tuple[Ints, Ints]:
+    """Find up to 256 documents of each lane `own` of a component.
+
+    They start `start` documents after the lane's cursor. `heads` (int64 [lanes]) are the ordinals
+    of the cursors of all lanes. `index` is the component's index.
 
     Returns the documents' distances from the cursor, and their shards: int64 [documents] each.
     """
-    component = plan.recipe.components[index]
+    component = inputs.recipe.components[index]
     of_epoch = -(-component.lanes.stride // component.lanes.num_lanes)
     steps = np.arange(start, min(start + _ORDINALS_AT_ONCE, of_epoch + 1))
     distances, lanes = (each.ravel() for each in np.meshgrid(steps, own, indexing="ij"))
-    ordinals = plan.position.cursors[index, lanes, tables.CURSOR_ORDINAL] + distances
+    ordinals = heads[lanes] + distances
     epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
     is_there = positions < component.lanes.num_positions
     if component.lanes.epochs is not None:
         is_there &= epochs < component.lanes.epochs
-    shards = _find_shards(plan, index, lanes[is_there], ordinals[is_there])
+    shards = _find_shards(inputs, index, lanes[is_there], ordinals[is_there])
     return distances[is_there], shards
 
 
-def _find_shards(plan: WorkerPlan, index: int, lanes: Ints, ordinals: Ints) -> Ints:
+def _find_shards(inputs: RunInputs, index: int, lanes: Ints, ordinals: Ints) -> Ints:
     """Return the shards of a component's documents: int64 [documents]."""
-    component = plan.recipe.components[index]
+    recipe = inputs.recipe
+    component = recipe.components[index]
     epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
-    samples = component.orders(plan.cache_root).samples_at(epochs, positions)
-    return plan.recipe.corpus.shards_of(samples + component.first_sample)
+    samples = component.orders(inputs.cache_root).samples_at(epochs, positions)
+    return recipe.corpus.shards_of(samples + component.first_sample)
 
 
 def _fetch(

@@ -113,7 +113,7 @@ def test_ranks_compare_the_first_samples_of_the_orders_that_they_read(
     def find_facts(local: Path) -> dict[str, Any]:
         with make_loader(larger_folder, local=local, dp_rank=0, dp_world_size=1) as loader:
             plan = loader.worker_plan()
-            return list_facts(plan, plan.position)
+            return list_facts(plan.inputs, plan.delivery, plan.share.world, plan.position)
 
     one, same = (find_facts(tmp_path / name) for name in ("one", "same"))
     assert one == same

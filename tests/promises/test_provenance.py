@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from cloudload import Stream
 from cloudload.cli import main
-from cloudload.loading.workers.trace import Tracer
 from cloudload.provenance import find_document, load_state, open_run, trace_steps
 from cloudload.rows.packing.tables import SPAN_SAMPLE
 from testkit.corpora import byte_tokenizer, write_mds
@@ -191,12 +190,11 @@ def test_a_sample_without_an_id_has_none_that_could_be_found(tmp_path: Path) -> 
     without = write_mds(tmp_path / "without", ["a b"] * 4)
     null = write_mds(tmp_path / "null", ["a b"] * 3, extra=ids)
     with make_loader([Stream(without), Stream(null)], local=tmp_path / "cache") as loader:
-        tracer = Tracer(loader.worker_plan())
+        tracer = loader.open_tracer()
         assert tracer.find_id("None") == [(1, 2)]
         assert tracer.find_id("x") == [(1, 0)]
         with tracer._readers.lend() as reader:
             unnamed, named = (reader.samples.where(sample) for sample in (5, 6))
-        tracer.close()
     assert "(id " not in unnamed
     assert named.endswith("(id 'None')")
 

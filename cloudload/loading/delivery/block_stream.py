@@ -15,20 +15,19 @@ from contextlib import suppress
 from cloudload.data import WorkerCounts
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
-from cloudload.loading.workers.block import Block
-from cloudload.loading.workers.processes import Blocks
+from cloudload.loading.workers.block import Block, limit_batches, limit_blocks_ahead
+from cloudload.loading.workers.processes import Blocks, inline_blocks, process_blocks
 from cloudload.loading.workers.worker_plan import NextPhase, SharedDocuments, WorkerPlan
-
-OpenBlocks = Callable[[WorkerPlan, WorkerCounts, threading.Event], Blocks]
-"""Starts the workers of a plan, and repeatedly yields one block of each worker, until another
-thread sets the event."""
 
 
 class BlockStream:
-    """Starts the workers of a plan, and stops them when it is closed or garbage-collected."""
+    """Starts the workers of a plan, and stops them when it is closed or garbage-collected.
 
-    def __init__(self, open_blocks: OpenBlocks, log: RunLog, start_log: StartLog) -> None:
-        self._open_blocks, self._log, self._start_log = open_blocks, log, start_log
+    The workers are processes if `has_processes`, and otherwise run in this process.
+    """
+
+    def __init__(self, log: RunLog, start_log: StartLog, *, has_processes: bool) -> None:
+        self._log, self._start_log, self._has_processes = log, start_log, has_processes
         self._workers: tuple[WorkerPlan, Blocks] | None = None
         self._change: NextPhase | None = None
         """The next phase, until it is sent to the workers."""
@@ -54,10 +53,14 @@ class BlockStream:
             self._change = NextPhase(plan.position, plan.phase, self._documents)
             self._documents = ()
             return
-        num_workers = plan.share.num_workers
+        num_workers, most_batches = plan.share.num_workers, limit_batches(plan.inputs, plan.share)
         counts = WorkerCounts(num_workers)
-        self._log.meter.begin_iteration(counts, num_workers * plan.blocks_ahead)
-        blocks = self._open_blocks(plan, counts, self._closing)
+        blocks_ahead = limit_blocks_ahead(plan.delivery.prefetch_batches, most_batches)
+        self._log.meter.begin_iteration(counts, num_workers * blocks_ahead)
+        if self._has_processes:
+            blocks = process_blocks(plan, counts, self._closing)
+        else:
+            blocks = inline_blocks(plan, counts)
         self._workers = plan, blocks
         # `finalize` also runs at interpreter exit, while modules still have their globals
         self._end_workers = weakref.finalize(self, _close_blocks, blocks)
@@ -81,7 +84,7 @@ class BlockStream:
                 self._log.meter.traffic += block.traffic
                 if plan.share.world.index == 0:
                     self._log.warn_once(block.doubts)
-            self._start_log.log_shard(plan, self.current)
+            self._start_log.log_shard(plan.inputs.cache_root, self.current)
 
     def discard(self) -> None:
         """Discard the current blocks. The workers wait for their next phase."""

@@ -130,7 +130,7 @@ def _option(config: Any, name: str) -> Setting:
 
 
 def _tokenizer(plan: WorkerPlan) -> Iterator[Setting]:
-    spec, backend = plan.recipe.tokenizer, plan.backend
+    spec, backend = plan.recipe.tokenizer, plan.inputs.backend
     if spec.json:
         name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
         note = f"({spec.vocab_size:,} IDs, fingerprint {spec.fingerprint[:12]})"
@@ -144,13 +144,11 @@ def _tokenizer(plan: WorkerPlan) -> Iterator[Setting]:
 
 
 def _lengths(plan: WorkerPlan) -> Iterator[Setting]:
-    asked = os.fspath(plan.delivery.lengths)
-    if plan.lengths is not None:
-        location, *others = plan.lengths.locations
+    asked, lengths = os.fspath(plan.delivery.lengths), plan.inputs.lengths
+    if lengths is not None:
+        location, *others = lengths.locations
         note = f"from {location}{f' and {len(others):,} more' if others else ''}"
-        yield Setting(
-            "lengths", plan.lengths.digest, DATA if asked == choices.AUTO else GIVEN, note
-        )
+        yield Setting("lengths", lengths.digest, DATA if asked == choices.AUTO else GIVEN, note)
     else:
         yield Setting("lengths", None, DEFAULT if asked == choices.AUTO else GIVEN)
 
@@ -184,14 +182,14 @@ def _cache(plan: WorkerPlan) -> Iterator[Setting]:
     needed = measure_working_set(
         recipe.corpus,
         recipe.components,
-        open_current_orders(plan),
+        open_current_orders(plan.inputs, plan.share, plan.position),
         own_lanes=plan.share.machine_lanes,
-        downloads_at_once=count_downloads(plan),
+        downloads_at_once=count_downloads(plan.delivery, plan.share),
     )
     yield Setting("working_set_bytes", needed, DATA, "bytes of shards that this node uses at once")
     limit = plan.delivery.cache_limit_bytes()
     yield Setting("cache_limit_bytes", limit, DEFAULT if limit is None else GIVEN)
-    yield Setting("local", str(plan.cache_root), GIVEN if plan.delivery.local else DEFAULT)
+    yield Setting("local", str(plan.inputs.cache_root), GIVEN if plan.delivery.local else DEFAULT)
 
 
 def _streams(plan: WorkerPlan) -> Iterator[Setting]:

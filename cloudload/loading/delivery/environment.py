@@ -9,16 +9,12 @@ A loader uses the environment that is current when the loader is created.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 
 from cloudload.config import DeliveryConfig
-from cloudload.data import WorkerCounts
 from cloudload.loading.delivery.exchange import DistributedExchange, Exchange
 from cloudload.loading.delivery.world import find_world, is_first_process
-from cloudload.loading.workers.processes import Blocks, inline_blocks, process_blocks
-from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import World
 
 
@@ -55,17 +51,9 @@ class Environment:
             return DistributedExchange(delivery.exchange_timeout_s)
         return Exchange()
 
-    def open_blocks(
-        self, plan: WorkerPlan, counts: WorkerCounts, closing: threading.Event
-    ) -> Blocks:
-        """Start the workers of a plan, and repeatedly yield a list with one block of each worker.
-
-        The workers count their retries, blocks and times in `counts`. Once another thread sets
-        `closing`, a request that waits for worker processes raises `WorkerError`.
-        """
-        if plan.delivery.has_worker_processes:
-            return process_blocks(plan, counts, closing)
-        return inline_blocks(plan, counts)
+    def has_worker_processes(self, delivery: DeliveryConfig) -> bool:
+        """Whether processes make the rows of this rank, not this process."""
+        return delivery.has_worker_processes
 
 
 _current: ContextVar[Environment | None] = ContextVar("cloudload_environment", default=None)

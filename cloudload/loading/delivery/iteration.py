@@ -42,7 +42,7 @@ import numpy as np
 from cloudload.errors import WorkerError
 from cloudload.loading.batch import Batch
 from cloudload.loading.delivery import progress, tail_sharing
-from cloudload.loading.delivery.block_stream import BlockStream, OpenBlocks
+from cloudload.loading.delivery.block_stream import BlockStream
 from cloudload.loading.delivery.collate import join_blocks
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import RunLog
@@ -82,8 +82,8 @@ class Iteration(Iterator[Batch]):
         exchange: Exchange,
         log: RunLog,
         start_log: StartLog,
-        open_blocks: OpenBlocks,
         *,
+        has_processes: bool,
         known: progress.KnownLanes | None = None,
     ) -> None:
         self._known = known
@@ -91,7 +91,7 @@ class Iteration(Iterator[Batch]):
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log = log, start_log
         self._process = os.getpid()
-        self._blocks = BlockStream(open_blocks, log, start_log)
+        self._blocks = BlockStream(log, start_log, has_processes=has_processes)
         self._fetched: deque[_Fetched | None] = deque()
         """Batches that wait to be delivered. None marks the end of the run."""
         self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
@@ -138,7 +138,8 @@ class Iteration(Iterator[Batch]):
             self._log.meter.end_wait()
         self._log.record(self._position)
         if not self._is_skipping:
-            self._wait_log.look(self._log.meter, self._plan)
+            plan = self._plan
+            self._wait_log.look(self._log.meter, plan.inputs, plan.delivery, plan.share)
         return batch
 
     def skip(self, number: int) -> None:
@@ -317,7 +318,7 @@ class Iteration(Iterator[Batch]):
     def _enter_tail(self) -> None:
         """Pack the tail, and continue at the first undelivered row."""
         plan = self._plan
-        if plan.lengths is None:
+        if plan.inputs.lengths is None:
             self._blocks.open(plan)
             self._blocks.advance()
         message = tail_sharing.join_sizes(plan, self._blocks.current, self._discarded_tokens)
@@ -351,6 +352,6 @@ class Iteration(Iterator[Batch]):
             left = int(counts[:, TOKENS].sum())
         rest = np.zeros_like(self._position.counts)
         if self._position.rows >= ending.end:
-            rest = plan.open_tails(ending).count_rest()
+            rest = plan.inputs.open_tails(ending).count_rest()
         self._log.record_end(left, rest)
         self.close()

@@ -10,10 +10,9 @@ import numpy as np
 
 from cloudload.config import DeliveryConfig, choices
 from cloudload.errors import RanksDisagreeError
-from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import World
 from cloudload.rows import tables
-from cloudload.run import Position, Recipe, state_fields
+from cloudload.run import Position, Recipe, RunInputs, state_fields
 from cloudload.system import NEVER
 
 _RANKS_PER_NODE = (
@@ -24,14 +23,14 @@ _COMPARED_POSITIONS = 1024
 _NOT_FOUND = "not found"
 
 
-def list_facts(plan: WorkerPlan, position: Position) -> dict[str, Any]:
+def list_facts(
+    inputs: RunInputs, delivery: DeliveryConfig, world: World, position: Position
+) -> dict[str, Any]:
     """Return the values that must be equal on all ranks, by the names used in error messages.
 
-    `position` is that of the run, which may be before the plan's. Raises `CacheError` if an order
-    cannot be written.
+    `position` is that of the run. Raises `CacheError` if an order cannot be written.
     """
-    recipe, delivery, lengths = plan.recipe, plan.delivery, plan.lengths
-    world = plan.share.world
+    recipe, lengths = inputs.recipe, inputs.lengths
     residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
     return {
         **recipe.fields,
@@ -46,20 +45,21 @@ def list_facts(plan: WorkerPlan, position: Position) -> dict[str, Any]:
         "rows": position.rows,
         "table_rows": position.table_rows,
         _LENGTHS: lengths.digest if lengths else _describe_missing(delivery),
-        _ORDER: _hash_orders(plan),
+        _ORDER: _hash_orders(inputs, position),
         "cursors": hashlib.sha256(position.cursors.tobytes() + residues).hexdigest()[:16],
     }
 
 
-def _hash_orders(plan: WorkerPlan) -> str:
+def _hash_orders(inputs: RunInputs, position: Position) -> str:
     """The hash of the first samples in the order of the latest epoch of each component."""
     digest = hashlib.sha256()
-    for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
+    recipe = inputs.recipe
+    for component, cursors in zip(recipe.components, position.cursors, strict=True):
         lanes = component.lanes
         epochs, _ = lanes.epoch_positions(
-            np.arange(plan.recipe.num_lanes), cursors[:, tables.CURSOR_ORDINAL]
+            np.arange(recipe.num_lanes), cursors[:, tables.CURSOR_ORDINAL]
         )
-        order = component.orders(plan.cache_root)(
+        order = component.orders(inputs.cache_root)(
             min(int(epochs.max()), (lanes.epochs or NEVER) - 1)
         )
         first = np.arange(min(_COMPARED_POSITIONS, lanes.num_positions))

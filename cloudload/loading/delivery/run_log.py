@@ -16,17 +16,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.config import checks, choices
+from cloudload.config import DeliveryConfig, checks, choices
 from cloudload.loading.delivery.world import count_cores
-from cloudload.loading.workers.worker_plan import WorkerPlan
+from cloudload.order import RankShare
 from cloudload.rows import Choice
-from cloudload.run import Position, Recipe
+from cloudload.run import Position, Recipe, RunInputs
 from cloudload.stats import (
     COUNTS,
     READ,
@@ -204,7 +204,13 @@ class WaitLog:
         """Discard the statistics so far, such as waits for workers to start or batches to skip."""
         self._looks.clear()
 
-    def look(self, meter: DeliveryMeter, plan: WorkerPlan) -> None:
+    def look(
+        self,
+        meter: DeliveryMeter,
+        inputs: RunInputs,
+        delivery: DeliveryConfig,
+        share: RankShare,
+    ) -> None:
         """Record the statistics after a batch. Log the waits if they exceed 5% of the last 30 s."""
         if self._has_logged or (now := time.monotonic()) < self._next_look:
             return
@@ -216,15 +222,17 @@ class WaitLog:
         seconds = last.at - first.at
         waited = last.stats.stall_s - first.stats.stall_s
         if seconds >= WINDOW_S and waited > MOST_SHARE * seconds:
-            self._has_logged = _log(first.stats, last.stats, seconds, plan)
+            self._has_logged = _log(
+                first.stats, last.stats, seconds, _Workers(inputs, delivery, share)
+            )
 
 
-def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: WorkerPlan) -> bool:
+def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, workers: _Workers) -> bool:
     """Log the waits unless another rank logs them. Returns whether this rank logged them."""
     waited = after.stall_s - before.stall_s
     start = f"the training loop waited for batches for {waited / seconds:.0%} of the last "
     start += f"{seconds:.0f} s ({waited:.1f} s)"
-    world = plan.share.world
+    world = workers.share.world
     if world.size > 1:
         start = f"rank {world.rank}: {start}"
     exchanged = after.exchange_s - before.exchange_s
@@ -243,86 +251,60 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Work
     _wait_logger.info(
         "%s. %s. %s",
         start,
-        _describe(spent, after.bytes_downloaded - before.bytes_downloaded, seconds, plan),
-        _ADVICE[reason](plan),
+        workers.describe(spent, after.bytes_downloaded - before.bytes_downloaded, seconds),
+        workers.advise(reason),
     )
     return True
 
 
-def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: WorkerPlan) -> str:
-    """Describe how the workers spent their time, largest share first."""
-    total = max(1e-9, sum(spent.values()))
-    parts = []
-    for name in sorted(spent, key=lambda name: -spent[name]):
-        percent = round(100 * spent[name] / total)
-        if percent >= _FEWEST_PERCENT:
-            parts.append(f"{percent}% {_WORDS[name]}")
-            if name == "fetch":
-                parts[-1] += f" ({num_bytes / seconds / 1e6:,.1f} MB/s downloaded)"
-    count = plan.share.num_workers
-    who = f"The {count} workers" if count > 1 else "The worker"
-    if not plan.delivery.has_worker_processes:
-        who = "The training process (num_workers=0)"
-    return f"{who} spent {', '.join(parts)}"
+class _Workers(NamedTuple):
+    """A rank's workers: what they read, and how."""
 
+    inputs: RunInputs
+    delivery: DeliveryConfig
+    share: RankShare
 
-def _more_workers(plan: WorkerPlan) -> str:
-    own, used = count_cores()[0], plan.share.num_workers
-    if not plan.delivery.has_worker_processes:
-        return "use num_workers=1 or more, so that rows are packed while the model trains"
-    return f"use more workers (num_workers is {used}; this process may use {own} cores)"
+    def describe(self, spent: dict[str, float], num_bytes: int, seconds: float) -> str:
+        """Describe how the workers spent their time, largest share first."""
+        total = max(1e-9, sum(spent.values()))
+        parts = []
+        for name in sorted(spent, key=lambda name: -spent[name]):
+            percent = round(100 * spent[name] / total)
+            if percent >= _FEWEST_PERCENT:
+                parts.append(f"{percent}% {_WORDS[name]}")
+                if name == "fetch":
+                    parts[-1] += f" ({num_bytes / seconds / 1e6:,.1f} MB/s downloaded)"
+        count = self.share.num_workers
+        who = f"The {count} workers" if count > 1 else "The worker"
+        if not self.delivery.has_worker_processes:
+            who = "The training process (num_workers=0)"
+        return f"{who} spent {', '.join(parts)}"
 
-
-def _advise_fetch(plan: WorkerPlan) -> str:
-    limit = "" if plan.delivery.cache_limit is None else ", or a larger cache_limit"
-    return (
-        "The store is slower than training, so use more download_threads (now "
-        f"{plan.delivery.download_threads}), a larger predownload{limit}, or data that is closer "
-        "or compressed"
-    )
-
-
-def _advise_read(plan: WorkerPlan) -> str:
-    return (
-        "Reading shards is slower than training, so set local to a folder on a faster disk than "
-        f"{plan.cache_root}"
-    )
-
-
-def _advise_transform(plan: WorkerPlan) -> str:
-    return (
-        "The transform is slower than training, so make it faster, apply it once with cloudload "
-        f"convert, or {_more_workers(plan)}"
-    )
-
-
-def _advise_tokenize(plan: WorkerPlan) -> str:
-    faster = (
-        "" if plan.backend.name == choices.FASTOKENS else "use tokenizer_backend='fastokens', or "
-    )
-    return (
-        f"Tokenization is slower than training, so {faster}{_more_workers(plan)}, or train on "
-        "token IDs (cloudload export)"
-    )
-
-
-def _advise_pack(plan: WorkerPlan) -> str:
-    return f"Packing is slower than training, so {_more_workers(plan)}"
-
-
-def _advise_idle(plan: WorkerPlan) -> str:
-    return (
-        "The workers are fast enough. If batches arrive unevenly, use a larger prefetch_batches "
-        f"(now {plan.delivery.prefetch_batches}). Otherwise, steps are so short that assembling a "
-        "batch takes this share of them"
-    )
-
-
-_ADVICE: dict[str, Callable[[WorkerPlan], str]] = {
-    "fetch": _advise_fetch,
-    "read": _advise_read,
-    "transform": _advise_transform,
-    "tokenize": _advise_tokenize,
-    "pack": _advise_pack,
-    "idle": _advise_idle,
-}
+    def advise(self, reason: str) -> str:
+        """Advise what makes the stage faster that takes the most time, `reason`."""
+        delivery = self.delivery
+        limit = "" if delivery.cache_limit is None else ", or a larger cache_limit"
+        is_fast = self.inputs.backend.name == choices.FASTOKENS
+        faster = "" if is_fast else "use tokenizer_backend='fastokens', or "
+        cores, _ = count_cores()
+        more = (
+            f"use more workers (num_workers is {self.share.num_workers}; this process may use "
+            f"{cores} cores)"
+        )
+        if not delivery.has_worker_processes:
+            more = "use num_workers=1 or more, so that rows are packed while the model trains"
+        return {
+            "fetch": "The store is slower than training, so use more download_threads (now "
+            f"{delivery.download_threads}), a larger predownload{limit}, or data that is closer or "
+            "compressed",
+            "read": "Reading shards is slower than training, so set local to a folder on a faster "
+            f"disk than {self.inputs.cache_root}",
+            "transform": "The transform is slower than training, so make it faster, apply it once "
+            f"with cloudload convert, or {more}",
+            "tokenize": f"Tokenization is slower than training, so {faster}{more}, or train on "
+            "token IDs (cloudload export)",
+            "pack": f"Packing is slower than training, so {more}",
+            "idle": "The workers are fast enough. If batches arrive unevenly, use a larger "
+            f"prefetch_batches (now {delivery.prefetch_batches}). Otherwise, steps are so short "
+            "that assembling a batch takes this share of them",
+        }[reason]

@@ -24,14 +24,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
-from cloudload.data import are_in_place, redact, warn_of_missing_hashes
+from cloudload.data import Corpus, are_in_place, redact, warn_of_missing_hashes
 from cloudload.loading.delivery.description import join_numbers
 from cloudload.loading.workers.block import Block
-from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.order import Lanes
+from cloudload.order import Lanes, RankShare
 from cloudload.rows import Choice, log_choice
 from cloudload.run import Component, Position, Recipe
 from cloudload.system import Ints, counted, is_terminal
@@ -87,7 +87,7 @@ class StartLog:
         """Record the time at which the loader's first iteration begins."""
         self._began = self._began or time.monotonic()
 
-    def log_order(self, plan: WorkerPlan, seconds: float) -> None:
+    def log_order(self, recipe: Recipe, share: RankShare, seconds: float) -> None:
         """Log the orders of the current epochs, which took `seconds` to build or load.
 
         Also warns if several machines will download the same shards.
@@ -95,17 +95,17 @@ class StartLog:
         if not self._waits_for_order:
             return
         self._waits_for_order = False
-        config, layout = plan.recipe.config, plan.recipe.layout
+        config, layout = recipe.config, recipe.layout
         shuffle = f"shuffled by {config.shuffle_algo}" if config.shuffle else "not shuffled"
         nodes = counted(join_numbers(layout.canonical_nodes), "canonical node")
         logger.info(
             "order ready in %.2f s: %s on %s, %s",
             *(seconds, counted(layout.num_lanes, "lane"), nodes, shuffle),
         )
-        if (warning := explain_repeated_downloads(plan)) is not None:
+        if (warning := explain_repeated_downloads(recipe, share)) is not None:
             logger.warning("%s", warning)
 
-    def log_shard(self, plan: WorkerPlan, blocks: Sequence[Block]) -> None:
+    def log_shard(self, cache_root: Path, blocks: Sequence[Block]) -> None:
         """Log the first shard fetched, or why none was fetched, given the workers' first blocks."""
         if not self._waits_for_shard:
             return
@@ -120,7 +120,7 @@ class StartLog:
         elif any(block.traffic.misses for block in blocks):
             logger.info("another process on this node fetched the first shards")
         elif any(block.traffic.hits for block in blocks):
-            logger.info("no shard fetched yet, because the first shards are in %s", plan.cache_root)
+            logger.info("no shard fetched yet, because the first shards are in %s", cache_root)
         else:
             logger.info("no shard fetched, because the data is local and read in place")
 
@@ -158,15 +158,15 @@ def _describe_tokenizer(recipe: Recipe) -> str:
     return f"{name}, {counted(recipe.tokenizer.vocab_size, 'ID')}"
 
 
-def explain_repeated_downloads(plan: WorkerPlan) -> str | None:
+def explain_repeated_downloads(recipe: Recipe, share: RankShare) -> str | None:
     """Return a warning if the repeated downloads of one epoch exceed 100 GB, otherwise None."""
-    num_machines = len(np.unique(plan.share.hosts))
-    components = plan.recipe.components
-    stored = [_count_stored_bytes(plan, component) for component in components]
+    num_machines = len(np.unique(share.hosts))
+    components = recipe.components
+    stored = [_count_stored_bytes(recipe.corpus, component) for component in components]
     once = sum(stored)
     if once * (num_machines - 1) < NOTABLE_BYTES:
         return None
-    lane_hosts = plan.share.lane_hosts
+    lane_hosts = share.lane_hosts
     machines = [count_machines(component.lanes, lane_hosts) for component in components]
     all_bytes = sum(map(operator.mul, stored, machines))
     if all_bytes - once < NOTABLE_BYTES:
@@ -174,18 +174,16 @@ def explain_repeated_downloads(plan: WorkerPlan) -> str | None:
     return (
         f"{num_machines:,} machines read the same canonical nodes, so each shard is downloaded by "
         f"{all_bytes / once:,.1f} machines on average. An epoch downloads {all_bytes / 1e9:,.0f} "
-        f"GB for {once / 1e9:,.0f} GB of shards{_advise(plan, num_machines)}"
+        f"GB for {once / 1e9:,.0f} GB of shards{_advise(recipe, num_machines)}"
     )
 
 
-def _advise(plan: WorkerPlan, num_machines: int) -> str:
+def _advise(recipe: Recipe, num_machines: int) -> str:
     """Return what a new run should set, or nothing if this run has already set it."""
-    if all(each.lanes.num_nodes % num_machines == 0 for each in plan.recipe.components):
+    if all(each.lanes.num_nodes % num_machines == 0 for each in recipe.components):
         return ""
     advice = f". In a new run, set num_canonical_nodes={num_machines}"
-    return advice + " and num_lanes to a multiple of it" * bool(
-        plan.recipe.num_lanes % num_machines
-    )
+    return advice + " and num_lanes to a multiple of it" * bool(recipe.num_lanes % num_machines)
 
 
 def count_machines(lanes: Lanes, lane_hosts: Ints) -> float:
@@ -197,7 +195,7 @@ def count_machines(lanes: Lanes, lane_hosts: Ints) -> float:
     return len(np.unique(pairs)) / lanes.num_nodes
 
 
-def _count_stored_bytes(plan: WorkerPlan, component: Component) -> int:
+def _count_stored_bytes(corpus: Corpus, component: Component) -> int:
     streams = component.streams
-    datasets = plan.recipe.corpus.datasets[streams.start : streams.stop]
+    datasets = corpus.datasets[streams.start : streams.stop]
     return sum(int(each.table.stored_bytes[~are_in_place(each)].sum()) for each in datasets)

@@ -31,7 +31,7 @@ from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.workers.block import Block
 from cloudload.loading.workers.worker_plan import Foreseen, SharedDocuments, Sharing, WorkerPlan
 from cloudload.rows import Stages, Tail, counts_of_sizes, tables
-from cloudload.run import Position, RunLengths, pack_run_tail
+from cloudload.run import Position, pack_run_tail
 from cloudload.stats import TOKENS
 from cloudload.system import Flags, Ints, Tokens
 
@@ -68,8 +68,8 @@ def pack_rest(plan: WorkerPlan, stages: Stages, messages: Sequence[Ints]) -> Tai
     Raises `StreamChangedError` if the position does not match the documents, and `DatasetError` if
     the whole run has no tokens.
     """
-    if plan.lengths is not None:
-        [walker] = RunLengths(plan.recipe, plan.cache_root, plan.lengths).walkers
+    if plan.inputs.lengths is not None:
+        [walker] = plan.inputs.open_run_lengths().walkers
         sizes = walker.measure_rest(plan.position.cursors[0])
     else:
         sizes = _sizes_by_lane(plan, messages)
@@ -91,7 +91,7 @@ def find_lanes_end(plan: WorkerPlan) -> Position:
     """Return the plan's position, which in the phase `Foreseen` has the lanes at their end."""
     if not isinstance(plan.phase, Foreseen):
         return plan.position
-    ended = plan.open_tails(plan.phase.ending).ended(0)
+    ended = plan.inputs.open_tails(plan.phase.ending).ended(0)
     return plan.position.with_lanes(cursors=ended.cursors, residues=ended.residues)
 
 
@@ -120,7 +120,7 @@ def count_discarded(plan: WorkerPlan, position: Position, discarded: int) -> int
     """
     if not isinstance(plan.phase, Foreseen):
         return discarded
-    arrays = plan.open_tails(plan.phase.ending).advance(position, plan.phase.start)
+    arrays = plan.inputs.open_tails(plan.phase.ending).advance(position, plan.phase.start)
     assert arrays is not None
     return int((arrays.counts - position.counts)[:, TOKENS].sum())
 
@@ -132,7 +132,7 @@ def count_remnants(plan: WorkerPlan, remnants: Ints) -> Ints:
     """
     recipe = plan.recipe
     [component] = recipe.components
-    orders, counts = component.orders(plan.cache_root), np.zeros_like(plan.position.counts)
+    orders, counts = component.orders(plan.inputs.cache_root), np.zeros_like(plan.position.counts)
     remnants = remnants[remnants[:, tables.REMNANT_SIZE] != tables.Size.ABSENT]
     counted = counts_of_sizes(remnants[:, tables.REMNANT_SIZE]).tolist()
     for (lane, ordinal, *_), count in zip(remnants.tolist(), counted, strict=True):

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cloudload.config import DeliveryConfig
 from cloudload.data import Corpus, add_downloads, cache_folder, join_overlaps, sum_in_use
 from cloudload.errors import CacheError
-from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.order import SeekableOrder
+from cloudload.order import RankShare, SeekableOrder
 from cloudload.rows import tables
 from cloudload.run import (
     Component,
@@ -29,6 +29,7 @@ from cloudload.run import (
     LaneSizes,
     Position,
     Recipe,
+    RunInputs,
     RunLengths,
     units_of,
 )
@@ -53,25 +54,28 @@ class RunWorkingSet:
     """The last epoch that was measured."""
 
 
-def check_cache_limit(plan: WorkerPlan, orders: Sequence[Ints | SeekableOrder]) -> None:
+def check_cache_limit(
+    recipe: Recipe,
+    delivery: DeliveryConfig,
+    share: RankShare,
+    orders: Sequence[Ints | SeekableOrder],
+) -> None:
     """Raise a `CacheError` that names the minimum if `cache_limit` is below the working set.
 
     `orders` has the order of one epoch for each component; see `open_current_orders`.
     """
-    limit_bytes = plan.delivery.cache_limit_bytes()
+    limit_bytes = delivery.cache_limit_bytes()
     if limit_bytes is None:
         return
     needed = measure_working_set(
-        plan.recipe.corpus,
-        plan.recipe.components,
+        recipe.corpus,
+        recipe.components,
         orders,
-        own_lanes=plan.share.machine_lanes,
-        downloads_at_once=count_downloads(plan),
+        own_lanes=share.machine_lanes,
+        downloads_at_once=count_downloads(delivery, share),
     )
     if limit_bytes < needed:
-        advice = _lower_minimum(
-            limit_bytes, int(cache_folder.cached_bytes(plan.recipe.corpus).max())
-        )
+        advice = _lower_minimum(limit_bytes, int(cache_folder.cached_bytes(recipe.corpus).max()))
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node "
             f"uses at once. Raise it to {needed:,} or more, or {advice}"
@@ -119,18 +123,19 @@ def measure_working_set(
     return add_downloads(needed, sizes, downloads_at_once)
 
 
-def open_current_orders(plan: WorkerPlan) -> list[Ints | SeekableOrder]:
+def open_current_orders(
+    inputs: RunInputs, share: RankShare, position: Position
+) -> list[Ints | SeekableOrder]:
     """Build the orders of the epochs that this rank's lanes are in, before the workers need them.
 
     Builds at most the orders of the last two epochs of each component, and returns the latest of
     each. Raises `CacheError` if an order cannot be written.
     """
     current: list[Ints | SeekableOrder] = []
-    share = plan.share
     # in an uneven world, rows of all lanes may be dealt to a rank
     own = np.flatnonzero((share.owners == share.world.index) | (not share.is_even))
-    for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
-        orders, lanes = component.orders(plan.cache_root), component.lanes
+    for component, cursors in zip(inputs.recipe.components, position.cursors, strict=True):
+        orders, lanes = component.orders(inputs.cache_root), component.lanes
         last = (lanes.epochs or NEVER) - 1
         epochs, _ = lanes.epoch_positions(own, cursors[own, tables.CURSOR_ORDINAL])
         opened = [orders(min(last, epoch)) for epoch in np.unique(epochs)[-2:].tolist()]
@@ -138,27 +143,29 @@ def open_current_orders(plan: WorkerPlan) -> list[Ints | SeekableOrder]:
     return current
 
 
-def count_downloads(plan: WorkerPlan) -> int:
+def count_downloads(delivery: DeliveryConfig, share: RankShare) -> int:
     """Return the maximum number of shards that the workers of this node download at a time."""
-    share = plan.share
-    return share.num_workers * share.world.ranks_per_node * plan.delivery.download_threads
+    return share.num_workers * share.world.ranks_per_node * delivery.download_threads
 
 
-def explain_later_working_set(plan: WorkerPlan, lengths: RunLengths) -> str | None:
+def explain_later_working_set(
+    lengths: RunLengths, delivery: DeliveryConfig, share: RankShare, position: Position
+) -> str | None:
     """Return a warning if `cache_limit` is below the working set later in the run, otherwise None.
 
     Also returns None if the answer would take more than a few seconds, or if the run is in its
     tail. Raises `CacheError` if an order cannot be built.
     """
-    limit = plan.delivery.cache_limit_bytes()
-    if limit is None or plan.position.is_in_tail:
+    recipe, limit = lengths.recipe, delivery.cache_limit_bytes()
+    if limit is None or position.is_in_tail:
         return None
-    lanes, last_epoch = plan.share.machine_lanes, _find_last_epoch(plan)
+    lanes = share.machine_lanes
+    last_epoch = _find_last_epoch(recipe, position, len(lanes) / recipe.num_lanes)
     if last_epoch is None:
         return None
-    found = measure_run(lengths, plan.position, lanes, last_epoch)
-    sizes = cache_folder.cached_bytes(plan.recipe.corpus)
-    needed = add_downloads(found.bytes, sizes, count_downloads(plan))
+    found = measure_run(lengths, position, lanes, last_epoch)
+    sizes = cache_folder.cached_bytes(recipe.corpus)
+    needed = add_downloads(found.bytes, sizes, count_downloads(delivery, share))
     if limit >= needed:
         return None
     where = "" if found.row is None else f" around row {found.row:,}"
@@ -172,18 +179,17 @@ def explain_later_working_set(plan: WorkerPlan, lengths: RunLengths) -> str | No
     )
 
 
-def _find_last_epoch(plan: WorkerPlan) -> int | None:
+def _find_last_epoch(recipe: Recipe, position: Position, share: float) -> int | None:
     """The last epoch that can be measured in a few seconds, or None if no epoch can.
 
     It is at most four epochs after the current epoch.
     """
     last = NEVER
-    for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
+    for component, cursors in zip(recipe.components, position.cursors, strict=True):
         lanes = component.lanes
         heads = cursors[:, tables.CURSOR_ORDINAL]
-        epochs, _ = lanes.epoch_positions(np.arange(plan.recipe.num_lanes), heads)
+        epochs, _ = lanes.epoch_positions(np.arange(recipe.num_lanes), heads)
         current, documents = int(epochs.min()), max(1, lanes.num_positions)
-        share = len(plan.share.machine_lanes) / plan.recipe.num_lanes
         if documents * share > _MOST_MEASURED:
             return None
         # measuring later epochs takes longer, because their orders must be built, too

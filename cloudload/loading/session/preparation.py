@@ -30,7 +30,7 @@ from cloudload.loading.workers.worker_plan import (
 )
 from cloudload.order import share_rows
 from cloudload.rows import Choice
-from cloudload.run import Recipe
+from cloudload.run import Recipe, RunInputs
 
 logger = logging.getLogger("cloudload.loader")
 
@@ -58,14 +58,11 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
     num_workers = min(max(1, num_workers), max(1, run.recipe.num_lanes // world.size))
     lanes = [component.lanes for component in run.recipe.components]
     return WorkerPlan(
-        recipe=run.recipe,
+        inputs=RunInputs(run.recipe, run.cache_root, run.backend, run.lengths),
         delivery=delivery,
-        backend=run.backend,
-        cache_root=run.cache_root,
         share=share_rows(lanes, world, delivery.batch_size, num_workers),
         position=position,
         phase=phase,
-        lengths=run.lengths,
         has_jumped=run.has_jumped and member.is_first,
     )
 
@@ -83,7 +80,8 @@ def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
     try:
         plan = make_worker_plan(run, member)
         cache_folder.open_cache_folder(run.cache_root)
-        check_cache_limit(plan, open_current_orders(plan))
+        orders = open_current_orders(plan.inputs, plan.share, plan.position)
+        check_cache_limit(run.recipe, member.delivery, plan.share, orders)
     finally:
         run.has_jumped = has_jumped
 

@@ -211,9 +211,9 @@ class Reader:
             self._explain_num_workers(member.delivery.num_workers, plan.share.num_workers)
         cache_folder.open_cache_folder(run.cache_root)
         began = time.monotonic()
-        orders = open_current_orders(plan)
-        self._start_log.log_order(plan, time.monotonic() - began)
-        check_cache_limit(plan, orders)
+        orders = open_current_orders(plan.inputs, plan.share, plan.position)
+        self._start_log.log_order(plan.recipe, plan.share, time.monotonic() - began)
+        check_cache_limit(plan.recipe, plan.delivery, plan.share, orders)
         return plan
 
     def _explain_num_workers(self, asked: int, used: int) -> None:
@@ -236,8 +236,14 @@ class Reader:
         known = find_known(run, plan, exchange)
         self._warn_of_drift(plan)
         check_alone(run, member, exchange, known)
-        open_blocks = member.environment.open_blocks
-        iteration = Iteration(plan, exchange, run.log, self._start_log, open_blocks, known=known)
+        iteration = Iteration(
+            plan,
+            exchange,
+            run.log,
+            self._start_log,
+            has_processes=member.environment.has_worker_processes(member.delivery),
+            known=known,
+        )
         # a weak reference, so that the workers of an abandoned iteration stop. Between passes,
         # `_kept` keeps the iteration alive
         self._iteration = weakref.ref(iteration)
@@ -249,7 +255,7 @@ class Reader:
         run, member = self.now
         plan = self.worker_plan()
         exchange = member.connect()
-        facts = list_facts(plan, run.log.position)
+        facts = list_facts(plan.inputs, plan.delivery, plan.share.world, run.log.position)
         if exchange.compare(facts, plan.share.world):
             return plan, exchange
         logger.info("some ranks found no token lengths, so the run uses none until it is resumed")
@@ -262,7 +268,8 @@ class Reader:
         if lengths is None or not self.member.is_first or self._has_measured:
             return
         self._has_measured = True
-        if (warning := explain_later_working_set(plan, lengths)) is not None:
+        warning = explain_later_working_set(lengths, plan.delivery, plan.share, plan.position)
+        if warning is not None:
             logger.warning("%s", warning)
 
 

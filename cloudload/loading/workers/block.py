@@ -14,8 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cloudload.config import choices
 from cloudload.data import FirstFetch, TrafficCounter
+from cloudload.order import RankShare
 from cloudload.rows import Packing, counts_of_sizes, lane_packer, tables
+from cloudload.run import RunInputs
 from cloudload.stats import (
     COUNTS,
     PADDING,
@@ -24,6 +27,25 @@ from cloudload.stats import (
     Traffic,
 )
 from cloudload.system import NEVER, Ints, Tokens
+
+# maximum rows per block if a row has up to `_TOKENS_OF_ROW` tokens: large enough to amortize fixed
+# costs, small enough to keep latency low
+_ROWS_AT_ONCE = {choices.HF: 128, choices.FASTOKENS: 1024, choices.NO_BACKEND: 1024}
+_TOKENS_OF_ROW = 2_048
+
+
+def limit_batches(inputs: RunInputs, share: RankShare) -> int:
+    """Return the maximum number of batches in a block, the same for every worker."""
+    rows_of_worker = -(-share.batch_size // share.num_workers)
+    most = _ROWS_AT_ONCE[inputs.backend.name]
+    most = min(most, most * _TOKENS_OF_ROW // inputs.recipe.packing.seq_len)
+    return max(1, most // rows_of_worker)
+
+
+def limit_blocks_ahead(prefetch_batches: int, most_batches: int) -> int:
+    """Return the maximum number of finished blocks by which a worker may be ahead of the training
+    loop. `most_batches` is the maximum number of batches in a block."""
+    return max(2, -(-prefetch_batches // most_batches))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloudload.config import choices
+from cloudload.config import DeliveryConfig, choices
 from cloudload.data import BadDocumentError, ShardCache
 from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.loading.workers.bad_documents import SkipLog
@@ -26,10 +26,9 @@ from cloudload.loading.workers.document_reader import (
     TextOrError,
     merge_ids,
 )
-from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import EpochOrders
 from cloudload.rows import DocumentTokenizer, decode_ids, residue_spans, tables
-from cloudload.run import Recipe, length_files
+from cloudload.run import Recipe, RunInputs, length_files
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED, TOKENIZE
 from cloudload.system import NEVER, Flags, Ints, Tokens, activity, stage
 
@@ -335,26 +334,27 @@ def _describe_length(length: int) -> str:
     return named.get(length) or f"has {length:,} tokens"
 
 
-def open_documents(plan: WorkerPlan, cache: ShardCache, *, compares: bool = True) -> LaneDocuments:
-    """Open the documents of a plan's lanes. Uses the plan's orders and tokenizer.
+def open_documents(inputs: RunInputs, cache: ShardCache, *, compares: bool = True) -> LaneDocuments:
+    """Open the documents of a run's lanes. Uses the run's orders and tokenizer.
 
     `compares` is passed to `DocumentTokenizer`.
     """
-    recipe = plan.recipe
-    orders = [component.orders(plan.cache_root) for component in recipe.components]
+    recipe = inputs.recipe
+    orders = [component.orders(inputs.cache_root) for component in recipe.components]
     tokenizer = None
     if recipe.has_text:
-        tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name, compares=compares)
+        tokenizer = DocumentTokenizer(recipe.tokenizer, inputs.backend.name, compares=compares)
     reader = DocumentReader(recipe, cache)
-    return LaneDocuments(recipe, orders, reader, tokenizer, lengths=plan.lengths)
+    return LaneDocuments(recipe, orders, reader, tokenizer, lengths=inputs.lengths)
 
 
-def open_cache(plan: WorkerPlan, retries: Ints | None = None) -> ShardCache:
-    """Open the cache for the shards of a plan's corpus. The cache counts retries in `retries`."""
-    delivery = plan.delivery
+def open_cache(
+    inputs: RunInputs, delivery: DeliveryConfig, retries: Ints | None = None
+) -> ShardCache:
+    """Open the cache for the shards of a run's corpus. The cache counts retries in `retries`."""
     return ShardCache(
-        plan.recipe.corpus,
-        plan.cache_root,
+        inputs.recipe.corpus,
+        inputs.cache_root,
         limit_bytes=delivery.cache_limit_bytes(),
         threads=delivery.download_threads,
         verify=delivery.verify,

@@ -13,18 +13,20 @@ import numpy as np
 
 from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.run import RunLengths
+from cloudload.run import Recipe
 from cloudload.system import Ints, count_within
 
 
-def count_documents_ahead(plan: WorkerPlan, component: int, num_own: int) -> int:
+def count_documents_ahead(
+    recipe: Recipe, predownload: int | None, component: int, num_own: int
+) -> int:
     """The number of documents to look ahead in each lane, for a worker with `num_own` lanes."""
-    of = plan.recipe.components[component]
-    if plan.delivery.predownload is not None:
-        own = num_own * len(plan.recipe.components)
-        return max(1, plan.delivery.predownload // max(1, own))
+    of = recipe.components[component]
+    if predownload is not None:
+        own = num_own * len(recipe.components)
+        return max(1, predownload // max(1, own))
     per_shard = of.num_samples / max(1, len(of.shard_sizes))
-    return max(1, round(2 * per_shard / (plan.recipe.num_lanes // of.order.num_canonical_nodes)))
+    return max(1, round(2 * per_shard / (recipe.num_lanes // of.order.num_canonical_nodes)))
 
 
 class Prefetcher:
@@ -42,14 +44,15 @@ class Prefetcher:
         next_ordinals: Ints,
         ends: Ints,
     ) -> None:
-        self._plan, self._worker, self._documents = plan, worker, documents
-        self._components, self._num_lanes = plan.recipe.components, plan.recipe.num_lanes
+        self._plan, self._documents, recipe = plan, documents, plan.recipe
+        self._components, self._num_lanes = recipe.components, recipe.num_lanes
         self._next_ordinals, self._ends = next_ordinals, ends
         self._looked_ahead = next_ordinals.copy()
         """The ordinal up to which each lane's shards were requested: int64 [flat_lanes]."""
+        num_own, predownload = len(plan.share.own_lanes(worker)), plan.delivery.predownload
         self._ahead = np.array(
             [
-                count_documents_ahead(plan, component, len(plan.share.own_lanes(worker)))
+                count_documents_ahead(recipe, predownload, component, num_own)
                 for component in range(len(self._components))
             ]
         )
@@ -136,8 +139,6 @@ class Prefetcher:
             ):
                 self._ordered_epochs[component] = epoch
                 self._documents.build_order(component, epoch)
-                if self._plan.lengths is not None and self._plan.share.world.size > 1:
-                    lengths = RunLengths(
-                        self._plan.recipe, self._plan.cache_root, self._plan.lengths
-                    )
-                    lengths.build_table(component, epoch)
+                inputs = self._plan.inputs
+                if inputs.lengths is not None and self._plan.share.world.size > 1:
+                    inputs.open_run_lengths().build_table(component, epoch)

@@ -179,7 +179,7 @@ class WorkerProcess:
         self._connection, theirs = self._context.Pipe()
         plan = self._plan if self._is_forked else None
         if plan and plan.recipe.has_text:
-            preload(plan.recipe.tokenizer.json, plan.backend.name)
+            preload(plan.recipe.tokenizer.json, plan.inputs.backend.name)
         self._process = self._context.Process(
             target=work, args=(*self._arguments, theirs, plan), daemon=True
         )
@@ -216,7 +216,7 @@ class WorkerProcess:
                 self._process.pid,
                 START_S,
             )
-            end_workers([self], self._plan.cache_root)
+            end_workers([self], self._plan.inputs.cache_root)
             self._begin()
         raise WorkerError(
             f"a worker process did not start in {_STARTS} attempts of {START_S:.0f} s each. Use "
@@ -348,7 +348,7 @@ def running_workers(
     finally:
         # stop the workers now, not when they are garbage collected, because the next iteration
         # must not fork while they run
-        end_workers(workers, plan.cache_root)
+        end_workers(workers, plan.inputs.cache_root)
 
 
 def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.config import DeliveryConfig
 from cloudload.data import ID_KEY, BadDocumentError, ShardCache
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.loading.workers.documents import (
@@ -20,8 +21,8 @@ from cloudload.loading.workers.documents import (
     open_cache,
     open_documents,
 )
-from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import Framing, fill_rows, tables
+from cloudload.run import RunInputs
 from cloudload.stats import EMPTY, FILTERED
 from cloudload.system import Ints, Spares, Tokens, reports
 
@@ -79,9 +80,10 @@ class _Reader:
     samples: DocumentReader
 
     @staticmethod
-    def open(plan: WorkerPlan) -> _Reader:
-        cache = open_cache(plan)
-        return _Reader(cache, open_documents(plan, cache), DocumentReader(plan.recipe, cache))
+    def open(inputs: RunInputs, delivery: DeliveryConfig) -> _Reader:
+        cache = open_cache(inputs, delivery)
+        samples = DocumentReader(inputs.recipe, cache)
+        return _Reader(cache, open_documents(inputs, cache), samples)
 
     def close(self) -> None:
         self.cache.close()
@@ -90,11 +92,12 @@ class _Reader:
 class Tracer:
     """Reads the documents of spans in this process, without workers. Thread-safe."""
 
-    def __init__(self, plan: WorkerPlan) -> None:
-        self._readers = Spares(partial(_Reader.open, plan), _Reader.close)
-        self._framing = Framing.of(plan.recipe.tokenizer.frames)
-        self._labels, self._corpus = plan.recipe.labels, plan.recipe.corpus
-        self._is_tokenized = [bool(each) for each in plan.recipe.config.token_columns]
+    def __init__(self, inputs: RunInputs, delivery: DeliveryConfig) -> None:
+        self._readers = Spares(partial(_Reader.open, inputs, delivery), _Reader.close)
+        recipe = inputs.recipe
+        self._framing = Framing.of(recipe.tokenizer.frames)
+        self._labels, self._corpus = recipe.labels, recipe.corpus
+        self._is_tokenized = [bool(each) for each in recipe.config.token_columns]
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:

@@ -14,7 +14,6 @@ import numpy as np
 
 from cloudload.data import FirstFetch
 from cloudload.loading.workers.block import Block
-from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import split_residues, tables
 from cloudload.stats import COUNTS, Traffic
 from cloudload.system import SharedMemoryRing, Tokens
@@ -46,11 +45,13 @@ class PackedBlock:
     """See `Block`."""
 
 
-def slot_bytes(plan: WorkerPlan) -> int:
-    """The size, in bytes, of a slot that fits nearly every block of a plan."""
-    rows = plan.share.batch_size * plan.batches_at_once
-    own = min(rows, -(-rows // plan.share.num_workers) * 5 // 4 + 1)
-    return own * (4 * plan.recipe.config.seq_len + _EXTRA_BYTES_PER_ROW) + (1 << 14)
+def measure_slot(rows: int, num_workers: int, seq_len: int) -> int:
+    """Return the size, in bytes, of a slot that fits nearly every block.
+
+    `num_workers` workers share the `rows` of their blocks.
+    """
+    own = min(rows, -(-rows // num_workers) * 5 // 4 + 1)
+    return own * (4 * seq_len + _EXTRA_BYTES_PER_ROW) + (1 << 14)
 
 
 class Slots:

@@ -25,7 +25,7 @@ import numpy as np
 
 from cloudload.data import Corpus, Shard, open_shard_start
 from cloudload.errors import StoreError, StreamChangedError
-from cloudload.loading.workers.block import Block, BlockBuilder, Pieces
+from cloudload.loading.workers.block import Block, BlockBuilder, Pieces, limit_batches
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.loading.workers.documents import (
     FoundDocuments,
@@ -40,7 +40,7 @@ from cloudload.loading.workers.tail_reader import RowOfTail, TailReader
 from cloudload.loading.workers.worker_plan import Measuring, Mixed, NextPhase, Sharing, WorkerPlan
 from cloudload.order import RankShare
 from cloudload.rows import Framing, fill_rows, list_spans, row_lengths, tables
-from cloudload.run import RowFinder, RunLengths, Tails, lengths_index
+from cloudload.run import Recipe, RowFinder, Tails, lengths_index
 from cloudload.system import NEVER, Ints, Tokens, count_within
 
 logger = logging.getLogger("cloudload.workers")
@@ -61,10 +61,10 @@ class Worker:
         self, plan: WorkerPlan, index: int, retries: Ints, new_tokens: NewTokens | None = None
     ) -> None:
         self.index, self.new_tokens = index, new_tokens or _new_tokens
-        self._cache = open_cache(plan, retries)
+        self._cache = open_cache(plan.inputs, plan.delivery, retries)
         try:
             self.documents = open_documents(
-                plan, self._cache, compares=compares_ids(plan.share, index)
+                plan.inputs, self._cache, compares=compares_ids(plan.share, index)
             )
         except BaseException:
             self._cache.close()
@@ -77,7 +77,7 @@ class Worker:
         `plan` is the worker's own plan, or a later phase of it. The first blocks are those of
         replayed rows, which have cursors but no tokens. The next block has one batch, so that
         training starts early. Each later block has twice as many batches as the previous one, up to
-        `WorkerPlan.batches_at_once`. The blocks end only at a pause and in two phases: `Measuring`
+        `limit_batches`. The blocks end only at a pause and in two phases: `Measuring`
         has one block, with the sizes of documents, and `Sharing` has blocks of one row each, with
         the tokens of documents.
 
@@ -107,7 +107,7 @@ def _open_mixture(plan: WorkerPlan) -> Tails | None:
     """The tails of a mixture with streams that end; None in other runs."""
     if not isinstance(plan.phase, Mixed):
         return None
-    return plan.open_tails(plan.phase.ending)
+    return plan.inputs.open_tails(plan.phase.ending)
 
 
 def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
@@ -135,7 +135,7 @@ class _Rows:
     def blocks(self) -> Iterator[Block]:
         plan = self._plan
         if plan.has_jumped and self._worker == 0:
-            check_some_lengths(plan, self._documents)
+            check_some_lengths(plan.recipe, self._documents)
         if isinstance(plan.phase, Measuring):
             yield self._measure()
             return
@@ -146,12 +146,12 @@ class _Rows:
         for start, stop in plan.replays():
             yield self._make_block(start, [stop], keeps_tokens=False)
         step, pause = plan.share.global_batch, plan.pause
-        first, count = plan.position.rows, 1
+        first, count, most_batches = plan.position.rows, 1, limit_batches(plan.inputs, plan.share)
         while first < pause:
             stop = first + min(count, (pause - first) // step) * step
             yield self._make_block(first, list(range(first + step, stop + 1, step)))
             self._is_awaited = False
-            first, count = stop, min(2 * count, plan.batches_at_once)
+            first, count = stop, min(2 * count, most_batches)
 
     def _measure(self) -> Block:
         own = self._plan.share.own_lanes(self._worker)
@@ -281,9 +281,7 @@ class DealtRows:
     """
 
     def __init__(self, plan: WorkerPlan, worker: int, documents: LaneDocuments) -> None:
-        assert plan.lengths is not None
-        lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
-        self._finder = RowFinder(lengths, plan.position)
+        self._finder = RowFinder(plan.inputs.open_run_lengths(), plan.position)
         cursors = plan.position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
         self._next_ordinals = cursors[:, tables.CURSOR_ORDINAL].copy()
         self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, find_ends(plan))
@@ -312,8 +310,8 @@ class DealtRows:
         self._prefetcher.build_orders(found.flat_lanes)
 
 
-def check_some_lengths(plan: WorkerPlan, documents: LaneDocuments) -> None:
-    """Compare the lengths of some documents of a plan's corpus with their texts.
+def check_some_lengths(recipe: Recipe, documents: LaneDocuments) -> None:
+    """Compare the lengths of some documents of a run's corpus with their texts.
 
         groups of shards ─► up to 16 ─► a shard of each ─► its first samples ─► lengths compared
 
@@ -324,11 +322,11 @@ def check_some_lengths(plan: WorkerPlan, documents: LaneDocuments) -> None:
     Raises `DatasetError` if a length differs or a document cannot be read. If a store cannot be
     reached, logs this and skips the remaining checks.
     """
-    corpus = plan.recipe.corpus
+    corpus = recipe.corpus
     try:
         for shard, samples in choose_samples(corpus):
             with _open_start(corpus, shard) as starts:
-                documents.compare(samples, DocumentReader(plan.recipe, starts))
+                documents.compare(samples, DocumentReader(recipe, starts))
     except StoreError as error:
         logger.info(
             "token lengths were not checked before moving to the new position, because of a store "

@@ -22,7 +22,8 @@ from typing import Any, Final
 
 from cloudload.data import WorkerCounts
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.loading.workers.transport import Slots, slot_bytes
+from cloudload.loading.workers.block import limit_batches, limit_blocks_ahead
+from cloudload.loading.workers.transport import Slots, measure_slot
 from cloudload.loading.workers.worker import Worker
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.stats import IDLE, PACK
@@ -73,8 +74,11 @@ class Memory:
     @staticmethod
     def of(plan: WorkerPlan, counts: WorkerCounts) -> Memory:
         # the extra slot is for the block that the training process uses
-        slots_each, num_workers = 1 + plan.blocks_ahead, plan.share.num_workers
-        blocks = SharedMemoryRing(num_workers * slots_each, slot_bytes(plan))
+        num_workers, most_batches = plan.share.num_workers, limit_batches(plan.inputs, plan.share)
+        slots_each = 1 + limit_blocks_ahead(plan.delivery.prefetch_batches, most_batches)
+        rows = plan.share.batch_size * most_batches
+        slot_bytes = measure_slot(rows, num_workers, plan.recipe.packing.seq_len)
+        blocks = SharedMemoryRing(num_workers * slots_each, slot_bytes)
         activities = SharedMemoryRing(num_workers, _ACTIVITY_BYTES)
         return Memory(blocks, slots_each, activities, counts)
 

@@ -19,18 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
-from cloudload.config import DeliveryConfig, choices
+from cloudload.config import DeliveryConfig
 from cloudload.order import RankShare
-from cloudload.rows import Choice, Tail, take_rows
-from cloudload.run import Ending, Position, Recipe, RunLengths, Tails, length_files
+from cloudload.rows import Tail, take_rows
+from cloudload.run import Ending, Position, Recipe, RunInputs
 from cloudload.system import NEVER, Ints, Tokens
 
-# maximum rows per block if a row has up to `_TOKENS_OF_ROW` tokens: large enough to amortize fixed
-# costs, small enough to keep latency low
-_ROWS_AT_ONCE = {choices.HF: 128, choices.FASTOKENS: 1024, choices.NO_BACKEND: 1024}
-_TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
 
 
@@ -128,20 +123,20 @@ class NextPhase:
 class WorkerPlan:
     """The input of one rank's workers. It can be pickled if the transform can."""
 
-    recipe: Recipe
+    inputs: RunInputs
     delivery: DeliveryConfig
-    backend: Choice
-    """The tokenizer backend that encodes documents."""
-    cache_root: Path
     share: RankShare
     """The lanes and rows of the rank."""
     position: Position
     """The position to continue from."""
     phase: Phase
-    lengths: length_files.CorpusLengths | None = None
-    """The lengths of the samples. Each document that is read is compared with its length."""
     has_jumped: bool = False
     """Whether the position was computed from lengths, of which this rank first checks a sample."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return self.inputs.recipe
 
     def enter(self, change: NextPhase) -> WorkerPlan:
         """Return a copy of the plan for its next phase, at the position where that phase begins."""
@@ -162,15 +157,10 @@ class WorkerPlan:
         """The tail, or None before it is packed. In the phase `Foreseen`, it is packed on first
         use."""
         if isinstance(self.phase, Foreseen):
-            tail = self.open_tails(self.phase.ending).tail(0)
+            tail = self.inputs.open_tails(self.phase.ending).tail(0)
             before = sum(rows for _, rows in self.phase.ending.stages_of(0))
             return replace(tail, first_row=self.phase.start - before + tail.first_row)
         return self.phase.tail if isinstance(self.phase, InTail) else None
-
-    def open_tails(self, ending: Ending) -> Tails:
-        """Open the tails of an ending, which lengths determine."""
-        assert self.lengths is not None
-        return RunLengths(self.recipe, self.cache_root, self.lengths).use_ending(ending)
 
     @cached_property
     def end(self) -> int | None:
@@ -191,19 +181,6 @@ class WorkerPlan:
         if not (isinstance(self.phase, Foreseen) and self.phase.pauses):
             return NEVER
         return self.share.end_whole_batches(self.position.rows, self.phase.start)
-
-    @property
-    def batches_at_once(self) -> int:
-        """Maximum number of batches in a block, the same for every worker."""
-        rows_of_worker = -(-self.share.batch_size // self.share.num_workers)
-        most = _ROWS_AT_ONCE[self.backend.name]
-        most = min(most, most * _TOKENS_OF_ROW // self.recipe.config.seq_len)
-        return max(1, most // rows_of_worker)
-
-    @property
-    def blocks_ahead(self) -> int:
-        """Maximum number of finished blocks by which a worker may be ahead of the training loop."""
-        return max(2, -(-self.delivery.prefetch_batches // self.batches_at_once))
 
     @property
     def window_start(self) -> int:

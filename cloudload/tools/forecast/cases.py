@@ -26,10 +26,16 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from cloudload.data import Corpus
-from cloudload.loading import Mixed, WorkerPlan
 from cloudload.order import bijection
 from cloudload.rows import Packing
-from cloudload.run import Recipe, RunLengths, length_files, mixture_of
+from cloudload.run import (
+    Ending,
+    Recipe,
+    RunInputs,
+    RunLengths,
+    length_files,
+    mixture_of,
+)
 from cloudload.system import Floats, Ints, Words
 from cloudload.tools.count.estimate import CountEstimate, sample_lengths
 from cloudload.tools.forecast.result import Figure
@@ -119,20 +125,27 @@ def _error_after(epochs_played: Sequence[float]) -> float:
 
 
 @contextmanager
-def open_cases(plan: WorkerPlan, share: float, rows_of_lane: int | None) -> Iterator[Cases]:
+def open_cases(
+    inputs: RunInputs,
+    ending: Ending | None,
+    *,
+    share: float,
+    rows_of_lane: int | None,
+) -> Iterator[Cases]:
     """Open the cases of a run. Without token lengths, tokenizes `share` of each stream's samples.
 
-    `rows_of_lane` is the approximate number of rows per lane, or None if it is unknown. Raises
-    the errors of `sample_streams`.
+    `ending` has the ends of a mixture's streams, if they are known. `rows_of_lane` is the
+    approximate number of rows per lane, or None if it is unknown. Raises the errors of
+    `sample_streams`.
     """
-    recipe, most = plan.recipe, max(1, rows_of_lane or sys.maxsize)
-    if plan.lengths is not None:
-        found = _prepare(recipe, [plan.lengths], plan.cache_root, ((), "token lengths"), most)
-        if isinstance(plan.phase, Mixed):
-            (found.packed or found.runs[0]).use_ending(plan.phase.ending)
+    recipe, most = inputs.recipe, max(1, rows_of_lane or sys.maxsize)
+    if inputs.lengths is not None:
+        found = _prepare(recipe, [inputs.lengths], inputs.cache_root, ((), "token lengths"), most)
+        if ending is not None:
+            (found.packed or found.runs[0]).use_ending(ending)
         yield found
         return
-    samples = sample_streams(recipe, plan.backend.name, share)
+    samples = sample_streams(recipe, inputs.backend.name, share)
     read = sum(each.estimate.samples_read for each in samples)
     basis = f"a sample of {read:,} out of {recipe.corpus.num_samples:,} documents"
     if all(each.is_whole for each in samples):

@@ -152,8 +152,8 @@ class NodeForecast:
 
     def __init__(self, asked: ForecastRequest, cases: Cases, found: Sequence[Case]) -> None:
         self._asked, self._cases, self._found = asked, cases, found
-        self._plan, self._share, self._limit = asked.plan, asked.share, asked.limit
-        self._corpus, self._prices = asked.plan.recipe.corpus, asked.prices
+        self._share, self._limit = asked.share, asked.limit
+        self._corpus, self._prices = asked.recipe.corpus, asked.prices
         self._sizes = _measure_shards(self._corpus)
 
     def plan_node(self, node: int) -> NodePlan:
@@ -227,7 +227,7 @@ class NodeForecast:
 
     @property
     def _downloads_at_once(self) -> int:
-        threads = self._plan.delivery.download_threads
+        threads = self._asked.delivery.download_threads
         return self._share.num_workers * self._share.world.ranks_per_node * threads
 
     def _simulate(self, case: Case, node: int) -> list[Downloads]:
@@ -260,8 +260,8 @@ class NodeForecast:
 
     def measure_least(self) -> int:
         """Return the cache limit in bytes below which a loader on some node refuses to start."""
-        recipe, nodes = self._plan.recipe, self._share.lane_hosts
-        orders = [each.orders(self._plan.cache_root)(0) for each in recipe.components]
+        recipe, nodes = self._asked.recipe, self._share.lane_hosts
+        orders = [each.orders(self._asked.inputs.cache_root)(0) for each in recipe.components]
         return max(
             measure_working_set(
                 recipe.corpus,

@@ -26,16 +26,18 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config import checks, choices
+from cloudload.config import DeliveryConfig, checks, choices
 from cloudload.data import redact
 from cloudload.loading import (
     Batch,
     CloudLoader,
-    WorkerPlan,
+    Mixed,
     default_num_workers,
     is_worker_fast,
+    limit_batches,
 )
 from cloudload.order import RankShare, World, share_rows
+from cloudload.run import RunInputs
 from cloudload.stats import READ, TOKENS
 from cloudload.system import counted, divisors
 from cloudload.tools.forecast.budget import parse_tokens
@@ -117,11 +119,13 @@ def plan_run(
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     with CloudLoader(**alone) as loader:
         plan = loader.worker_plan()
+    inputs, ending = plan.inputs, plan.phase.ending if isinstance(plan.phase, Mixed) else None
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
     limit = delivery.cache_limit_bytes()
-    share = _share_rows(plan, World(0, world_size, ranks_per_node))
-    asked = ForecastRequest(plan, share, limit, budget, steps, table)
-    with open_cases(plan, sample, asked.rows_of_lane) as cases:
+    share = _share_rows(inputs, delivery, World(0, world_size, ranks_per_node))
+    asked = ForecastRequest(inputs, delivery, share, limit, budget, steps, table)
+    rows_of_lane = asked.rows_of_lane
+    with open_cases(inputs, ending, share=sample, rows_of_lane=rows_of_lane) as cases:
         found = _Forecast(asked, cases).summarize()
     if measure and found.epochs.value > found.steps.value:
         warning = "a step reads the data several times, so the speed of the reader was not measured"
@@ -130,12 +134,11 @@ def plan_run(
     return _add_speed(found, speed, gpu_tokens_per_s)
 
 
-def _share_rows(plan: WorkerPlan, world: World) -> RankShare:
+def _share_rows(inputs: RunInputs, delivery: DeliveryConfig, world: World) -> RankShare:
     """The share of one rank, assuming that each node has enough cores for its workers."""
-    recipe, delivery = plan.recipe, plan.delivery
-    num_workers = delivery.num_workers
+    recipe, num_workers = inputs.recipe, delivery.num_workers
     if num_workers is None:
-        is_fast = is_worker_fast(recipe, plan.backend)
+        is_fast = is_worker_fast(recipe, inputs.backend)
         num_workers = default_num_workers(1, _ENOUGH_CORES, _ENOUGH_CORES, is_fast=is_fast)
     num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))
     lanes = [component.lanes for component in recipe.components]
@@ -159,9 +162,9 @@ class _Forecast:
     """Computes the parts of a `RunPlan` that follow from lengths and order."""
 
     def __init__(self, asked: ForecastRequest, cases: Cases) -> None:
-        self._asked, self._plan, self._share = asked, asked.plan, asked.share
+        self._asked, self._recipe, self._share = asked, asked.recipe, asked.share
         self._limit = asked.limit
-        self._cases, self._corpus = asked.choose(cases), asked.plan.recipe.corpus
+        self._cases, self._corpus = asked.choose(cases), asked.recipe.corpus
         self._found = asked.follow(self._cases)
         if played := self._found[0].extent.played:
             samples = np.maximum(1, np.diff(self._corpus.stream_starts))
@@ -171,7 +174,7 @@ class _Forecast:
 
     def summarize(self) -> RunPlan:
         """Return the plan without the measured speed."""
-        plan, share, config = self._plan, self._share, self._plan.recipe.config
+        share, config = self._share, self._recipe.config
         node_plans = tuple(self._nodes.plan_node(node) for node in range(self._asked.num_nodes))
         streams = tuple(self._plan_stream(stream) for stream in range(len(self._corpus.datasets)))
         least = self._nodes.measure_least()
@@ -191,7 +194,7 @@ class _Forecast:
             epochs=self._count_epochs(range(len(streams)), self._cases.error),
             streams=streams,
             num_lanes=share.num_lanes,
-            any_world=plan.lengths is not None,
+            any_world=self._asked.inputs.lengths is not None,
             worlds=tuple(divisors(share.num_lanes)),
             cache_limit_bytes=self._limit,
             least_cache_bytes=least,
@@ -207,7 +210,7 @@ class _Forecast:
         return replace(found, warnings=tuple(self._warn(found)))
 
     def _describe(self) -> str:
-        config = self._plan.recipe.config
+        config = self._recipe.config
         urls = ", ".join(redact(stream.url) for stream in config.streams)
         ranks = counted(self._share.world.size, "rank")
         until = ""
@@ -224,13 +227,13 @@ class _Forecast:
 
     def _count(self, values: Sequence[float]) -> Figure:
         """Summarize a number of rows or steps, which is exact if it does not depend on lengths."""
-        is_endless = not self._plan.recipe.has_tails
+        is_endless = not self._recipe.has_tails
         is_exact = self._asked.has_full_rows or (is_endless and self._asked.steps is not None)
         return self._cases.summarize(values, is_exact=is_exact, error=self._cases.error)
 
     def _count_tokens(self) -> Figure:
         if self._asked.has_full_rows:
-            return Figure.exact(self._found[0].extent.rows * self._plan.recipe.config.seq_len)
+            return Figure.exact(self._found[0].extent.rows * self._recipe.config.seq_len)
         values = [int(case.extent.counts[:, TOKENS].sum()) for case in self._found]
         return self._cases.summarize(values, error=self._cases.error)
 
@@ -243,12 +246,12 @@ class _Forecast:
             # includes the padding rows that complete the last step
             rows = case.extent.steps * self._share.global_batch
             tokens = int(case.extent.counts[:, TOKENS].sum())
-            shares.append(1 - tokens / max(1, rows * self._plan.recipe.config.seq_len))
+            shares.append(1 - tokens / max(1, rows * self._recipe.config.seq_len))
         return self._cases.summarize(shares, is_exact=self._asked.has_full_rows)
 
     def _plan_stream(self, stream: int) -> StreamPlan:
         counts = [case.extent.counts for case in self._found]
-        cases, is_mixed = self._cases, self._plan.recipe.config.is_mixed
+        cases, is_mixed = self._cases, self._recipe.config.is_mixed
         number, error = len(self._corpus.datasets), self._cases.error_of(stream)
         is_exact = self._asked.has_full_rows and (is_mixed or number == 1)
         own = [int(each[stream, TOKENS]) for each in counts]
@@ -256,7 +259,7 @@ class _Forecast:
         shares = [value / total for value, total in zip(own, totals, strict=True)]
         last_step, tail_rows = self._find_end(stream)
         return StreamPlan(
-            name=self._plan.recipe.labels[stream],
+            name=self._recipe.labels[stream],
             tokens=cases.summarize(own, is_exact=is_exact, error=math.hypot(error, cases.error)),
             epochs=self._count_epochs(range(stream, stream + 1), error),
             share=cases.summarize(shares, is_exact=is_exact, error=math.hypot(error, cases.error)),
@@ -287,14 +290,14 @@ class _Forecast:
             for case in self._found
         ]
         # with tail="drop", some documents are not read, and their number depends on lengths
-        drops = self._plan.delivery.tail == "drop"
+        drops = self._asked.delivery.tail == "drop"
         is_whole = not drops and all(case.extent.is_whole for case in self._found)
         values = [each / max(1, samples) for each in read]
         found = self._cases.summarize(values, is_exact=is_whole, error=error)
         if self._cases.fill.is_exact or is_whole:
             return found
         # best_fit lanes have also read the documents of their open rows
-        open_rows = self._plan.recipe.packing.open_rows * self._share.num_lanes
+        open_rows = self._recipe.packing.open_rows * self._share.num_lanes
         rows = min(case.extent.rows for case in self._found)
         return replace(found, high=found.high * (1 + open_rows / max(1, rows)))
 
@@ -402,7 +405,8 @@ def _read(options: Mapping[str, Any]) -> list[float]:
     """
     rates: list[float] = []
     with CloudLoader(**options) as loader:
-        block, began = loader.worker_plan().batches_at_once, time.monotonic()
+        plan, began = loader.worker_plan(), time.monotonic()
+        block = limit_batches(plan.inputs, plan.share)
         batches = iter(loader)
         _read_part(batches, block, 0.0)
         while len(rates) < _PARTS and time.monotonic() - began < _MOST_WALL_S:

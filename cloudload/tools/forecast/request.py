@@ -18,14 +18,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from cloudload.config import DeliveryConfig
 from cloudload.data import explain
 from cloudload.loading import (
     MOST_EAGERNESS,
-    WorkerPlan,
     count_documents_ahead,
+    limit_batches,
+    limit_blocks_ahead,
 )
 from cloudload.order import RankShare
-from cloudload.run import RunLengths
+from cloudload.run import Recipe, RunInputs, RunLengths
 from cloudload.stats import READ
 from cloudload.tools.forecast.budget import Extent, find_extent
 from cloudload.tools.forecast.cases import Cases
@@ -53,9 +55,10 @@ class Case:
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """The run to forecast: its plan, ranks, cache limit, requested length, and prices."""
+    """The run to forecast: its data, ranks, cache limit, requested length, and prices."""
 
-    plan: WorkerPlan
+    inputs: RunInputs
+    delivery: DeliveryConfig
     share: RankShare
     """The share of one rank of the run."""
     limit: int | None
@@ -65,6 +68,11 @@ class ForecastRequest:
     prices: Prices
 
     @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return self.inputs.recipe
+
+    @property
     def num_nodes(self) -> int:
         """Number of machines."""
         return self.share.world.size // self.share.world.ranks_per_node
@@ -72,14 +80,13 @@ class ForecastRequest:
     @property
     def has_full_rows(self) -> bool:
         """Whether all rows are full, regardless of the documents' lengths."""
-        recipe = self.plan.recipe
-        return recipe.packing.name == "concat" and not recipe.has_tails
+        return self.recipe.packing.name == "concat" and not self.recipe.has_tails
 
     @property
     def rows_of_lane(self) -> int | None:
         """The approximate number of rows per lane, or None if it is unknown."""
         if self.tokens is not None:
-            return self.tokens // self.plan.recipe.config.seq_len // self.share.num_lanes + 1
+            return self.tokens // self.recipe.config.seq_len // self.share.num_lanes + 1
         if self.steps is not None:
             return self.steps * self.share.global_batch // self.share.num_lanes + 1
         return None
@@ -111,7 +118,7 @@ class ForecastRequest:
                 documents_ahead=self.documents_ahead,
                 share=self.share,
                 is_whole=is_whole,
-                measures_rest=self.plan.lengths is None,
+                measures_rest=self.inputs.lengths is None,
             )
             found.append(Case(extent, find_uses(reading)))
         return found
@@ -122,23 +129,24 @@ class ForecastRequest:
             self.share.global_batch,
             tokens=self.tokens,
             steps=self.steps,
-            drops_tail=self.plan.delivery.tail == "drop",
+            drops_tail=self.delivery.tail == "drop",
         )
 
     @property
     def rows_ahead(self) -> int:
         """The maximum number of rows that all ranks' workers prepare ahead of the training loop."""
-        block, ahead = self.plan.batches_at_once, self.plan.delivery.prefetch_batches
+        block = limit_batches(self.inputs, self.share)
         eager = min(block, int(MOST_EAGERNESS)) - 1  # blocks that a lane may read ahead
-        rows = (2 + max(2, -(-ahead // block)) + eager) * block * self.share.global_batch
-        packing = self.plan.recipe.packing
+        blocks = limit_blocks_ahead(self.delivery.prefetch_batches, block)
+        rows = (2 + blocks + eager) * block * self.share.global_batch
+        packing = self.recipe.packing
         # best_fit lanes also read the documents of their open rows before they emit these rows
         return rows + packing.has_residue * packing.open_rows * self.share.num_lanes
 
     def limit_ahead(self, extent: Extent) -> int:
         """Return `rows_ahead`, but at most the number of rows in 16 epochs."""
         most = 0
-        for each in self.plan.recipe.components:
+        for each in self.recipe.components:
             read = int(extent.counts[each.streams.start : each.streams.stop, list(READ)].sum())
             most = max(
                 most, -(-_MOST_EPOCHS_AHEAD * extent.rows * each.num_positions // max(1, read))
@@ -149,8 +157,11 @@ class ForecastRequest:
     def documents_ahead(self) -> tuple[int, ...]:
         """For each component, the number of documents per lane whose shards are fetched ahead."""
         own = max(1, self.share.num_lanes // (self.share.world.size * self.share.num_workers))
-        number = len(self.plan.recipe.components)
-        return tuple(count_documents_ahead(self.plan, index, own) for index in range(number))
+        recipe, predownload = self.recipe, self.delivery.predownload
+        return tuple(
+            count_documents_ahead(recipe, predownload, index, own)
+            for index in range(len(recipe.components))
+        )
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from cloudload.errors import DatasetError
-from cloudload.loading import Batch, CloudLoader, Tracer, WorkerPlan
+from cloudload.loading import Batch, CloudLoader
 from cloudload.order import positions_of
 from cloudload.rows import residue_spans, tables
-from cloudload.run import FoundSpan, RunLengths, find_spans
+from cloudload.run import Component, FoundSpan, Position, Recipe, RunInputs, find_spans
 from cloudload.tools.provenance.state_run import Run, open_lane
 
 _ROWS_AT_ONCE = 16
@@ -47,9 +47,7 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
     `DatasetError` if no sample has this ID, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
-        tracer = Tracer(loader.worker_plan())
-        found = tracer.find_id(identifier)
-        tracer.close()
+        found = loader.open_tracer().find_id(identifier)
     if not found:
         raise DatasetError(
             f"no sample has {identifier!r} in its column 'id'. Check the ID, or pass the sample's "
@@ -65,11 +63,7 @@ def explain_absence(run: Run, stream: int, sample: int, **delivery: Any) -> str 
     `DatasetError` if the sample cannot be read, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
-        tracer = Tracer(loader.worker_plan())
-        try:
-            return tracer.explain_absence(stream, sample)
-        finally:
-            tracer.close()
+        return loader.open_tracer().explain_absence(stream, sample)
 
 
 def find_document(
@@ -90,32 +84,36 @@ def find_document(
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         plan = loader.worker_plan()
-        _check_sample(plan, stream, sample)
-        if (found := _find_by_lengths(run, plan, stream, sample, last_row)) is not None:
+        recipe, document = plan.recipe, (stream, sample)
+        _check_sample(recipe, stream, sample)
+        found = _find_by_lengths(run, plan.inputs, plan.position, document, last_row)
+        if found is not None:
             yield from found
             return
-        lanes = plan.recipe.components[_component_of(plan, stream)].lanes
+        lanes = recipe.components[_component_of(recipe, stream)].lanes
         if quick and lanes.epochs is None and lanes.num_positions >= lanes.num_lanes:
-            yield from _find_in_lanes(run, plan, (stream, sample), last_row, delivery)
+            inputs, position = plan.inputs, plan.position
+            yield from _find_in_lanes(run, inputs, position, document, last_row, delivery=delivery)
             return
         for batch in _batches_until(loader, last_row):
-            yield from _occurrences(run, batch, (stream, sample), last_row)
+            yield from _occurrences(run, batch, document, last_row)
 
 
 def _find_by_lengths(
-    run: Run, plan: WorkerPlan, stream: int, sample: int, last_row: int
+    run: Run, inputs: RunInputs, position: Position, document: tuple[int, int], last_row: int
 ) -> Iterator[Occurrence] | None:
-    """Return the occurrences up to `last_row`; None if token lengths do not determine them."""
-    position = plan.position
-    if plan.lengths is None or position.is_in_tail:
+    """Return the occurrences of a document, (stream, sample), up to `last_row`.
+
+    Returns None if token lengths do not determine them.
+    """
+    if inputs.lengths is None or position.is_in_tail:
         return None
     if position.table_rows < position.rows:
         return None
-    lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
-    index = _component_of(plan, stream)
-    first = plan.recipe.components[index].first_sample
-    within = int(plan.recipe.corpus.stream_starts[stream]) + sample - first
-    spans = find_spans(lengths, position, index, within, last_row + 1)
+    recipe, (stream, sample) = inputs.recipe, document
+    index = _component_of(recipe, stream)
+    within = _sample_of_component(recipe, stream, sample)
+    spans = find_spans(inputs.open_run_lengths(), position, index, within, last_row + 1)
     return (_occurrence_of(run, stream, sample, span) for span in spans)
 
 
@@ -128,26 +126,28 @@ def _occurrence_of(run: Run, stream: int, sample: int, span: FoundSpan) -> Occur
 
 def _find_in_lanes(
     run: Run,
-    plan: WorkerPlan,
+    inputs: RunInputs,
+    position: Position,
     document: tuple[int, int],
     last_row: int,
+    *,
     delivery: Mapping[str, Any],
 ) -> Iterator[Occurrence]:
     """Yield a document's occurrences up to `last_row`, epoch by epoch; see `find_document`.
 
     `document` is (stream, sample). Each lane that may contain the document is read once.
     """
-    index = _component_of(plan, document[0])
-    component = plan.recipe.components[index]
+    index = _component_of(inputs.recipe, document[0])
+    component = inputs.recipe.components[index]
     num_lanes, num_positions = component.lanes.num_lanes, component.lanes.num_positions
-    epoch, starts = _current_epochs(plan, index)
+    epoch, starts = _current_epochs(component, position, index)
     last_epoch = max(starts)
     margin = 1 + _MARGIN_DOCUMENTS * num_lanes // num_positions
     ends: dict[int, int] = {}
     found: defaultdict[int, list[Occurrence]] = defaultdict(list)
     while epoch <= last_epoch:
         # in an epoch without the document, read one lane to find how far lanes advance
-        for lane in _lanes_of(plan, *document, epoch) or [epoch % num_lanes]:
+        for lane in _lanes_of(inputs, document, epoch) or [epoch % num_lanes]:
             if lane in ends:
                 continue
             ends[lane] = starts[lane]
@@ -185,9 +185,9 @@ def _occurrences(
             yield Occurrence(step, index, run.labels[stream], epoch, sample, start, stop)
 
 
-def _check_sample(plan: WorkerPlan, stream: int, sample: int) -> None:
+def _check_sample(recipe: Recipe, stream: int, sample: int) -> None:
     """Raise `ValueError` if the stream or the sample does not exist."""
-    sizes = np.diff(plan.recipe.corpus.stream_starts).tolist()
+    sizes = np.diff(recipe.corpus.stream_starts).tolist()
     if not 0 <= stream < len(sizes):
         raise ValueError(
             f"the run has no stream {stream}. Use a stream from 0 to {len(sizes) - 1} (--sample "
@@ -195,41 +195,49 @@ def _check_sample(plan: WorkerPlan, stream: int, sample: int) -> None:
         )
     if not 0 <= sample < sizes[stream]:
         raise ValueError(
-            f"{plan.recipe.labels[stream]} has no sample {sample}. Use a sample from 0 to "
+            f"{recipe.labels[stream]} has no sample {sample}. Use a sample from 0 to "
             f"{sizes[stream] - 1} (--sample)"
         )
 
 
-def _component_of(plan: WorkerPlan, stream: int) -> int:
+def _component_of(recipe: Recipe, stream: int) -> int:
     return next(
-        index
-        for index, component in enumerate(plan.recipe.components)
-        if stream in component.streams
+        index for index, component in enumerate(recipe.components) if stream in component.streams
     )
 
 
-def _current_epochs(plan: WorkerPlan, component: int) -> tuple[int, list[int]]:
-    """Return the first epoch with a document that is not yet in a row, and each lane's epoch."""
-    lanes, position = plan.recipe.components[component].lanes, plan.position
-    ordinals = position.cursors[component, :, tables.CURSOR_ORDINAL].tolist()
+def _current_epochs(component: Component, position: Position, index: int) -> tuple[int, list[int]]:
+    """Return the first epoch with a document that is not yet in a row, and each lane's epoch.
+
+    `index` is the component's index.
+    """
+    lanes, ordinals = component.lanes, position.cursors[index, :, tables.CURSOR_ORDINAL].tolist()
     current = [lanes.epoch_position(lane, ordinal)[0] for lane, ordinal in enumerate(ordinals)]
     waiting = [
         lanes.epoch_position(lane, document)[0]
         for lane, ordinal in enumerate(ordinals)
-        for document, _, _ in residue_spans(position.residue(component, lane), ordinal)
+        for document, _, _ in residue_spans(position.residue(index, lane), ordinal)
     ]
     return min(current + waiting), current
 
 
-def _lanes_of(plan: WorkerPlan, stream: int, sample: int, epoch: int) -> list[int]:
-    """Return the lanes that read a sample in an epoch with at least one document per lane."""
-    component = plan.recipe.components[_component_of(plan, stream)]
-    within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
-    positions = positions_of(component.orders(plan.cache_root)(epoch), within)
+def _lanes_of(inputs: RunInputs, document: tuple[int, int], epoch: int) -> list[int]:
+    """Return the lanes that read a document, (stream, sample), in an epoch with at least one
+    document per lane."""
+    recipe, (stream, sample) = inputs.recipe, document
+    component = recipe.components[_component_of(recipe, stream)]
+    within = _sample_of_component(recipe, stream, sample)
+    positions = positions_of(component.orders(inputs.cache_root)(epoch), within)
     lanes: list[int] = np.flatnonzero(
-        np.isin(component.lanes.first_positions, positions % plan.recipe.num_lanes)
+        np.isin(component.lanes.first_positions, positions % recipe.num_lanes)
     ).tolist()
     return lanes
+
+
+def _sample_of_component(recipe: Recipe, stream: int, sample: int) -> int:
+    """Return the index of a stream's sample among the samples of its component."""
+    first = recipe.components[_component_of(recipe, stream)].first_sample
+    return int(recipe.corpus.stream_starts[stream]) + sample - first
 
 
 def _last_epoch(batch: Batch, streams: range) -> int:

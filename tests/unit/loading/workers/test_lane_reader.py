@@ -41,8 +41,8 @@ def test_three_rows_of_each_lane_need_no_more_documents_than(
     lanes = np.arange(12)
     with make_loader(data, local=tmp_path / "cache", **settings) as loader:
         plan = loader.worker_plan()
-        cache = open_cache(plan)
-        reader = LaneReader(plan, 0, open_documents(plan, cache))
+        cache = open_cache(plan.inputs, plan.delivery)
+        reader = LaneReader(plan, 0, open_documents(plan.inputs, cache))
         cut = reader.cut(lanes, np.full(12, 3), num_batches=1, is_awaited=False)
         cache.close()
     assert cut.num_rows.tolist() == [3] * 12
