@@ -11,6 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
 from cloudload.config import (
@@ -196,7 +197,7 @@ class CloudLoader:
         delivery = settle_together(asked, source.apply_to(delivery))
         member = Membership(current_environment(), delivery)
         start_log = StartLog(created_at, is_shown=member.is_first)
-        run = CurrentRun(open_current_run(asked, delivery, tokenizer, start_log))
+        run = CurrentRun.start(open_current_run(asked, delivery, tokenizer, start_log))
         self._reader = Reader(run, member, start_log)
         self._tracer: Tracer | None = None
         run.check_world(self.world_size)
@@ -347,8 +348,9 @@ class CloudLoader:
         Raises `StreamChangedError` if the state is damaged or cannot be continued, and `ValueError`
         if the ranks cannot share the lanes.
         """
-        recipe, position = start_from_streaming(self._run.opened_recipe, state)
-        run = self._run.resumed(recipe, position).opened_with(recipe)
+        recipe, position = start_from_streaming(self._run.opened.recipe, state)
+        opened = replace(self._run.opened, recipe=recipe)
+        run = replace(self._run, opened=opened).resumed(recipe, position)
         run.check_world(self.world_size)
         self._resume(run)
 
@@ -469,7 +471,7 @@ class CloudLoader:
         unless they have token lengths. `delivery` covers this rank since this loader was created.
         """
         run = self._run
-        return run.log.stats(run.recipe, run.backend)
+        return run.log.stats(run.recipe, run.opened.backend)
 
     def describe(self) -> Description:
         """Return the loader's resolved values and their sources, in a form that prints as a table.

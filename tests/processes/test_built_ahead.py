@@ -222,7 +222,7 @@ def tables_in(folder: Path) -> list[str]:
 
 
 def open_lengths(data: str, cache: Path) -> RunLengths:
-    lengths = make_loader(data, num_lanes=2, local=cache)._run.open_lengths()
+    lengths = make_loader(data, num_lanes=2, local=cache)._run.lengths
     assert lengths is not None
     return lengths
 
@@ -276,7 +276,7 @@ def test_nothing_is_built_for_one_rank_nor_after_the_end(data: str, tmp_path: Pa
         list(loader.take(loader.count_batches()))
     before = tables_in(tmp_path / "cache")
     assert "table-1.int64" not in before
-    lengths = make_loader(data, num_lanes=2, local=tmp_path / "cache", epochs=2)._run.open_lengths()
+    lengths = make_loader(data, num_lanes=2, local=tmp_path / "cache", epochs=2)._run.lengths
     assert lengths is not None
     assert not lengths._tables[0].build_in_background(2)
     assert tables_in(tmp_path / "cache") == before

@@ -61,7 +61,7 @@ def test_the_working_set_from_lengths_is_that_of_reading(
     options = dict(options)
     epochs = options.pop("epochs")
     loader = make_loader(zipped, local=tmp_path, seq_len=64, **options)
-    lengths = loader._run.open_lengths()
+    lengths = loader._run.lengths
     assert lengths is not None
     found = measure_run(lengths, loader.worker_plan().position, np.array(lanes), epochs - 1)
     peak, lane_row = peak_of_reading(loader, lanes, epochs)
@@ -75,7 +75,7 @@ def test_it_counts_rows_from_the_middle_of_a_document_of_several_rows(
     loader = make_loader(zipped, local=tmp_path, batch_size=12, **options)
     while not (cursors := loader.worker_plan().position.cursors)[0, :, CURSOR_OFFSET].all():
         loader.skip(1)
-    lengths = loader._run.open_lengths()
+    lengths = loader._run.lengths
     assert lengths is not None
     found = measure_run(lengths, loader.worker_plan().position, np.arange(12), 0)
     rows = loader.rows

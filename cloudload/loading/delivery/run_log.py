@@ -64,10 +64,14 @@ class Progress(NamedTuple):
     has_read: bool
     dropped: int
     uncounted: Ints
+    has_jumped: bool = False
+    """Whether the last position was computed from token lengths, and not reached by reading."""
 
     def moved(self, position: Position) -> Progress:
         """Return the progress at a position that was not reached by reading."""
-        return Progress((position,), self.has_read, 0, np.zeros_like(position.counts))
+        has_jumped = self.has_jumped or position.table_rows > self.positions[-1].table_rows
+        uncounted = np.zeros_like(position.counts)
+        return Progress((position,), self.has_read, 0, uncounted, has_jumped)
 
 
 class RunLog:
@@ -105,11 +109,11 @@ class RunLog:
         """Record the position after a batch that was delivered or skipped."""
         self.record_all([position])
 
-    def record_all(self, positions: Sequence[Position]) -> None:
-        """Record the positions after consecutive batches."""
+    def record_all(self, positions: Sequence[Position], *, has_jumped: bool = False) -> None:
+        """Record the positions after consecutive batches. `has_jumped` is as in `Progress`."""
         progress = self.progress
         positions = (*progress.positions, *positions)[-KEPT_POSITIONS:]
-        self.progress = progress._replace(positions=positions, has_read=True)
+        self.progress = progress._replace(positions=positions, has_read=True, has_jumped=has_jumped)
 
     def record_end(self, dropped: int, uncounted: Ints) -> None:
         """Record the end of the data.

@@ -1,6 +1,6 @@
 """The current run of a loader, and the loader's membership in the data-parallel world.
 
-    OpenedRun ─► CurrentRun ◄── resume: the recipe and position of a state
+    OpenedRun ─► CurrentRun ─► resumed, moved, without_lengths: another CurrentRun
                      └── with lengths: the position at any later row, the number of rows
 
     Membership ── world     rank, size, ranks per node
@@ -13,8 +13,9 @@ A run has its recipe and its progress. `set_world` replaces the membership.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 
 from cloudload.config import DeliveryConfig, checks
 from cloudload.data import cache_folder
@@ -29,6 +30,7 @@ from cloudload.run import (
     MOST_ROWS,
     Position,
     Recipe,
+    RunInputs,
     RunLengths,
     find_lengths_of_beginning,
     join_ranges,
@@ -38,38 +40,88 @@ from cloudload.run import (
 from cloudload.system import NEVER
 
 
-class CurrentRun:
-    """The recipe and the progress of a run. Computes later positions from token lengths.
+class _Lengths:
+    """The token lengths of a run, which are read into the cache folder on first use.
 
-    A loader replaces it with another run when it loads a state or changes the world. Other threads
-    and signal handlers may read it at any time, because one object is always consistent.
+    `start` is a position of the run.
     """
 
-    def __init__(self, opened: OpenedRun) -> None:
-        self._asked = self.opened_recipe = opened.recipe
-        """`opened_recipe` is the recipe before a state is applied."""
-        self.backend, self.cache_root = opened.backend, opened.cache_root
-        self.log = RunLog(Position.start(opened.recipe))
-        self.is_resumed = self.has_jumped = False
-        """Whether the run continues a state, and whether its position was computed from lengths."""
-        self._opened, self._found = opened, opened.lengths
-        self._lengths: length_files.CorpusLengths | None = None
-        self._run_lengths: RunLengths | None = None
+    def __init__(
+        self,
+        found: Sequence[length_files.CountedDataset],
+        recipe: Recipe,
+        cache_root: Path,
+        start: Position,
+    ) -> None:
+        self._found, self._recipe = found, recipe
+        self._cache_root, self._start = cache_root, start
+
+    @cached_property
+    def of_samples(self) -> length_files.CorpusLengths:
+        """The lengths of the samples."""
+        cache_folder.open_cache_folder(self._cache_root)
+        return open_lengths(self._found, self._recipe.corpus, self._cache_root)
+
+    @cached_property
+    def of_run(self) -> RunLengths:
+        """The lengths of the run, which know the ends of a mixture's streams."""
+        lengths = RunLengths(self._recipe, self._cache_root, self.of_samples)
+        lengths.settle(self._start)
+        return lengths
+
+    def of(self, recipe: Recipe, start: Position) -> _Lengths:
+        """Return the lengths of another run of the same corpus."""
+        other = _Lengths(self._found, recipe, self._cache_root, start)
+        if "of_samples" in vars(self):
+            other.of_samples = self.of_samples
+        return other
+
+
+@dataclass(frozen=True)
+class CurrentRun:
+    """A run and its progress. Computes later positions from token lengths.
+
+    A loader replaces it with another run when it loads a state or changes the world. Other threads
+    and signal handlers may read it at any time, because a question changes nothing but caches.
+    """
+
+    opened: OpenedRun
+    """The run as its options define it."""
+    recipe: Recipe
+    """The recipe without the ends of a mixture's streams, which `settled_recipe` has."""
+    log: RunLog
+    _lengths: _Lengths | None
+    is_resumed: bool = False
+    """Whether the run continues a state."""
+
+    @staticmethod
+    def start(opened: OpenedRun) -> CurrentRun:
+        """Return the run at its start."""
+        recipe, start = opened.recipe, Position.start(opened.recipe)
+        return CurrentRun(opened, recipe, RunLog(start), _find_lengths(opened, recipe, start))
 
     @property
-    def recipe(self) -> Recipe:
-        """The recipe of the run. Includes the ends of a mixture's streams, once they are known."""
-        found = self._run_lengths
-        return self._asked if found is None else found.recipe
+    def settled_recipe(self) -> Recipe:
+        """The recipe with the ends of a mixture's streams, after which they have weight 0."""
+        if self._lengths is None or not self.recipe.has_stream_ends:
+            return self.recipe
+        return self._lengths.of_run.recipe
 
     @property
-    def has_lengths(self) -> bool:
-        """Whether token lengths were found for the data."""
-        return self._found is not None
+    def inputs(self) -> RunInputs:
+        """What the run is read with. Reads token lengths into the cache folder if needed."""
+        lengths, opened = self._lengths, self.opened
+        of_samples = None if lengths is None else lengths.of_samples
+        return RunInputs(self.settled_recipe, opened.cache_root, opened.backend, of_samples)
+
+    @property
+    def lengths(self) -> RunLengths | None:
+        """The token lengths of the run, or None. Reads them into the cache folder if needed."""
+        return None if self._lengths is None else self._lengths.of_run
 
     def check_world(self, size: int) -> None:
         """Raise `ValueError` if `size` ranks cannot share the run's lanes."""
-        check_world(self.recipe.num_lanes, size, has_lengths=self.has_lengths)
+        check_world(self.recipe.num_lanes, size, has_lengths=self._lengths is not None)
 
     # ------------------------------------------------------------ other runs
 
@@ -79,63 +131,19 @@ class CurrentRun:
         `recipe` may read fewer shards than the current one. Raises the errors of
         `find_lengths_of_beginning`.
         """
-        run = copy(self)
-        run._asked, run._run_lengths = recipe, None
         if recipe.corpus is not self.recipe.corpus:
-            run._found, run._lengths = self._find_lengths(recipe), None
-        run.log = RunLog(position, self.log)
-        run.is_resumed, run.has_jumped = True, False
-        return run
-
-    def _find_lengths(self, recipe: Recipe) -> Sequence[length_files.CountedDataset] | None:
-        opened = self._opened
-        if recipe.corpus is self.opened_recipe.corpus:
-            return opened.lengths
-        return find_lengths_of_beginning(recipe, opened.asked_lengths, opened.lengths)
-
-    def opened_with(self, recipe: Recipe) -> CurrentRun:
-        """Return the same run, with `recipe` as the one before a state is applied."""
-        run = copy(self)
-        run.opened_recipe = recipe
-        return run
+            lengths = _find_lengths(self.opened, recipe, position)
+        else:
+            lengths = self._lengths and self._lengths.of(recipe, position)
+        return CurrentRun(self.opened, recipe, RunLog(position, self.log), lengths, is_resumed=True)
 
     def moved(self, position: Position) -> CurrentRun:
         """Return the same run at another position."""
-        run = copy(self)
-        run.log = self.log.moved(position)
-        return run
+        return replace(self, log=self.log.moved(position))
 
     def without_lengths(self) -> CurrentRun:
         """Return the same run, which uses no lengths because other ranks found none."""
-        run = copy(self)
-        run._asked = self.recipe
-        run._found = run._lengths = run._run_lengths = None
-        return run
-
-    # ------------------------------------------------------------ lengths
-
-    @property
-    def lengths(self) -> length_files.CorpusLengths | None:
-        """The lengths of the samples, or None. Reads them into the cache folder if needed."""
-        lengths = self._lengths
-        if lengths is None and self._found is not None:
-            cache_folder.open_cache_folder(self.cache_root)
-            lengths = self._lengths = open_lengths(self._found, self.recipe.corpus, self.cache_root)
-        return lengths
-
-    def open_lengths(self) -> RunLengths | None:
-        """Return the lengths of the run, or None if there are none."""
-        found = self._run_lengths
-        if found is None and (lengths := self.lengths) is not None:
-            found = RunLengths(self._asked, self.cache_root, lengths)
-            found.settle(self.log.position)
-            self._run_lengths = found  # only now, because a run must not be used before its ends
-        return found
-
-    def settle(self) -> None:
-        """Find the ends of a mixture's streams, after which they have weight 0."""
-        if self.recipe.has_stream_ends:
-            self.open_lengths()
+        return replace(self, recipe=self.settled_recipe, _lengths=None)
 
     # ------------------------------------------------------------ positions
 
@@ -144,10 +152,8 @@ class CurrentRun:
 
         `pads` is as for `RunLengths.advance`.
         """
-        lengths = self.open_lengths()
-        found = None if lengths is None else lengths.advance(position, row, pads=pads)
-        self.has_jumped |= found is not None and row > position.table_rows
-        return found
+        lengths = self.lengths
+        return None if lengths is None else lengths.advance(position, row, pads=pads)
 
     def skip_batches(self, number: int, global_batch: int) -> bool:
         """Skip batches without reading them. Returns False if lengths do not determine the rows.
@@ -166,7 +172,7 @@ class CurrentRun:
             position = replace(after, skipped=skipped, batches=batches, global_batch=global_batch)
             found.append(position)
         if found:
-            self.log.record_all(found)
+            self.log.record_all(found, has_jumped=True)
         return True
 
     def find_position(self, rows: int, global_batch: int) -> Position:
@@ -199,7 +205,7 @@ class CurrentRun:
         """Return the row at which the run ends, or None if it is endless or the row is unknown."""
         if not self.recipe.has_tails:
             return None
-        lengths = self.open_lengths()
+        lengths = self.lengths
         if lengths is None:
             return self.count_rows()
         end = lengths.find_tails(self.log.position).ending.end
@@ -216,15 +222,23 @@ class CurrentRun:
         if epochs is not None and recipe.has_row_per_document:
             lanes = recipe.components[0].lanes
             return epochs * lanes.num_positions - origin.count_documents(lanes)
-        lengths = self.open_lengths()
+        lengths = self.lengths
         return None if lengths is None else lengths.count_rows(Position.start(self.recipe, origin))
 
     def count_rows_of_epochs(self, epochs: int) -> int | None:
         """Return the number of rows of `epochs` epochs, or None if it is unknown."""
-        lengths = self.open_lengths()
         if self.recipe.has_row_per_document:
             return epochs * self.recipe.components[0].lanes.num_positions
+        lengths = self.lengths
         return None if lengths is None else lengths.count_rows_of_epochs(epochs)
+
+
+def _find_lengths(opened: OpenedRun, recipe: Recipe, start: Position) -> _Lengths | None:
+    """Find the token lengths of a run's recipe, which may read fewer shards than `opened`."""
+    found = opened.lengths
+    if recipe.corpus is not opened.recipe.corpus:
+        found = find_lengths_of_beginning(recipe, opened.asked_lengths, found)
+    return None if found is None else _Lengths(found, recipe, opened.cache_root, start)
 
 
 class Membership:

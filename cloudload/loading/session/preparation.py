@@ -30,7 +30,7 @@ from cloudload.loading.workers.worker_plan import (
 )
 from cloudload.order import share_rows
 from cloudload.rows import Choice
-from cloudload.run import Recipe, RunInputs
+from cloudload.run import Recipe
 
 logger = logging.getLogger("cloudload.loader")
 
@@ -41,29 +41,31 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
     Raises `ValueError` if the ranks cannot share the lanes, and `CacheError` if lengths cannot be
     read into the cache folder.
     """
-    world, delivery, position = member.world, member.delivery, run.log.position
+    world, delivery, reached = member.world, member.delivery, run.log.progress
+    position, has_jumped = reached.positions[-1], reached.has_jumped
     if position.table_rows < position.rows:
-        position = run.advance(position, position.rows) or position
+        advanced = run.advance(position, position.rows)
+        position, has_jumped = advanced or position, has_jumped or advanced is not None
     run.check_world(world.size)
     phase: Phase = Measuring(position.lanes_row) if position.is_in_tail else Steady()
-    lengths = run.open_lengths()
+    lengths, inputs = run.lengths, run.inputs
     if run.recipe.has_stream_ends:
         assert lengths is not None, "without lengths, the ends of the streams would be lost"
         phase = Mixed(lengths.find_tails(position).ending)
     num_workers = delivery.num_workers
     if num_workers is None:
-        is_fast = is_worker_fast(run.recipe, run.backend)
+        is_fast = is_worker_fast(run.recipe, inputs.backend)
         cores = count_cores()
         num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
     num_workers = min(max(1, num_workers), max(1, run.recipe.num_lanes // world.size))
     lanes = [component.lanes for component in run.recipe.components]
     return WorkerPlan(
-        inputs=RunInputs(run.recipe, run.cache_root, run.backend, run.lengths),
+        inputs=inputs,
         delivery=delivery,
         share=share_rows(lanes, world, delivery.batch_size, num_workers),
         position=position,
         phase=phase,
-        has_jumped=run.has_jumped and member.is_first,
+        has_jumped=has_jumped and lengths is not None and member.is_first,
     )
 
 
@@ -76,19 +78,15 @@ def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
     """Raise `CacheError` if `cache_limit` is below the working set of a member's node."""
     if member.delivery.cache_limit_bytes() is None:
         return
-    has_jumped = run.has_jumped
-    try:
-        plan = make_worker_plan(run, member)
-        cache_folder.open_cache_folder(run.cache_root)
-        orders = open_current_orders(plan.inputs, plan.share, plan.position)
-        check_cache_limit(run.recipe, member.delivery, plan.share, orders)
-    finally:
-        run.has_jumped = has_jumped
+    plan = make_worker_plan(run, member)
+    cache_folder.open_cache_folder(plan.inputs.cache_root)
+    orders = open_current_orders(plan.inputs, plan.share, plan.position)
+    check_cache_limit(run.recipe, member.delivery, plan.share, orders)
 
 
 def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan:
     """Add the end of a finite run to its plan, if the lengths determine it."""
-    lengths = run.open_lengths()
+    lengths = run.lengths
     if lengths is None or plan.recipe.config.epochs is None or isinstance(plan.phase, Mixed):
         return plan
     share = plan.share
@@ -101,7 +99,7 @@ def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan
 
 def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> progress.KnownLanes | None:
     """Return the lanes of all ranks, or None if ranks must exchange them or there is one rank."""
-    lengths = run.open_lengths()
+    lengths = run.lengths
     if lengths is not None and isinstance(plan.phase, Mixed):
         return progress.KnownLanes(lengths, plan.position)
     if plan.share.world.size == 1 or lengths is None:

@@ -209,7 +209,7 @@ class Reader:
         plan = make_worker_plan(run, member)
         if member.delivery.num_workers and member.is_first:
             self._explain_num_workers(member.delivery.num_workers, plan.share.num_workers)
-        cache_folder.open_cache_folder(run.cache_root)
+        cache_folder.open_cache_folder(plan.inputs.cache_root)
         began = time.monotonic()
         orders = open_current_orders(plan.inputs, plan.share, plan.position)
         self._start_log.log_order(plan.recipe, plan.share, time.monotonic() - began)
@@ -247,7 +247,6 @@ class Reader:
         # a weak reference, so that the workers of an abandoned iteration stop. Between passes,
         # `_kept` keeps the iteration alive
         self._iteration = weakref.ref(iteration)
-        run.has_jumped = False
         return iteration
 
     def _connect(self) -> tuple[WorkerPlan, Exchange]:
@@ -264,7 +263,7 @@ class Reader:
 
     def _warn_of_drift(self, plan: WorkerPlan) -> None:
         """Warn once if, according to the lengths, `cache_limit` is too small for later rows."""
-        lengths = self.run.open_lengths()
+        lengths = self.run.lengths
         if lengths is None or not self.member.is_first or self._has_measured:
             return
         self._has_measured = True

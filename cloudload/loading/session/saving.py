@@ -26,8 +26,7 @@ def save(run: CurrentRun, lag: int) -> State:
     """Return the state `lag` batches ago. Raises the errors of `CloudLoader.state_dict`."""
     position = run.log.past(lag)
     check_knows_all_lanes(run.log)
-    run.settle()
-    return build_state(run.recipe, position, run.backend.versions)
+    return build_state(run.settled_recipe, position, run.opened.backend.versions)
 
 
 def check_knows_all_lanes(log: RunLog) -> None:
@@ -48,7 +47,7 @@ def resume_run(
     Raises the errors of `CloudLoader.load_state_dict`.
     """
     saved = read_state(state)
-    recipe = resume_recipe(saved, run.opened_recipe)
+    recipe = resume_recipe(saved, run.opened.recipe)
     changes = accept_changes(saved, recipe, on_change)
     resumed = run.resumed(recipe, resume_position(saved, recipe, changes))
     resumed.check_world(member.world.size)
@@ -67,11 +66,11 @@ def _log_resumed(run: CurrentRun, saved: Saved) -> None:
                 f"{count + dataset.num_left_out:,} shards, because the others were added after it "
                 "began. A new run reads all shards"
             )
-    if saved.tokenizer_backend != run.backend.versions:
+    if saved.tokenizer_backend != run.opened.backend.versions:
         logger.info(
             "the state was saved with %s. The run continues with %s, %s",
             saved.tokenizer_backend,
-            run.backend.versions,
+            run.opened.backend.versions,
             "which produces the same IDs for a fixed set of texts"
             if "token_ids" in saved.fields
             else "whose IDs cannot be compared, because the state has no token_ids",
