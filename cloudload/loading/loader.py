@@ -206,6 +206,10 @@ class CloudLoader:
     def _run(self) -> CurrentRun:
         return self._reader.run
 
+    @property
+    def _member(self) -> Membership:
+        return self._reader.member
+
     # ------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Batch]:
@@ -362,7 +366,7 @@ class CloudLoader:
         is in the tail of a finite run. Raises `ValueError` for a row before the loader's position,
         and for a row after the end of the run if token lengths determine the end.
         """
-        position = self._run.find_position(rows, self._reader.member.global_batch)
+        position = self._run.find_position(rows, self._member.global_batch)
         self._reader.stop("the loader was moved by seek")
         self._run.log.move_to(position)
 
@@ -399,7 +403,7 @@ class CloudLoader:
         and `CacheError` if `cache_limit` is below the working set in the new world. The world is
         then unchanged.
         """
-        member = self._reader.member.moved(rank, size, batch_size, ranks_per_node)
+        member = self._member.moved(rank, size, batch_size, ranks_per_node)
         self._run.check_world(member.world.size)
         self._reader.move(member, rows)
 
@@ -426,17 +430,17 @@ class CloudLoader:
         `rows` are indices of rows before the current position. All batches since then are assumed
         to have had the size of the last one.
         """
-        return self._run.log.position.steps_of(rows)
+        return self._run.position.steps_of(rows)
 
     @property
     def batch_size(self) -> int:
         """Number of rows per rank and step."""
-        return self._reader.member.delivery.batch_size
+        return self._member.delivery.batch_size
 
     @property
     def world_size(self) -> int:
         """Number of data-parallel ranks."""
-        return self._reader.member.world.size
+        return self._member.world.size
 
     @property
     def seq_len(self) -> int:
@@ -456,7 +460,7 @@ class CloudLoader:
     @property
     def rows(self) -> int:
         """Number of rows delivered, skipped, or passed over by `seek`, on all ranks together."""
-        return self._run.log.position.rows
+        return self._run.position.rows
 
     @property
     def num_samples(self) -> int:
@@ -471,7 +475,7 @@ class CloudLoader:
         unless they have token lengths. `delivery` covers this rank since this loader was created.
         """
         run = self._run
-        return run.log.stats(run.recipe, run.opened.backend)
+        return run.log.stats(run.recipe, run.backend)
 
     def describe(self) -> Description:
         """Return the loader's resolved values and their sources, in a form that prints as a table.

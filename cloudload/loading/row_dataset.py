@@ -278,11 +278,12 @@ class RegularReader:
         position: Position,
         most_rows: int,
     ) -> None:
-        self._cache, packing = open_cache(inputs, delivery), inputs.recipe.packing
+        recipe, packing = inputs.recipe, inputs.recipe.packing
+        self._cache = open_cache(inputs, delivery)
         self._reader = RowReader(open_documents(inputs, self._cache), position, cuts=packing.cuts)
         self._finder = RowFinder(lengths, position)
         self._delivery, self._most_rows, self._seq_len = delivery, most_rows, packing.seq_len
-        self._framing = Framing.of(inputs.recipe.tokenizer.frames)
+        self._framing = Framing.of(recipe.tokenizer.frames)
         self._arrays: dict[str, Array] = {}
         """The arrays of the loaded rows, by field name: [rows, …]."""
         self._indices: dict[int, int] = {}

@@ -90,6 +90,16 @@ class RankShare:
     """The assignment of rows to ranks in an uneven world; None if the world is even."""
 
     @property
+    def index(self) -> int:
+        """The virtual index of the rank."""
+        return self.world.index
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.world.size
+
+    @property
     def is_even(self) -> bool:
         """Whether the world size divides the number of lanes, so that a rank owns whole lanes.
 
@@ -100,7 +110,7 @@ class RankShare:
     @property
     def global_batch(self) -> int:
         """Number of rows per step, across all ranks."""
-        return self.batch_size * self.world.size
+        return self.batch_size * self.world_size
 
     @cached_property
     def hosts(self) -> Ints:
@@ -111,7 +121,7 @@ class RankShare:
     def owners(self) -> Ints:
         """The virtual index of the rank that owns each lane: int64 [lanes]."""
         if self.dealing is None:
-            return np.arange(self.num_lanes) % self.world.size
+            return np.arange(self.num_lanes) % self.world_size
         return self.dealing.owners
 
     @cached_property
@@ -132,18 +142,18 @@ class RankShare:
     @property
     def machine_lanes(self) -> Ints:
         """The lanes of all ranks on this rank's machine, ascending: int64 [lanes]."""
-        return np.flatnonzero(self.lane_hosts == self.hosts[self.world.index])
+        return np.flatnonzero(self.lane_hosts == self.hosts[self.index])
 
     def own_lanes(self, worker: int) -> Ints:
         """The lanes of one of the rank's workers, ascending: int64 [lanes]."""
-        return np.flatnonzero((self.owners == self.world.index) & (self.workers == worker))
+        return np.flatnonzero((self.owners == self.index) & (self.workers == worker))
 
     def rank_rows(self, start: int, stop: int) -> range | Ints:
         """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].
 
         They are a range if the world is even.
         """
-        index, size = self.world.index, self.world.size
+        index, size = self.index, self.world_size
         if self.dealing is None:
             return range(start + (index - start) % size, stop, size)
         first_rows = range(start, stop, self.global_batch)

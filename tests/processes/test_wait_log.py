@@ -187,7 +187,7 @@ def test_a_rank_that_waited_for_others_still_says_why_it_is_late_itself(
     with make_loader(folder, local=tmp_path, batch_size=1) as loader:
         loader.set_world(1, 4, ranks_per_node=2)
         plan = loader.worker_plan()
-    assert plan.share.world.index == 2
+    assert plan.share.index == 2
     meter, log = DeliveryMeter(), WaitLog()
     wait_for_others(log, meter, plan)
     assert not messages_of(caplog)

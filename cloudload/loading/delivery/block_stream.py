@@ -82,7 +82,7 @@ class BlockStream:
             self._log.meter.receive(len(self.current))
             for block in self.current:
                 self._log.meter.traffic += block.traffic
-                if plan.share.world.index == 0:
+                if plan.share.index == 0:
                     self._log.warn_once(block.doubts)
             self._start_log.log_shard(plan.inputs.cache_root, self.current)
 

@@ -156,7 +156,7 @@ def _lengths(plan: WorkerPlan) -> Iterator[Setting]:
 def _ranks(plan: WorkerPlan, delivered: DeliveryStats) -> Iterator[Setting]:
     share = plan.share
     yield Setting("batch_size", share.batch_size, GIVEN, "rows per rank")
-    note = f"rows on {counted(share.world.size, 'rank')}"
+    note = f"rows on {counted(share.world_size, 'rank')}"
     yield Setting("global_batch", share.global_batch, DERIVED, note)
     yield _workers(plan)
     rate = delivered.tokens_per_s(share.num_workers)

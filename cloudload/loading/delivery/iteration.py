@@ -229,7 +229,7 @@ class Iteration(Iterator[Batch]):
             return batch_rows
         current, number = self._blocks.current, self._blocks.index
         report = progress.report_batch(
-            current, number, batch_rows, stop=stop, rank_index=plan.share.world.index
+            current, number, batch_rows, stop=stop, rank_index=plan.share.index
         )
         self._reports.append(report)
         return batch_rows
@@ -244,7 +244,7 @@ class Iteration(Iterator[Batch]):
         plan = self._plan
         if stop - self._window_start < plan.delivery.exchange_every * plan.share.global_batch:
             return None, lambda: None
-        window = progress.Window(self._window_start, stop, plan.share.world.size, plan.recipe)
+        window = progress.Window(self._window_start, stop, plan.share.world_size, plan.recipe)
         self._window_start = stop
         if self._known is not None:
             return window, progress.start_check(self._exchange, stop)
@@ -257,7 +257,7 @@ class Iteration(Iterator[Batch]):
 
         Returns False if the batch was discarded because the lanes ended in it.
         """
-        before, window = self._position, fetched.window
+        before, window, plan = self._position, fetched.window, self._plan
         lanes, table_rows = before.lanes, before.table_rows
         if window is not None:
             with self._log.meter.exchanging():
@@ -276,10 +276,10 @@ class Iteration(Iterator[Batch]):
             elif self._known is not None:
                 lanes = self._known.at(fetched.stop)
             table_rows = fetched.stop
-            is_in_tail = self._plan.end is not None and fetched.stop > self._plan.phase.start
+            is_in_tail = plan.end is not None and fetched.stop > plan.phase.start
             if is_in_tail and self._known is None:
-                seq_len = self._plan.recipe.config.seq_len
-                start = before.lanes_row if before.is_in_tail else self._plan.phase.start
+                seq_len = plan.recipe.config.seq_len
+                start = before.lanes_row if before.is_in_tail else plan.phase.start
                 stages = next_stages(before.stages_of(0), seq_len, start, fetched.stop)
                 counts = lanes.arrays.counts
                 lanes = self._lanes_end.with_lanes(counts=counts, tails=(stages,)).lanes

@@ -57,7 +57,7 @@ def join_sizes(plan: WorkerPlan, blocks: Sequence[Block], tokens_before_end: int
         lanes = plan.share.own_lanes(worker).tolist()
         stops = np.cumsum([_num_left(plan, lane) for lane in lanes])
         sizes.update(zip(lanes, np.split(block.lengths, stops[:-1]), strict=True))
-    header = np.array([plan.share.world.index, tokens_before_end], np.int64)
+    header = np.array([plan.share.index, tokens_before_end], np.int64)
     return np.concatenate([header, *(sizes[lane] for lane in sorted(sizes))])
 
 
@@ -190,9 +190,9 @@ class RemnantUses:
         """int64 [documents, 3]: the lane, ordinal and size of each document."""
         self._in_order = np.argsort(firsts)
         """The documents in the order of the rows: int64 [documents]."""
-        share, rank = plan.share, plan.share.world.index
+        share, rank = plan.share, plan.share.index
         self._share, self._indices, self._rows = share, indices, rows[is_left]
-        readers = self._rows % share.world.size
+        readers = self._rows % share.world_size
         self._is_here: Flags = readers == rank
         """Whether this rank packs the row of each use: bool [uses]."""
         lanes = self.documents[:, 0]
@@ -201,7 +201,7 @@ class RemnantUses:
         self._workers = share.worker_of(lanes)
         is_sent = self._used(readers != self.owners[indices])
         # an equal share for each rank, because all messages are padded to the longest one
-        self._is_sent = self._limit(is_sent, MOST_EXCHANGED_TOKENS // share.world.size, self.owners)
+        self._is_sent = self._limit(is_sent, MOST_EXCHANGED_TOKENS // share.world_size, self.owners)
         self._is_own: Flags = self.owners == rank
         is_elsewhere = share.worker_of(self._rows) != self._workers[indices]
         is_local = self._used(self._is_here & is_elsewhere)
@@ -297,11 +297,11 @@ def _split(numbers: Ints, sizes: Ints, tokens: Tokens) -> Texts:
 
 def _receive(plan: WorkerPlan, uses: RemnantUses, own: Texts, exchange: Exchange) -> Texts:
     """Exchange documents between ranks, in rounds. Return the documents that this rank receives."""
-    world = plan.share.world
-    sent = [uses.sent_by(rank) for rank in range(world.size)]
+    share = plan.share
+    sent = [uses.sent_by(rank) for rank in range(share.world_size)]
     stops = [np.cumsum(uses.documents[numbers, 2]) for numbers in sent]
     num_words = max(-(-int(each.max(initial=0)) // 2) for each in stops)
-    tokens = _concatenate(own, sent[world.index])
+    tokens = _concatenate(own, sent[share.index])
     message = np.zeros(num_words, np.int64)
     message.view(np.int32)[: len(tokens)] = tokens
     is_received = uses.received()
@@ -313,10 +313,10 @@ def _receive(plan: WorkerPlan, uses: RemnantUses, own: Texts, exchange: Exchange
             strict=True,
         )
     }
-    step = max(1, _WORDS_OF_ROUND // world.size)
+    step = max(1, _WORDS_OF_ROUND // share.world_size)
     for first in range(0, num_words, step):
         words = message[first : first + step]
-        for answer in exchange.start_equal(np.append(world.index, words))():
+        for answer in exchange.start_equal(np.append(share.index, words))():
             rank, part = int(answer[0]), answer[1:].view(np.int32)
             _copy(texts, sent[rank], stops[rank], part, 2 * first)
     return texts

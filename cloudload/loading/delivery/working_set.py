@@ -133,7 +133,7 @@ def open_current_orders(
     """
     current: list[Ints | SeekableOrder] = []
     # in an uneven world, rows of all lanes may be dealt to a rank
-    own = np.flatnonzero((share.owners == share.world.index) | (not share.is_even))
+    own = np.flatnonzero((share.owners == share.index) | (not share.is_even))
     for component, cursors in zip(inputs.recipe.components, position.cursors, strict=True):
         orders, lanes = component.orders(inputs.cache_root), component.lanes
         last = (lanes.epochs or NEVER) - 1

@@ -25,7 +25,7 @@ from cloudload.loading.delivery.run_log import KEPT_POSITIONS, RunLog
 from cloudload.loading.delivery.world import check_world
 from cloudload.loading.session.opening import OpenedRun
 from cloudload.order import World
-from cloudload.rows import next_stages
+from cloudload.rows import Choice, next_stages
 from cloudload.run import (
     MOST_ROWS,
     Position,
@@ -101,6 +101,16 @@ class CurrentRun:
         return CurrentRun(opened, recipe, RunLog(start), _find_lengths(opened, recipe, start))
 
     @property
+    def position(self) -> Position:
+        """The position after the last batch that was delivered or skipped, or that was sought."""
+        return self.log.position
+
+    @property
+    def backend(self) -> Choice:
+        """The tokenizer backend."""
+        return self.opened.backend
+
+    @property
     def settled_recipe(self) -> Recipe:
         """The recipe with the ends of a mixture's streams, after which they have weight 0."""
         if self._lengths is None or not self.recipe.has_stream_ends:
@@ -112,7 +122,7 @@ class CurrentRun:
         """What the run is read with. Reads token lengths into the cache folder if needed."""
         lengths, opened = self._lengths, self.opened
         of_samples = None if lengths is None else lengths.of_samples
-        return RunInputs(self.settled_recipe, opened.cache_root, opened.backend, of_samples)
+        return RunInputs(self.settled_recipe, opened.cache_root, self.backend, of_samples)
 
     @property
     def lengths(self) -> RunLengths | None:
@@ -160,7 +170,7 @@ class CurrentRun:
 
         Records the positions of the last batches one by one, as reading them would.
         """
-        position, found = self.log.position, list[Position]()
+        position, found = self.position, list[Position]()
         single = min(number, KEPT_POSITIONS - 1)
         for jump in (*[number - single] * (number > single), *[1] * single):
             stop = position.rows + jump * global_batch
@@ -181,7 +191,7 @@ class CurrentRun:
         Raises `ValueError` if the row is before the current position, or after the end of the last
         batch.
         """
-        position = self.log.position
+        position = self.position
         rows = checks.as_integer("rows", rows, 0, MOST_ROWS)
         if rows < position.rows:
             raise ValueError(
@@ -208,7 +218,7 @@ class CurrentRun:
         lengths = self.lengths
         if lengths is None:
             return self.count_rows()
-        end = lengths.find_tails(self.log.position).ending.end
+        end = lengths.find_tails(self.position).ending.end
         return None if end == NEVER else end
 
     # ------------------------------------------------------------ numbers of rows
@@ -218,7 +228,7 @@ class CurrentRun:
         epochs, recipe = self.recipe.config.epochs, self.recipe
         if epochs is None and not recipe.has_stream_ends:
             return None
-        origin = self.log.position.origin
+        origin = self.position.origin
         if epochs is not None and recipe.has_row_per_document:
             lanes = recipe.components[0].lanes
             return epochs * lanes.num_positions - origin.count_documents(lanes)

@@ -90,7 +90,7 @@ def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan
     if lengths is None or plan.recipe.config.epochs is None or isinstance(plan.phase, Mixed):
         return plan
     share = plan.share
-    is_needed = (exchange.is_alone and share.world.size > 1) or not share.is_even
+    is_needed = (exchange.is_alone and share.world_size > 1) or not share.is_even
     if not lengths.can_foresee(plan.position, is_needed=is_needed):
         return plan
     pauses = len(set(share.world.hosts)) > 1 and share.is_even and not exchange.is_alone
@@ -102,7 +102,7 @@ def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> progres
     lengths = run.lengths
     if lengths is not None and isinstance(plan.phase, Mixed):
         return progress.KnownLanes(lengths, plan.position)
-    if plan.share.world.size == 1 or lengths is None:
+    if plan.share.world_size == 1 or lengths is None:
         return None
     # computing all best_fit lanes takes time, and workers know their own lanes anyway
     is_exchanged = plan.recipe.packing.has_residue and plan.share.is_even and not exchange.is_alone

@@ -98,7 +98,7 @@ class Reader:
         delivery = self.member.delivery
         if delivery.stop_every is None:
             return 0  # return early, because finding the world takes tens of microseconds per batch
-        position = position or self.run.log.position
+        position = position or self.run.position
         return count_passes(position, self.run.recipe, delivery, self.member.world)
 
     def count_rows_per_pass(self) -> int:
@@ -168,7 +168,7 @@ class Reader:
         """
         run, before = self.now
         check_knows_all_lanes(run.log)
-        position = run.log.position if rows is None else self._find_position(rows)
+        position = run.position if rows is None else self._find_position(rows)
         check_cache_limit_of(run, member)
         iteration, self._kept = self._iteration(), None
         if iteration is not None:
@@ -185,7 +185,7 @@ class Reader:
 
         Counts the batches before the row, because other ranks may have been handed them.
         """
-        run, before = self.run, self.run.log.position
+        run, before = self.run, self.run.position
         global_batch = before.global_batch or self.member.global_batch
         if (found := run.log.find(checks.as_integer("rows", rows, 0))) is not None:
             return found
@@ -254,7 +254,7 @@ class Reader:
         run, member = self.now
         plan = self.worker_plan()
         exchange = member.connect()
-        facts = list_facts(plan.inputs, plan.delivery, plan.share.world, run.log.position)
+        facts = list_facts(plan.inputs, plan.delivery, plan.share.world, run.position)
         if exchange.compare(facts, plan.share.world):
             return plan, exchange
         logger.info("some ranks found no token lengths, so the run uses none until it is resumed")
@@ -280,9 +280,7 @@ def is_endless(run: CurrentRun, member: Membership) -> bool:
     """Whether a pass never ends."""
     if member.delivery.stop_every is not None:
         return False
-    if run.recipe.has_stream_ends:
-        return run.count_rows() is None
-    return run.recipe.config.epochs is None
+    return not run.recipe.has_tails or (run.recipe.has_stream_ends and run.count_rows() is None)
 
 
 def count_pass(run: CurrentRun, member: Membership) -> int:
@@ -305,7 +303,8 @@ def count_pass(run: CurrentRun, member: Membership) -> int:
 
 def _explain_unknown(run: CurrentRun, delivery: DeliveryConfig) -> str:
     """Say what is missing for the number of batches, and how to get it."""
-    urls = [str(dataset.location) for dataset in run.recipe.corpus.datasets]
+    corpus = run.recipe.corpus
+    urls = [str(dataset.location) for dataset in corpus.datasets]
     count = f"run: cloudload count {urls[0]}" + (", and so on" if len(urls) > 1 else "")
     if delivery.stop_every is not None:
         return f"an epoch has an unknown number of batches without token lengths. To count, {count}"

@@ -26,7 +26,7 @@ def save(run: CurrentRun, lag: int) -> State:
     """Return the state `lag` batches ago. Raises the errors of `CloudLoader.state_dict`."""
     position = run.log.past(lag)
     check_knows_all_lanes(run.log)
-    return build_state(run.settled_recipe, position, run.opened.backend.versions)
+    return build_state(run.settled_recipe, position, run.backend.versions)
 
 
 def check_knows_all_lanes(log: RunLog) -> None:
@@ -66,11 +66,11 @@ def _log_resumed(run: CurrentRun, saved: Saved) -> None:
                 f"{count + dataset.num_left_out:,} shards, because the others were added after it "
                 "began. A new run reads all shards"
             )
-    if saved.tokenizer_backend != run.opened.backend.versions:
+    if saved.tokenizer_backend != run.backend.versions:
         logger.info(
             "the state was saved with %s. The run continues with %s, %s",
             saved.tokenizer_backend,
-            run.opened.backend.versions,
+            run.backend.versions,
             "which produces the same IDs for a fixed set of texts"
             if "token_ids" in saved.fields
             else "whose IDs cannot be compared, because the state has no token_ids",

@@ -36,9 +36,9 @@ _TOKENS_OF_ROW = 2_048
 
 def limit_batches(inputs: RunInputs, share: RankShare) -> int:
     """Return the maximum number of batches in a block, the same for every worker."""
+    recipe, most = inputs.recipe, _ROWS_AT_ONCE[inputs.backend.name]
     rows_of_worker = -(-share.batch_size // share.num_workers)
-    most = _ROWS_AT_ONCE[inputs.backend.name]
-    most = min(most, most * _TOKENS_OF_ROW // inputs.recipe.packing.seq_len)
+    most = min(most, most * _TOKENS_OF_ROW // recipe.packing.seq_len)
     return max(1, most // rows_of_worker)
 
 

@@ -140,5 +140,5 @@ class Prefetcher:
                 self._ordered_epochs[component] = epoch
                 self._documents.build_order(component, epoch)
                 inputs = self._plan.inputs
-                if inputs.lengths is not None and self._plan.share.world.size > 1:
+                if inputs.lengths is not None and self._plan.share.world_size > 1:
                     inputs.open_run_lengths().build_table(component, epoch)

@@ -99,8 +99,8 @@ class Worker:
 
 def compares_ids(share: RankShare, worker: int) -> bool:
     """Whether a worker compares its IDs with those of hf. Only one on each machine does."""
-    host = share.hosts[share.world.index]
-    return worker == 0 and int(np.argmax(share.hosts == host)) == share.world.index
+    host = share.hosts[share.index]
+    return worker == 0 and int(np.argmax(share.hosts == host)) == share.index
 
 
 def _open_mixture(plan: WorkerPlan) -> Tails | None:
@@ -120,8 +120,8 @@ class _Rows:
     def __init__(self, worker: Worker, plan: WorkerPlan) -> None:
         self._plan, self._worker, self._documents = plan, worker.index, worker.documents
         self._tail, self._traffic, self._new_tokens = worker.tail, worker.traffic, worker.new_tokens
-        self._packing = plan.recipe.packing
-        self._framing = Framing.of(plan.recipe.tokenizer.frames)
+        recipe = plan.recipe
+        self._packing, self._framing = recipe.packing, Framing.of(recipe.tokenizer.frames)
         self._dealt = (
             None if plan.share.is_even else DealtRows(plan, worker.index, worker.documents)
         )
@@ -281,18 +281,19 @@ class DealtRows:
     """
 
     def __init__(self, plan: WorkerPlan, worker: int, documents: LaneDocuments) -> None:
-        self._finder = RowFinder(plan.inputs.open_run_lengths(), plan.position)
-        cursors = plan.position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
+        recipe, position = plan.recipe, plan.position
+        self._finder = RowFinder(plan.inputs.open_run_lengths(), position)
+        cursors = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
         self._next_ordinals = cursors[:, tables.CURSOR_ORDINAL].copy()
         self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, find_ends(plan))
-        own = np.zeros(plan.recipe.num_lanes, np.bool_)
+        own = np.zeros(recipe.num_lanes, np.bool_)
         own[plan.share.own_lanes(worker)] = True
         self._reader = RowReader(
             documents,
-            plan.position,
+            position,
             prefetch=self._prefetch,
-            own_lanes=np.tile(own, len(plan.recipe.components)),
-            cuts=plan.recipe.packing.cuts,
+            own_lanes=np.tile(own, len(recipe.components)),
+            cuts=recipe.packing.cuts,
         )
         self._is_awaited = True
 

@@ -74,10 +74,11 @@ class Memory:
     @staticmethod
     def of(plan: WorkerPlan, counts: WorkerCounts) -> Memory:
         # the extra slot is for the block that the training process uses
-        num_workers, most_batches = plan.share.num_workers, limit_batches(plan.inputs, plan.share)
+        share, recipe = plan.share, plan.recipe
+        num_workers, most_batches = share.num_workers, limit_batches(plan.inputs, share)
         slots_each = 1 + limit_blocks_ahead(plan.delivery.prefetch_batches, most_batches)
-        rows = plan.share.batch_size * most_batches
-        slot_bytes = measure_slot(rows, num_workers, plan.recipe.packing.seq_len)
+        rows = share.batch_size * most_batches
+        slot_bytes = measure_slot(rows, num_workers, recipe.packing.seq_len)
         blocks = SharedMemoryRing(num_workers * slots_each, slot_bytes)
         activities = SharedMemoryRing(num_workers, _ACTIVITY_BYTES)
         return Memory(blocks, slots_each, activities, counts)

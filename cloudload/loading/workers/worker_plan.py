@@ -192,6 +192,6 @@ class WorkerPlan:
 
         A range covers the rows of all ranks. Each worker makes one block per range.
         """
-        step = _REPLAYED_ROWS_AT_ONCE * self.share.world.size
+        step = _REPLAYED_ROWS_AT_ONCE * self.share.world_size
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)

@@ -185,7 +185,7 @@ class _Forecast:
             basis=self._cases.basis,
             seq_len=config.seq_len,
             global_batch=share.global_batch,
-            world_size=self._share.world.size,
+            world_size=self._share.world_size,
             nodes=self._asked.num_nodes,
             steps=self._count([case.extent.steps for case in self._found]),
             rows=rows,
@@ -212,7 +212,7 @@ class _Forecast:
     def _describe(self) -> str:
         config = self._recipe.config
         urls = ", ".join(redact(stream.url) for stream in config.streams)
-        ranks = counted(self._share.world.size, "rank")
+        ranks = counted(self._share.world_size, "rank")
         until = ""
         if config.has_stream_ends and all(case.extent.is_whole for case in self._found):
             which = (

@@ -75,7 +75,7 @@ class ForecastRequest:
     @property
     def num_nodes(self) -> int:
         """Number of machines."""
-        return self.share.world.size // self.share.world.ranks_per_node
+        return self.share.world_size // self.share.world.ranks_per_node
 
     @property
     def has_full_rows(self) -> bool:
@@ -156,7 +156,7 @@ class ForecastRequest:
     @property
     def documents_ahead(self) -> tuple[int, ...]:
         """For each component, the number of documents per lane whose shards are fetched ahead."""
-        own = max(1, self.share.num_lanes // (self.share.world.size * self.share.num_workers))
+        own = max(1, self.share.num_lanes // (self.share.world_size * self.share.num_workers))
         recipe, predownload = self.recipe, self.delivery.predownload
         return tuple(
             count_documents_ahead(recipe, predownload, index, own)

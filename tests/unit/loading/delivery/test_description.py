@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Stream
+from cloudload.data.storage.locations import Location
 from cloudload.loading.delivery.working_set import measure_working_set
 from cloudload.order.lanes import Lanes
 from cloudload.system import counted
@@ -158,7 +159,7 @@ def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> in
     starts = np.concatenate([[0], np.cumsum(sizes)])
     table = SimpleNamespace(raw_bytes=100 * np.array(sizes), is_zipped=np.zeros(len(sizes), bool))
     corpus: Any = SimpleNamespace(
-        datasets=[SimpleNamespace(url="s3://x", table=table)],
+        datasets=[SimpleNamespace(location=Location("s3://x"), table=table)],
         shard_sizes=np.array(sizes),
         shards_of=lambda samples: np.searchsorted(starts, samples, side="right") - 1,
     )
