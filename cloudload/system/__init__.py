@@ -1,14 +1,12 @@
 """Files, threads, and processes on one machine, independent of data and object stores.
 
-    temp_files      partial files and locks       stage_times         seconds per stage of work
-    file_locks      locks freed if holders die    parent_watch        exit with the parent
-    verified_files  mark verified files           background_process  a call in a new process
-    array_files     arrays for all processes      child_processes     start and feed a process
-    threads         that do not delay the exit    shared_memory       a ring of slots per worker
-    activity        report a long wait            progress_bar        a progress bar on stderr
-    garbage         pause garbage collection      option_help         docstrings, unknown options
-    machine         memory, limits, versions      reports             JSON, tables to read
-    arrays          array types, integers
+    temp_files      partial files and locks        child_processes  start, feed, and end a process
+    file_locks      locks freed if holders die     shared_memory    a ring of slots per worker
+    verified_files  mark verified files            garbage          pause garbage collection
+    array_files     arrays for all processes       option_help      docstrings, unknown options
+    threads         that do not delay the exit     reports          JSON, tables, pictures, progress
+    activity        long waits, seconds per stage  arrays           array types, integers
+    machine         memory, limits, versions
 
 Other packages may use every name without an underscore.
 """
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
         temp_files,
         verified_files,
     )
+    from cloudload.system.activity import stage, stopwatch
     from cloudload.system.arrays import (
         NEVER,
         Flags,
@@ -42,14 +41,17 @@ if TYPE_CHECKING:
         count_within,
         divisors,
     )
-    from cloudload.system.background_process import run_detached
-    from cloudload.system.child_processes import GUARD_ADVICE, find_missing_script, send
+    from cloudload.system.child_processes import (
+        GUARD_ADVICE,
+        SIGTERM_STATUS,
+        exit_with_parent,
+        find_missing_script,
+        run_detached,
+        send,
+    )
     from cloudload.system.garbage import freeze_objects, paused_collection
-    from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
-    from cloudload.system.progress_bar import is_terminal, open_progress_bar
-    from cloudload.system.reports import counted
+    from cloudload.system.reports import counted, is_terminal, open_progress_bar
     from cloudload.system.shared_memory import SharedMemoryRing
-    from cloudload.system.stage_times import stage, stopwatch
     from cloudload.system.threads import (
         DaemonThreadPool,
         Spares,

@@ -1,4 +1,4 @@
-"""Track what a thread is doing, so that another thread or process can report a long wait.
+"""Track what a thread is doing: to report a long wait, and to measure the stages of its work.
 
     with Wait(report, "working"):             5 s ──► report(5, "downloading s3://…") ── 10 s ──► …
         with doing("downloading s3://…"):
@@ -8,6 +8,13 @@
         with doing("tokenizing"): …           and another process reads it
 
 The innermost activity is reported. Entering a wait or an activity takes about a microsecond.
+
+    with stopwatch(times, PACK):              the time counts as PACK, except
+        with stage(TOKENIZE): …               in a nested stage, where it counts as that stage
+
+`times` may be in shared memory, so another process can read it at any time. The time of a stage is
+added when the stage ends. A stage adds about a microsecond of overhead. Outside a stopwatch, a
+stage does nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +25,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
+from typing import Any
+
+import numpy as np
 
 Text = str | Callable[[], str]
 """The text of an activity, or a function that returns it. Any thread may call the function."""
@@ -26,6 +35,9 @@ Report = Callable[[float, str], object]
 """A function that reports a wait. It receives the wait's duration in seconds, and the activity."""
 
 NOTICE_S, FIRST_REPORT_S, LOOK_EVERY_S = 2.0, 5.0, 1.0
+
+Times = np.ndarray[Any, np.dtype[np.int64]]
+"""Nanoseconds in each stage: int64 [stages]."""
 
 
 class _Activities:
@@ -196,12 +208,7 @@ class doing:
             if self._grace_s:
                 activities.counts_from = time.monotonic() + self._grace_s
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if (activities := self._activities) is not None:
             activities.texts.pop()
             activities.publish()
@@ -227,3 +234,51 @@ def refresh() -> None:
     """Publish the activity of the `published` block again, after its description has changed."""
     if (activities := state.published) is not None:
         activities.publish()
+
+
+class _Stopwatch:
+    def __init__(self, times: Times, current: int) -> None:
+        self._times, self._current, self._since = times, current, time.perf_counter_ns()
+
+    def switch(self, to: int) -> int:
+        """Start the stage with index `to`, and return the index of the previous one."""
+        now, before = time.perf_counter_ns(), self._current
+        self._times[before] += now - self._since
+        self._current, self._since = to, now
+        return before
+
+
+class _Local(threading.local):
+    stopwatch: _Stopwatch | None = None
+
+
+_local = _Local()
+
+
+@contextmanager
+def stopwatch(times: Times, of_rest: int) -> Iterator[None]:
+    """Add this thread's time in the block to `times`.
+
+    Time outside any `stage` block counts as the stage with index `of_rest`.
+    """
+    before, _local.stopwatch = _local.stopwatch, _Stopwatch(times, of_rest)
+    try:
+        yield
+    finally:
+        _local.stopwatch.switch(of_rest)
+        _local.stopwatch = before
+
+
+class stage:
+    """Counts the time in a `with` block toward a stage, given by its index."""
+
+    def __init__(self, index: int) -> None:
+        self._index, self._stopwatch, self._before = index, _local.stopwatch, 0
+
+    def __enter__(self) -> None:
+        if self._stopwatch is not None:
+            self._before = self._stopwatch.switch(self._index)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stopwatch is not None:
+            self._stopwatch.switch(self._before)

@@ -1,4 +1,4 @@
-"""Tables as text of at most 80 columns, for a terminal, and as HTML, for a notebook.
+"""Tables as text of at most 80 columns, for a terminal, and as HTML, for a notebook; pictures.
 
     list_values("title", [("local", "/a", "default"), …])        title
                                                                    local    /a          default
@@ -12,14 +12,21 @@ All text in HTML is escaped.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TextIO
 
 WIDTH = 80
+BLUE, ORANGE, RED, GRAY = "#2a6fbb", "#e08a1e", "#c0392b", "#666666"
+"""The colors of pictures."""
 _GAP = "  "
 _MOST_OF_NAME = 24
 
@@ -30,6 +37,35 @@ def counted(number: int | str, noun: str) -> str:
     """Format a number with a noun, such as `1 rank`, `1,024 ranks`, or `1, 4 nodes`."""
     shown = number if isinstance(number, str) else f"{number:,}"
     return f"{shown} {noun}{'s' * (number != 1)}"
+
+
+def open_progress_bar(
+    label: str, total_bytes: int | None, *, done_bytes: int = 0, shown: bool = True
+) -> Any:
+    """Open a `tqdm` bar. `total_bytes` is None if it is not known.
+
+    If stderr is not a terminal, the bar is updated at most every 30 s. If stderr is closed, the bar
+    is not shown.
+    """
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total_bytes,
+        initial=done_bytes,
+        unit="B",
+        unit_scale=True,
+        disable=not shown or sys.stderr is None,
+        mininterval=0.2 if is_terminal(sys.stderr) else 30.0,
+        desc=label,
+        dynamic_ncols=True,
+    )
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal. It may be None, closed, or an object without `isatty`."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return stream is not None and stream.isatty()
+    return False
 
 
 def wrap_text(text: str, width: int, first: int) -> list[str]:
@@ -148,3 +184,35 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def check_picture(path: Path) -> None:
+    """Raise `ValueError` if a picture cannot be written to `path`, before a long work starts."""
+    if find_spec("matplotlib") is None:
+        raise ValueError("a picture requires the matplotlib package. Run: pip install matplotlib")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(
+            f"there is no folder {path.parent} for {path.name}. Create the folder first"
+        )
+
+
+@contextmanager
+def draw_picture(path: Path, title: str, summary: str) -> Iterator[Any]:
+    """Yield the axes of a chart with a title and a line of text above it, and then write it.
+
+    The picture is a PNG of 1280 by 720 pixels. Raises `ValueError` as `check_picture` does, and
+    `OSError` if the file cannot be written.
+    """
+    check_picture(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    yield axes
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e5e5e5")
+    axes.set_axisbelow(True)
+    axes.set_title(f"{title}\n", loc="left", fontsize=12)
+    axes.text(0, 1.02, summary, transform=axes.transAxes, color=GRAY, fontsize=9)
+    # omit matplotlib's version, so that equal reports result in equal files
+    figure.savefig(path, dpi=160, format="png", metadata={"Software": None})

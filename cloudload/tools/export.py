@@ -26,7 +26,7 @@ from cloudload.data import (
     urls,
     writer,
 )
-from cloudload.errors import ConvertError, StoreError
+from cloudload.errors import ConvertError
 from cloudload.loading import Batch, CloudLoader
 from cloudload.rows import MOST_IDS, tables
 from cloudload.system import Ids, option_help, reports
@@ -189,12 +189,7 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
                 f"the output {redact(out)} is, contains, or is inside data that the run reads, "
                 f"{redact(url)}. Choose another output"
             )
-    try:
-        found = Location(location).list_objects()
-    except StoreError as error:
-        if not error.is_missing:
-            raise
-        found = []
+    found = Location(location).list_if_exists()
     names = [urls.name_below(item.url, location) for item in found]
     own = [
         name

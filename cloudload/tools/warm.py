@@ -75,14 +75,10 @@ def warm_cache(
         ValueError: for an invalid number, or a world that cannot share the lanes.
         StoreError, DatasetError, CacheError: as the loader does.
     """
-    nodes, ranks_per_node = (
-        checks.as_integer("nodes", nodes, 1),
-        checks.as_integer("ranks_per_node", ranks_per_node, 1),
-    )
-    node, threads = (
-        checks.as_integer("node", node, 0, nodes - 1),
-        checks.as_integer("threads", threads, 1),
-    )
+    nodes = checks.as_integer("nodes", nodes, 1)
+    ranks_per_node = checks.as_integer("ranks_per_node", ranks_per_node, 1)
+    node = checks.as_integer("node", node, 0, nodes - 1)
+    threads = checks.as_integer("threads", threads, 1)
     shards = None if shards is None else checks.as_integer("shards", shards, 0)
     max_bytes = None if max_bytes is None else checks.as_integer("max_bytes", max_bytes, 0)
     plan = loader.worker_plan()

@@ -17,8 +17,8 @@ from cloudload.data.mds.shard_table import parse_index
 from cloudload.data.storage.locations import Location
 from cloudload.tools.check import check_dataset, groups
 from cloudload.tools.check.document_rules import choose_rules
-from cloudload.tools.check.duplicates import DuplicateFinder
 from cloudload.tools.check.findings import MOST_LISTED, CheckReport
+from cloudload.tools.check.groups import DuplicateFinder
 from cloudload.tools.check.shard_contents import check_shard
 from testkit.corpora import write_mds
 from testkit.segments import LastFirst, Twice
@@ -124,11 +124,9 @@ def test_the_bytes_of_all_shards_are_reported(damaged: Path) -> None:
     for processes in (1, 2):
         sizes: list[int] = []
         for _ in groups.check_shards(
-            Location(str(damaged)),
-            "text",
+            groups.CheckWork(Location(str(damaged)), "text", rules),
             whole,
-            rules=rules,
-            duplicates=DuplicateFinder(rules.hashed, 0),
+            DuplicateFinder(rules.hashed, 0),
             processes=processes,
             executor=None,
             on_bytes=sizes.append,

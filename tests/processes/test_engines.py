@@ -17,8 +17,7 @@ import pytest
 from cloudload.data.storage.locations import Location
 from cloudload.errors import ConvertError, FailureKind, StoreError, WorkerError
 from cloudload.tools.engines.local_processes import open_processes
-from cloudload.tools.engines.shares import Share
-from cloudload.tools.engines.units import Engine, in_order, run_units
+from cloudload.tools.engines.units import Engine, Share, in_order, run_units
 
 
 @pytest.fixture(params=["inline", "threads", "processes"])

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from cloudload.system import temp_files
+from cloudload.system.child_processes import SIGTERM_STATUS, exit_with_parent
 from cloudload.system.file_locks import acquire, locked
-from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 from cloudload.system.temp_files import partial_file, remove_all_and_stop
 from testkit import ROOT
 

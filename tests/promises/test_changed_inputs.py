@@ -11,11 +11,11 @@ from cloudload.convert import convert_to_mds
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CloudloadError, StoreError
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.finished_part import InputPosition
+from cloudload.tools.convert.conversion_plan import Segments
 from cloudload.tools.convert.input_files import InputFile, read_decompressed
 from cloudload.tools.convert.inputs import group_units, list_inputs, list_units
 from cloudload.tools.convert.segment import read_blocks
-from cloudload.tools.convert.segment_sizes import Segments
+from cloudload.tools.convert.segment_journal import InputPosition
 from testkit.conversions import SETTINGS, documents, make_input, note_each_write, texts
 from testkit.input_kinds import INPUT_KINDS
 

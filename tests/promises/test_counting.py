@@ -29,7 +29,7 @@ from cloudload.rows.packing.tables import Size
 from cloudload.run.lengths import lengths_index
 from cloudload.run.lengths.group_file import decode_group, encode_group
 from cloudload.tools.count import group as group_module
-from cloudload.tools.count import tally
+from cloudload.tools.count import length_report
 from cloudload.tools.count.count import count_tokens, estimate_tokens
 from cloudload.tools.count.length_report import LengthCounter
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
@@ -261,7 +261,7 @@ def test_a_column_that_cannot_divide_is_refused(
         count(sourced, out=out, by="sourc")
     with pytest.raises(ValueError, match=r"by \(--by\) needs all groups"):
         count(sourced, out=out, by="source", worker="0/2")
-    monkeypatch.setattr(tally, "MOST_VALUES", 500)
+    monkeypatch.setattr(length_report, "MOST_VALUES", 500)
     many = "column 'number' has more than 500 different values, such as"
     with pytest.raises(DatasetError, match=many):
         count(sourced, out=out, by="number")
@@ -297,7 +297,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_counting(
 ) -> None:
     command = ["count", dataset, *flags, "--png"]
     assert "no folder" in cli(*command, tmp_path / "no" / "a.png", status=1).err
-    monkeypatch.setattr("cloudload.tools.count.picture.find_spec", lambda _: None)
+    monkeypatch.setattr("cloudload.system.reports.find_spec", lambda _: None)
     error = cli(*command, tmp_path / "a.png", status=1).err
     assert "matplotlib package. Run: pip install matplotlib" in error
     assert not (dataset / "lengths").exists()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.tools.check import check_dataset, document_rules, duplicates, groups
+from cloudload.tools.check import check_dataset, document_rules, groups
 from cloudload.tools.check.document_rules import DOCUMENT_RULES, find_mojibake
 from cloudload.tools.check.findings import MOST_LISTED, CheckReport
 from testkit.corpora import EOS, byte_tokenizer, write_mds
@@ -168,8 +168,8 @@ def test_the_report_of_documents_is_the_same_on_every_engine(
 ) -> None:
     expected = check(repeated)
     monkeypatch.setattr(groups, "GROUP_BYTES", 500)  # one group per shard
-    monkeypatch.setattr(duplicates, "PART_BYTES", 24 * 4)  # 4 records per part
-    monkeypatch.setattr(duplicates, "MEMORY_BYTES", 1)  # every part is stored in a file
+    monkeypatch.setattr(groups, "PART_BYTES", 24 * 4)  # 4 records per part
+    monkeypatch.setattr(groups, "MEMORY_BYTES", 1)  # every part is stored in a file
     with ThreadPoolExecutor(3) as executor:
         for options in ({}, {"executor": executor}):
             report = check(repeated, **options)
@@ -179,15 +179,15 @@ def test_the_report_of_documents_is_the_same_on_every_engine(
 @given(st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=6), st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_repeats_are_those_of_a_dictionary(shards: list[list[int]], parts: int) -> None:
-    samples_of_a_part = duplicates.PART_BYTES // 24
-    finder = duplicates.DuplicateFinder(["text-repeated"], samples_of_a_part * parts)
+    samples_of_a_part = groups.PART_BYTES // 24
+    finder = groups.DuplicateFinder(["text-repeated"], samples_of_a_part * parts)
     assert len(finder._parts["text-repeated"]) == parts
     places = [
         (shard, sample) for shard, values in enumerate(shards) for sample in range(len(values))
     ]
     for shard in reversed(range(len(shards))):  # groups may finish in any order
         values = ((sample, bytes([value])) for sample, value in enumerate(shards[shard]))
-        finder.add(shard, {"text-repeated": duplicates.encode_records(values)})
+        finder.add(shard, {"text-repeated": groups.encode_records(values)})
     seen: dict[int, tuple[int, int]] = {}
     expected = []
     for shard, sample in places:

@@ -18,7 +18,7 @@ from cloudload.testing import Leg, run_leg
 from cloudload.tools.cli.plan_command import describe_plan
 from cloudload.tools.forecast import budget
 from cloudload.tools.forecast.budget import parse_tokens
-from cloudload.tools.forecast.page import render_plan
+from cloudload.tools.forecast.plan_report import render_plan
 from cloudload.tools.forecast.request import read_prices
 from testkit.corpora import random_documents, write_mds
 from testkit.noted_calls import note_calls

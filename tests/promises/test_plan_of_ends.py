@@ -10,7 +10,7 @@ import pytest
 from cloudload import CloudLoader, Stream
 from cloudload.run.saved import read_state
 from cloudload.tools.cli.plan_command import describe_plan
-from cloudload.tools.forecast.page import draw_plan, render_plan
+from cloudload.tools.forecast.plan_report import draw_plan, render_plan
 from testkit import plans
 from testkit.plans import check_figures, check_unlisted, plan, read_run, write_zipped
 from testkit.servers import BUCKET, S3Server

@@ -128,6 +128,15 @@ class Location:
         """Return the bytes of an object, or with `most_bytes`, only the first `most_bytes` + 1."""
         return self.read_version(most_bytes)[0]
 
+    def read_if_exists(self, most_bytes: int | None = None) -> bytes | None:
+        """Read an object as `read` does, or return None if it does not exist."""
+        try:
+            return self.read(most_bytes)
+        except StoreError as error:
+            if error.is_missing:
+                return None
+            raise
+
     def read_version(
         self, most_bytes: int | None = None, unless: Callable[[Version], bool] | None = None
     ) -> tuple[bytes, Version]:
@@ -250,11 +259,8 @@ class Location:
         """
         self._create(data)
         # always read it, because if a response was lost, we cannot know which client created it
-        try:
-            return self.read()
-        except StoreError as error:
-            if not error.is_missing:
-                raise
+        if (found := self.read_if_exists()) is not None:
+            return found
         self._create(data)
         return self.read()
 
@@ -290,6 +296,15 @@ class Location:
         `StoreError` is raised.
         """
         return self.collect(lambda found: sorted(found, key=lambda item: item.url))
+
+    def list_if_exists(self) -> list[StoredObject]:
+        """List objects as `list_objects` does; none if the bucket or the folder does not exist."""
+        try:
+            return self.list_objects()
+        except StoreError as error:
+            if error.is_missing:
+                return []
+            raise
 
     def collect(
         self, collect: Callable[[Iterator[StoredObject]], Found], wanted: Wanted | None = None

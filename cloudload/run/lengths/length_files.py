@@ -18,13 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.data import (
-    Dataset,
-    Location,
-    cache_folder,
-    own_objects,
-)
-from cloudload.errors import CacheError, DatasetError, StoreError
+from cloudload.data import Dataset, Location, cache_folder, own_objects
+from cloudload.errors import CacheError, DatasetError
 from cloudload.run.lengths.group_file import LISTED, GroupLengths, decode_group, widen
 from cloudload.run.lengths.lengths_index import (
     Group,
@@ -51,12 +46,8 @@ def find_index(location: Location, key: LengthsKey, data: str) -> LengthsIndex |
     `DatasetError` if the index is damaged or belongs to other lengths.
     """
     location = location.join(f"{key.digest}/{index_name(data)}")
-    try:
-        content = location.read(_MOST_INDEX_BYTES)
-    except StoreError as error:
-        if error.is_missing:
-            return None
-        raise
+    if (content := location.read_if_exists(_MOST_INDEX_BYTES)) is None:
+        return None
     try:
         index = LengthsIndex.decode(content)
         if index.key != asdict(key) or index.data != data:

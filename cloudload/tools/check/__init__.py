@@ -5,14 +5,13 @@
                   └─────────────────┴────────────────────────┴─► findings ─► CheckReport
 
     check           `check_dataset`
-    groups          shards in groups, on any engine
+    groups          shards in groups, on any engine; repeated documents
     index_entries   `index.json`, entry by entry
     stored_objects  the files in the folder, and their lengths
     shard_contents  a shard's bytes and samples
     rules           every kind of finding
     findings        a finding, and the report
     document_rules  choose the tests; mojibake
-    duplicates      repeated documents
 
 Streaming is not imported: `index_entries` and `rules` state what it does, and tests compare both
 with Streaming itself.

@@ -17,9 +17,8 @@ from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.rows import TokenName
 from cloudload.system import open_progress_bar, option_help
 from cloudload.tools.check import document_rules
-from cloudload.tools.check.duplicates import DuplicateFinder, add_repeats
 from cloudload.tools.check.findings import CheckReport, Finding, Findings, find
-from cloudload.tools.check.groups import check_shards
+from cloudload.tools.check.groups import CheckWork, DuplicateFinder, add_repeats, check_shards
 from cloudload.tools.check.index_entries import check_index
 from cloudload.tools.check.shard_contents import check_codecs, name_samples
 from cloudload.tools.check.stored_objects import (
@@ -29,7 +28,8 @@ from cloudload.tools.check.stored_objects import (
     check_url,
     list_folder,
 )
-from cloudload.tools.engines.shares import Share
+from cloudload.tools.engines.units import Share, count_processes
+from cloudload.tools.inspect.info import spread_shards
 
 
 @option_help.suggests_names
@@ -112,8 +112,7 @@ def check_dataset(
         raise ValueError(
             "fail_on requires documents, but sample=0 reads none. Omit fail_on, or increase sample"
         )
-    processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    processes = checks.as_integer("processes", processes, 1)
+    processes = count_processes(processes)
     share = Share.parse(worker) if worker is not None else Share(0, 1)
     began, findings = time.monotonic(), Findings()
     location = Stream(os.fspath(dataset), split=split).locate(retry or Retry())
@@ -124,25 +123,9 @@ def check_dataset(
     findings.add(framing)
     if share.index > 0:
         findings = Findings()  # only worker 0 reports the findings so far
-    mine = share.take(_spread(readable, sample))
-    total_bytes = sum(info.stored.bytes for info in mine)
-    num_samples = sum(info.samples for info in mine)
-    with (
-        closing(DuplicateFinder(chosen.hashed, num_samples)) as duplicates,
-        open_progress_bar("check", total_bytes, shown=progress and bool(mine)) as bar,
-    ):
-        for found in check_shards(
-            folder,
-            text,
-            mine,
-            rules=chosen,
-            duplicates=duplicates,
-            processes=processes,
-            executor=executor,
-            on_bytes=bar.update,
-        ):
-            findings.merge(found)
-        add_repeats(duplicates, findings, partial(_name_samples, folder, mine))
+    mine = share.take(spread_shards(readable, sample))
+    work = CheckWork(folder, text, chosen)
+    _check_contents(work, mine, findings, processes, executor, progress=progress)
     return CheckReport(
         dataset=str(folder),
         findings=findings.sorted(),
@@ -161,6 +144,34 @@ def check_dataset(
             if findings.count(kind) > share * findings.documents
         ),
     )
+
+
+def _check_contents(
+    work: CheckWork,
+    shards: Sequence[shard_entries.ShardInfo],
+    findings: Findings,
+    processes: int,
+    executor: Executor | None,
+    *,
+    progress: bool,
+) -> None:
+    """Check the bytes of shards and their documents, and find repeated documents."""
+    total_bytes = sum(info.stored.bytes for info in shards)
+    num_samples = sum(info.samples for info in shards)
+    with (
+        closing(DuplicateFinder(work.rules.hashed, num_samples)) as duplicates,
+        open_progress_bar("check", total_bytes, shown=progress and bool(shards)) as bar,
+    ):
+        for found in check_shards(
+            work,
+            shards,
+            duplicates,
+            processes=processes,
+            executor=executor,
+            on_bytes=bar.update,
+        ):
+            findings.merge(found)
+        add_repeats(duplicates, findings, partial(_name_samples, work, shards))
 
 
 def _choose_rules(
@@ -185,15 +196,12 @@ def _choose_rules(
 
 
 def _name_samples(
-    folder: Location,
-    shards: Sequence[shard_entries.ShardInfo],
-    shard: int,
-    samples: Sequence[int],
+    work: CheckWork, shards: Sequence[shard_entries.ShardInfo], shard: int, samples: Sequence[int]
 ) -> tuple[str, list[str]]:
     """Return a shard's file name, and a description of each sample: its index, and any ID."""
     info = shards[shard]
     if any(column.name == ID_KEY for column in info.columns):
-        return info.raw.name, name_samples(folder, info, samples)
+        return info.raw.name, name_samples(work.location, info, samples)
     return info.raw.name, [f"sample {sample}" for sample in samples]
 
 
@@ -256,12 +264,3 @@ def _list_folder(folder: Location, findings: Findings) -> dict[str, int] | None:
             raise
         findings.add([find("not-listed", "", str(error))])
         return None
-
-
-def _spread(
-    shards: Sequence[shard_entries.ShardInfo], number: int | None
-) -> Sequence[shard_entries.ShardInfo]:
-    """Choose at most `number` shards, spread evenly, or all shards if `number` is None."""
-    if number is None or number >= len(shards):
-        return shards
-    return [shards[index * len(shards) // number] for index in range(number)]

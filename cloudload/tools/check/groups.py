@@ -9,29 +9,49 @@
 
 The findings of a shard depend only on the dataset, so the report is the same for any groups,
 engine, and order of completion.
+
+Repeated documents are found by exact hashes of their bytes, in bounded memory:
+
+    hashes of each group ─► parts by hash, in temporary files ─► each part: sort, compare neighbors
+
+A record has 24 bytes: a 128-bit hash, and the document's shard and sample. Parts are read one at a
+time. For up to 1.4 * 10^9 documents, only the temporary files grow with the dataset, not memory.
+With 10^9 documents, the probability that two different documents have the same hash is below
+10^-20.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from cloudload.data import ID_KEY, Location, Shard, shard_entries
-from cloudload.system import DaemonThreadPool, run_in_order
+from cloudload.system import DaemonThreadPool, run_in_order, temp_files
 from cloudload.tools.check import document_rules
-from cloudload.tools.check.duplicates import DuplicateFinder, encode_records
 from cloudload.tools.check.findings import MOST_LISTED, Findings, find
 from cloudload.tools.check.shard_contents import check_shard, name_sample
-from cloudload.tools.engines.local_processes import open_processes
-from cloudload.tools.engines.units import in_order, run_units
+from cloudload.tools.engines.units import choose_engine, in_order, run_units
+
+Records = NDArray[np.uint64]
+"""uint64 [documents, 3]: the halves of the hash, then shard · 2^32 + sample."""
+
+_NOUNS = {document_rules.REPEATED_TEXT: "text", document_rules.REPEATED_ID: "ID"}
+_COLUMNS = 3
+_RECORD_BYTES = 8 * _COLUMNS
+PART_BYTES = 128 << 20
+_MOST_PARTS = 256  # limited because each part of each rule is an open file
+MEMORY_BYTES = 1 << 18  # maximum size of a part in memory; a larger part moves to a file
 
 GROUP_BYTES = 512 << 20  # a process needs 1 to 2 s to check this much, and about as long to start
 _THREADS_ALONE, _THREADS = 8, 4
@@ -49,16 +69,9 @@ class CheckWork:
     """The dataset's folder."""
     text_key: str | None
     """The column of texts; None if the documents are token IDs."""
-    threads: int
-    """Number of threads that read shards."""
     rules: document_rules.DocumentRules
-
-
-class ShardResult(NamedTuple):
-    """The findings of a shard, and the hashes of its documents by rule."""
-
-    findings: Findings
-    hashes: Mapping[str, bytes]
+    threads: int = _THREADS
+    """Number of threads that read shards."""
 
 
 class CheckedGroup(NamedTuple):
@@ -69,12 +82,10 @@ class CheckedGroup(NamedTuple):
 
 
 def check_shards(
-    location: Location,
-    text_key: str | None,
+    work: CheckWork,
     shards: Sequence[shard_entries.ShardInfo],
-    *,
-    rules: document_rules.DocumentRules,
     duplicates: DuplicateFinder,
+    *,
     processes: int,
     executor: Executor | None,
     on_bytes: Callable[[int], object],
@@ -87,16 +98,12 @@ def check_shards(
     fails.
     """
     groups = group_shards(shards, GROUP_BYTES)
-    is_alone = executor is None and min(processes, len(groups)) <= 1
-    if is_alone and groups:
-        groups = [tuple(shards)]
-    if location.is_local:  # other processes may use another cwd
-        location = location.at(os.path.abspath(location.url))
-    work = CheckWork(location, text_key, _THREADS_ALONE if is_alone else _THREADS, rules)
+    if executor is None and groups and min(processes, len(groups)) <= 1:
+        groups, work = [tuple(shards)], replace(work, threads=_THREADS_ALONE)
+    if work.location.is_local:  # other processes may have another working directory
+        work = replace(work, location=work.location.at(os.path.abspath(work.location.url)))
     firsts = list(accumulate(map(len, groups), initial=0))
-    with (
-        nullcontext(executor) if executor else open_processes(min(processes, len(groups)))
-    ) as engine:
+    with choose_engine(executor, min(processes, len(groups))) as engine:
         check = partial(check_group, work)
         results = run_units(check, groups, engine, on_bytes=on_bytes)
         yield from in_order(_take_hashes(results, firsts, duplicates))
@@ -122,8 +129,8 @@ def check_group(
     threads = DaemonThreadPool(work.threads, "cloudload-check")
     try:
         for info, result in run_in_order(partial(threads.submit, check), shards, 2 * work.threads):
-            findings.merge(result.findings)
-            hashes.append(result.hashes)
+            findings.merge(result[0])
+            hashes.append(result[1])
             on_bytes(info.stored.bytes)
     finally:
         threads.close(timeout_s=1.0)
@@ -132,21 +139,19 @@ def check_group(
 
 def _check_shard(
     work: CheckWork, documents: DocumentCheck, info: shard_entries.ShardInfo
-) -> ShardResult:
-    """Check the bytes of a shard, and then its documents."""
-    looked: list[tuple[Findings, Mapping[str, bytes]]] = []
-    found = Findings()
-    found.add(
-        check_shard(
-            work.location,
-            info,
-            work.text_key,
-            lambda shard: looked.append(documents.look(shard)),
-        )
-    )
-    for findings, _ in looked:
-        found.merge(findings)
-    return ShardResult(found, looked[0][1] if looked else {})
+) -> tuple[Findings, Mapping[str, bytes]]:
+    """Check the bytes of a shard, and then its documents. Also returns their hashes by rule."""
+    findings, hashes = Findings(), dict[str, bytes]()
+
+    def look(shard: Shard) -> None:
+        found, own = documents.look(shard)
+        findings.merge(found)
+        hashes.update(own)
+
+    of_bytes = Findings()
+    of_bytes.add(check_shard(work.location, info, work.text_key, look))
+    of_bytes.merge(findings)
+    return of_bytes, hashes
 
 
 def group_shards(
@@ -229,3 +234,129 @@ def _read_values(shard: Shard, column: str) -> Iterator[bytes]:
     data = shard.data
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         yield bytes(data[start:stop])
+
+
+# ---------------------------------------------------------------- duplicates
+
+
+class Repeat(NamedTuple):
+    """A document that repeats an earlier one. Shard indices count only shards that are read."""
+
+    shard: int
+    sample: int
+    first_shard: int
+    first_sample: int
+
+
+class DuplicateFinder:
+    """Collects the hashes of documents by rule, and finds equal hashes."""
+
+    def __init__(self, rules: Sequence[str], num_samples: int) -> None:
+        needed = -(-num_samples * _RECORD_BYTES // PART_BYTES)
+        self._num_parts = max(1, min(needed, _MOST_PARTS))
+        self._parts = {
+            name: [tempfile.SpooledTemporaryFile(MEMORY_BYTES) for _ in range(self._num_parts)]
+            for name in rules
+        }
+
+    @property
+    def rules(self) -> Collection[str]:
+        """The rules for which hashes are collected."""
+        return self._parts.keys()
+
+    def add(self, shard: int, hashes: Mapping[str, bytes]) -> None:
+        """Add a shard's records. `hashes` maps each rule to the result of `encode_records`."""
+        for name, data in hashes.items():
+            moved = _decode(data).copy()
+            moved[:, 2] += np.uint64(shard << 32)
+            owners = moved[:, 0] % np.uint64(self._num_parts)
+            order = np.argsort(owners, kind="stable")
+            ends = np.searchsorted(owners[order], np.arange(self._num_parts - 1), side="right")
+            with temp_files.explained_full_disk():
+                for part, own in zip(self._parts[name], np.split(moved[order], ends), strict=True):
+                    part.write(own.tobytes())
+
+    def find(self, name: str, most: int) -> tuple[int, list[Repeat]]:
+        """Return the number of repeated documents, and the first `most` of them as `Repeat`s."""
+        count, first = 0, list[Repeat]()
+        for part in self._parts[name]:
+            part.seek(0)
+            repeats, firsts = _find_repeats(_decode(part.read()))
+            count += len(repeats)
+            chosen = np.argsort(repeats)[:most]
+            found = map(_describe, repeats[chosen].tolist(), firsts[chosen].tolist())
+            first = heapq.nsmallest(most, [*first, *found])
+        return count, first
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        for parts in self._parts.values():
+            for part in parts:
+                part.close()
+
+
+def encode_records(values: Iterable[tuple[int, bytes]]) -> bytes:
+    """Hash a shard's (sample, value) pairs. The shard index is 0 until `add` sets it."""
+    digests = [(xxhash.xxh3_128_digest(value), sample) for sample, value in values]
+    records = np.empty((len(digests), _COLUMNS), "<u8")
+    joined = b"".join(digest for digest, _ in digests)
+    records[:, :2] = np.frombuffer(joined, "<u8").reshape(-1, 2)
+    records[:, 2] = [sample for _, sample in digests]
+    return records.tobytes()
+
+
+def _decode(data: bytes) -> Records:
+    return np.frombuffer(data, "<u8").reshape(-1, _COLUMNS)
+
+
+def _describe(index: int, first: int) -> Repeat:
+    return Repeat(index >> 32, index & 0xFFFFFFFF, first >> 32, first & 0xFFFFFFFF)
+
+
+def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the locations of repeated documents and of their first copies: uint64 [repeats] each.
+
+    A location is shard · 2^32 + sample. For example, if the hashes at 5 6 7 8 are A B A A, the
+    result is 7 8 (the repeated documents) and 5 5 (their first copies).
+    """
+    if not len(records):
+        return records[:, 2], records[:, 2]
+    order = np.argsort(records[:, 0])
+    halves = records[order, 0]
+    is_equal = halves[1:] == halves[:-1]
+    is_near = np.append(is_equal, False) | np.append(False, is_equal)
+    near = records[order[is_near]]  # usually few records, so sorting is cheap
+    near = near[np.lexsort((near[:, 2], near[:, 1], near[:, 0]))]
+    is_repeat = (near[1:, :2] == near[:-1, :2]).all(axis=1)
+    starts = np.flatnonzero(np.append(True, ~is_repeat))[: len(near)]
+    lengths = np.diff(np.append(starts, len(near)))
+    firsts = np.repeat(near[starts, 2], lengths)
+    return near[1:, 2][is_repeat], firsts[1:][is_repeat]
+
+
+def add_repeats(
+    duplicates: DuplicateFinder,
+    findings: Findings,
+    name_samples: Callable[[int, Sequence[int]], tuple[str, list[str]]],
+) -> None:
+    """Add findings for the documents that repeat an earlier one.
+
+    `name_samples` takes a shard's index and samples, and returns the shard's name and the
+    samples' descriptions.
+    """
+    for kind, noun in _NOUNS.items():
+        if kind not in duplicates.rules:
+            continue
+        count, repeats = duplicates.find(kind, MOST_LISTED)
+        by_shard: dict[int, set[int]] = {}
+        for shard, sample in [index for each in repeats for index in (each[:2], each[2:])]:
+            by_shard.setdefault(shard, set()).add(sample)
+        named = {}
+        for shard, samples in by_shard.items():
+            name, described = name_samples(shard, sorted(samples))
+            named[shard] = name, dict(zip(sorted(samples), described, strict=True))
+        for each in repeats:
+            (name, texts), (first_name, first) = named[each.shard], named[each.first_shard]
+            what = f"{texts[each.sample]} has the same {noun} as {first[each.first_sample]}"
+            findings.add([find(kind, name, f"{what} of {first_name}")])
+        findings.add_unlisted(kind, count - len(repeats))

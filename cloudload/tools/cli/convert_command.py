@@ -80,7 +80,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _check_apart(options: argparse.Namespace) -> None:
     """Raise `ValueError` if the report, or redirected output, is a file of an input."""
-    from cloudload.tools.convert.separation import check_file
+    from cloudload.tools.convert.output_location import check_file
 
     written = {"the standard output": "/dev/stdout", "the standard error": "/dev/stderr"}
     files = {what: os.path.realpath(path) for what, path in written.items()}

@@ -28,8 +28,7 @@ from cloudload.tools.cli.output import escape, print_result
 
 if TYPE_CHECKING:
     from cloudload.tools.count.estimate import CountEstimate
-    from cloudload.tools.count.length_report import CountReport, LengthStats
-    from cloudload.tools.count.tally import ValueCount
+    from cloudload.tools.count.length_report import CountReport, LengthStats, ValueCount
 
 _BAR = 19
 _PERCENTILES_PER_LINE = 5
@@ -72,9 +71,9 @@ def _count(options: argparse.Namespace) -> int:
             "--tokenizer is missing. Pass --tokenizer, or --tokens-key if the data is token IDs"
         )
     if options.png is not None:
-        from cloudload.tools.count.picture import check_picture
+        from cloudload.system import reports
 
-        check_picture(options.png)
+        reports.check_picture(options.png)
         command.check_output_path("--png", options.png, options)
     if options.sample is not None:
         for name in asked.keys() & {"by", "again", "out", "worker"}:
@@ -95,7 +94,7 @@ def _count(options: argparse.Namespace) -> int:
 def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
     if path is None:
         return
-    from cloudload.tools.count.picture import plot_lengths
+    from cloudload.tools.count.length_report import plot_lengths
 
     name = escape(found.dataset)
     if len(name) > _MOST_TITLE_CHARACTERS:

@@ -56,7 +56,7 @@ def add_plan(parser: command.CommandParser) -> None:
 
 @without_start_log()
 def _plan(options: argparse.Namespace) -> int:
-    from cloudload.tools.forecast.page import draw_plan, render_plan
+    from cloudload.tools.forecast.plan_report import draw_plan, render_plan
     from cloudload.tools.forecast.plan_run import plan_run
 
     arguments = read_loader_options(options, required="data seq_len batch_size")
@@ -71,19 +71,19 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    from cloudload.tools.count.picture import check_picture
+    from cloudload.system import reports
 
     if options.png is not None:
-        check_picture(options.png)
+        reports.check_picture(options.png)
     command.check_output_path("--png", options.png, options)
     command.check_output_path("--html", options.html, options)
 
 
 def describe_plan(plan: RunPlan) -> Iterator[str]:
     """Yield the lines of a plan as text for the terminal."""
-    from cloudload.tools.forecast import text_report
+    from cloudload.tools.forecast import plan_report
 
-    for title, rows in text_report.list_sections(plan):
+    for title, rows in plan_report.list_sections(plan):
         yield escape(title)
         width = max((len(escape(name)) for name, _ in rows), default=0)
         for name, text in rows:

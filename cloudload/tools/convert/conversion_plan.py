@@ -1,11 +1,20 @@
-"""The plan of a conversion, which every worker must share.
+"""The plan of a conversion, which every worker must share, and the segments that follow from it.
 
     inputs, options ─► ConversionPlan ─► .convert/plan.json ─► any worker ─► its segments' files
 
 The plan is stored once, before any segment, and never changes. If two processes plan at once, both
-use the plan that was stored first. A process with different inputs or options fails. The segments
-are not stored, because the file sizes determine them. File names are relative to the roots of the
-inputs, so a plan contains no secrets from URLs.
+use the plan that was stored first. A process with different inputs or options fails. File names are
+relative to the roots of the inputs, so a plan contains no secrets from URLs.
+
+The segments are not stored, because they depend only on file sizes and `segment_bytes`:
+
+    files      a.jsonl 100      b.gz 60   c.gz 10   d.gz 5          segment_bytes = 64
+    parts      0..50  50..100   b.gz      c.gz      d.gz
+    segments   ──0──  ───1──    ─2──      ───────3───────
+
+A segment is a run of consecutive parts of files. A part is a whole file or a range of one. Only
+files larger than `segment_bytes` are cut into ranges, and only if they can be read from any byte
+(uncompressed lines and Parquet). Any other file of that size is a segment by itself.
 """
 
 from __future__ import annotations
@@ -14,40 +23,109 @@ import hashlib
 import itertools
 import json
 import zlib
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import zstandard
 
 from cloudload._version import __version__
 from cloudload.data import Location, redact, shard_entries, urls
-from cloudload.errors import ConvertError, StoreError
+from cloudload.errors import ConvertError
 from cloudload.system import machine
 from cloudload.tools.convert import input_files, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_report import MAX_LISTED
 from cloudload.tools.convert.found_files import FoundFile, file_name
-from cloudload.tools.convert.inputs import FolderFiles, make_file
-from cloudload.tools.convert.segment_sizes import ONE_SEGMENT, Files, Segments
+from cloudload.tools.convert.inputs import make_file
+
+Segment = tuple[input_files.FilePart, ...]
+
+DEFAULT_SEGMENT_BYTES = 256 << 20
+ONE_SEGMENT = 1 << 62
+"""More bytes than any input has, so that all of it is one segment."""
+_CUT_FORMATS = ("jsonl", "lines", "parquet")
 
 PLAN_NAME = ".convert/plan.json"
 
 
-@dataclass(frozen=True)
-class PlannedInput:
-    """The files of one input as parallel lists: names below `root`, sizes in bytes, and tags."""
+class Files(Protocol):
+    """A sequence of files, which may create each file on access."""
 
-    root: str
-    names: list[str]
-    sizes: list[int]
-    tags: list[str]
-    hidden: int = 0
-    """The number of hidden files and folders, which are left out."""
-    hidden_names: list[str] = field(default_factory=list)
-    """The names of the first 20 of them."""
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[input_files.InputFile]: ...
+    def __getitem__(self, index: int, /) -> input_files.InputFile: ...
+
+
+class Segments:
+    """The segments of files, in order.
+
+    A segment exceeds `segment_bytes` only if it is a single file that cannot be cut.
+    A file of unknown size counts as 0 bytes. The name of each file gets a `prefix`. Segments are
+    created on access, because there may be a million files.
+    """
+
+    def __init__(self, files: Files, segment_bytes: int, prefix: str = "") -> None:
+        self.sizes = array("Q")
+        """The number of stored bytes of each segment."""
+        self._files, self._prefix = files, prefix
+        # the index of the first part of each segment and of each file, then the number of parts
+        self._starts, self._files_starts = array("Q"), array("Q")
+        num_parts = 0
+        for file in files:
+            self._files_starts.append(num_parts)
+            for size in _cut_file(file, segment_bytes):
+                if not self._starts or self.sizes[-1] + size > segment_bytes:
+                    self._starts.append(num_parts)
+                    self.sizes.append(0)
+                self.sizes[-1] += size
+                num_parts += 1
+        for starts in (self._starts, self._files_starts):
+            starts.append(num_parts)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Segment:
+        start, stop = self._starts[index : index + 2]
+        parts: list[input_files.FilePart] = []
+        of_file = bisect_right(self._files_starts, start) - 1
+        while len(parts) < stop - start:
+            first, end = self._files_starts[of_file : of_file + 2]
+            file = self._files[of_file]
+            file = replace(file, name=self._prefix + file.name) if self._prefix else file
+            wanted = range(max(first, start), min(end, stop))
+            parts += [_part_of(file, part - first, end - first) for part in wanted]
+            of_file += 1
+        return tuple(parts)
+
+
+def count_bytes(part: input_files.FilePart) -> int:
+    """Return the number of stored bytes of a part."""
+    return part.range[1] - part.range[0] if part.range else part.file.bytes or 0
+
+
+def _cut_file(file: input_files.InputFile, segment_bytes: int) -> Iterator[int]:
+    """Yield the nearly equal sizes of the file's ranges, or the size of the whole file."""
+    size = file.bytes or 0
+    can_be_cut = file.format in _CUT_FORMATS and file.compression is None
+    num_parts = -(-size // segment_bytes) if can_be_cut and size > segment_bytes else 1
+    for index in range(num_parts):
+        yield count_bytes(_part_of(file, index, num_parts))
+
+
+def _part_of(file: input_files.InputFile, index: int, num_parts: int) -> input_files.FilePart:
+    """Return part `index` of a file that has `num_parts` parts."""
+    if num_parts == 1:
+        return input_files.FilePart(file)
+    start, stop = ((file.bytes or 0) * each // num_parts for each in (index, index + 1))
+    return input_files.FilePart(file, (start, stop))
 
 
 @dataclass(frozen=True)
@@ -63,14 +141,14 @@ class ConversionPlan:
     """The columns of the kept fields, inferred once."""
     versions: Mapping[str, str]
     """Versions of the packages on which the bytes of the output depend."""
-    inputs: tuple[PlannedInput, ...]
+    inputs: tuple[rerun_check.PlannedInput, ...]
     must_list: bool = False
     """Whether workers must list the inputs, because names and sizes alone do not describe the
     files."""
     first_segment: int = 0
     """The number of the first segment; more than 0 for data that is appended."""
     base: Mapping[str, Any] | None = field(default=None)
-    """The dataset to append to; see `cloudload.tools.convert.append`."""
+    """The dataset to append to; see `cloudload.tools.convert.planning`."""
 
     digest: str = field(default="", compare=False)
     """A digest of the stored plan, repeated in each segment's note; "" before it is stored."""
@@ -95,7 +173,7 @@ class ConversionPlan:
         columns = tuple(
             shard_entries.Column.of(name, encoding) for name, encoding in values["columns"]
         )
-        inputs = tuple(PlannedInput(**item) for item in values["inputs"])
+        inputs = tuple(rerun_check.PlannedInput(**item) for item in values["inputs"])
         return ConversionPlan(**values | {"columns": columns, "inputs": inputs}).with_digest(data)
 
     @property
@@ -143,12 +221,12 @@ class ConversionPlan:
 
     def segments(self, files: Files) -> Segments:
         """Cut the plan's files into segments, of which the first has number `first_segment`."""
-        if self.base is not None:
-            files = _RenamedFiles(files, f"+{self.first_segment}/")
-        return Segments(files, self.claim["recipe"].get(rerun_check.SEGMENT_BYTES, ONE_SEGMENT))
+        segment_bytes = self.claim["recipe"].get(rerun_check.SEGMENT_BYTES, ONE_SEGMENT)
+        prefix = "" if self.base is None else f"+{self.first_segment}/"
+        return Segments(files, segment_bytes, prefix)
 
 
-def _base_name(item: PlannedInput, root: str | None = None) -> str | None:
+def _base_name(item: rerun_check.PlannedInput, root: str | None = None) -> str | None:
     """Return the name of an input that is a single file, or None for a folder."""
     shown = redact(root or item.root)  # a plan has no signatures of URLs
     return file_name(shown, shown) if item.names == [""] else None
@@ -166,12 +244,7 @@ def plan_version(location: str) -> str:
 
 def object_version(url: str) -> str:
     """Return the size and tag of an object, or "" if it does not exist."""
-    try:
-        found = Location(url).list_objects()
-    except StoreError as error:
-        if not error.is_missing:
-            raise
-        found = []
+    found = Location(url).list_if_exists()
     return f"{found[0].bytes} {found[0].tag}" if found else ""
 
 
@@ -187,7 +260,9 @@ def refuse_replaced(location: str) -> ConvertError:
 class _PlannedFiles:
     """A sequence of the files of planned inputs, which creates each file on access."""
 
-    def __init__(self, inputs: Sequence[PlannedInput], roots: Sequence[str], format: str) -> None:
+    def __init__(
+        self, inputs: Sequence[rerun_check.PlannedInput], roots: Sequence[str], format: str
+    ) -> None:
         self._inputs, self._roots, self._format = inputs, roots, format
         self._ends = list(itertools.accumulate(len(item.names) for item in inputs))
         self._has_equal_names = False
@@ -201,50 +276,13 @@ class _PlannedFiles:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> input_files.InputFile:
-        number = bisect_right(self._ends, index)
-        item, root = self._inputs[number], self._roots[number]
-        index -= self._ends[number]  # a negative index, from the end of the input's names
+        of_input = bisect_right(self._ends, index)
+        item, root = self._inputs[of_input], self._roots[of_input]
+        index -= self._ends[of_input]  # a negative index, from the end of the input's names
         url = _url(root, item.names[index])
         found = FoundFile(url, file_name(url, root), item.sizes[index], item.tags[index])
         file = make_file(found, self._format)
-        return replace(file, name=f"{number}/{file.name}") if self._has_equal_names else file
-
-
-class _RenamedFiles:
-    """A sequence of files in which each name has a prefix."""
-
-    def __init__(self, files: Files, prefix: str) -> None:
-        self._files, self._prefix = files, prefix
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __iter__(self) -> Iterator[input_files.InputFile]:
-        return (self[index] for index in range(len(self)))
-
-    def __getitem__(self, index: int) -> input_files.InputFile:
-        file = self._files[index]
-        return replace(file, name=self._prefix + file.name)
-
-
-def plan_input(item: FolderFiles) -> PlannedInput:
-    """Return the part of a plan that describes the files of an input."""
-    return PlannedInput(
-        redact(item.root),
-        [_name(item.root, file.url) for file in item.files],
-        [file.bytes or 0 for file in item.files],
-        [file.tag for file in item.files],
-        len(item.hidden),
-        list(item.hidden[:MAX_LISTED]),
-    )
-
-
-def _name(root: str, url: str) -> str:
-    if url == root:
-        return ""
-    return (
-        PurePosixPath(url).relative_to(root).as_posix() if urls.is_local(root) else url[len(root) :]
-    )
+        return replace(file, name=f"{of_input}/{file.name}") if self._has_equal_names else file
 
 
 def _url(root: str, name: str) -> str:
@@ -293,7 +331,7 @@ _VERSIONS: dict[str, Callable[[], str]] = {
 }
 
 
-def check_files(planned: ConversionPlan, now: Sequence[PlannedInput]) -> None:
+def check_files(planned: ConversionPlan, now: Sequence[rerun_check.PlannedInput]) -> None:
     """Raise `ConvertError` for the first file that changed after planning but kept its size."""
     for before, after in zip(planned.inputs, now, strict=True):
         for name, old, new in zip(before.names, before.tags, after.tags, strict=True):

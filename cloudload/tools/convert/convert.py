@@ -18,16 +18,13 @@ from functools import partial
 from typing import Any
 
 from cloudload.config import OnError, Transform, checks, choices
-from cloudload.data import own_objects, urls, writer
+from cloudload.data import Location, own_objects, urls, writer
 from cloudload.system import option_help
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
-from cloudload.tools.convert.append import read_appended_report, read_base
-from cloudload.tools.convert.columns import PeekableBlocks, infer_columns
 from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, Files
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.converted_files import check_same_files, leave_out_converted
 from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture, list_left_out
-from cloudload.tools.convert.finished_part import InputPosition
 from cloudload.tools.convert.inputs import (
     FolderFiles,
     list_hidden,
@@ -36,9 +33,21 @@ from cloudload.tools.convert.inputs import (
     list_units,
 )
 from cloudload.tools.convert.journal import Journal
-from cloudload.tools.convert.output_location import Output, read_if_exists
-from cloudload.tools.convert.planning import agree_on_plan, list_files
+from cloudload.tools.convert.output_location import (
+    Output,
+    check_file,
+    check_listed,
+    check_output,
+    check_rejects,
+)
+from cloudload.tools.convert.planning import (
+    agree_on_plan,
+    list_files,
+    read_appended_report,
+    read_base,
+)
 from cloudload.tools.convert.rebuild import rebuild_shards
+from cloudload.tools.convert.rerun_check import check_same_files, leave_out_converted
 from cloudload.tools.convert.run import (
     Conversion,
     already_complete,
@@ -47,11 +56,11 @@ from cloudload.tools.convert.run import (
     convert_segments,
 )
 from cloudload.tools.convert.segment import read_blocks
-from cloudload.tools.convert.segment_sizes import DEFAULT_SEGMENT_BYTES, Files
-from cloudload.tools.convert.separation import check_file, check_listed, check_output, check_rejects
+from cloudload.tools.convert.segment_journal import InputPosition
+from cloudload.tools.convert.values import PeekableBlocks, infer_columns
 from cloudload.tools.count.group import CountWork
 from cloudload.tools.count.new_shards import join_count_work, open_count_work
-from cloudload.tools.engines.shares import Share
+from cloudload.tools.engines.units import Share
 
 logger = logging.getLogger("cloudload.convert")
 
@@ -265,8 +274,8 @@ def convert_to_mds(
 
 def _read_recipe(location: str) -> dict[str, Any]:
     """Return the options of the conversion at an output, from its plan or its report, or {}."""
-    data = read_if_exists(urls.join_url(location, conversion_plan.PLAN_NAME))
-    data = data or read_if_exists(urls.join_url(location, own_objects.REPORT_NAME))
+    data = Location(urls.join_url(location, conversion_plan.PLAN_NAME)).read_if_exists()
+    data = data or Location(urls.join_url(location, own_objects.REPORT_NAME)).read_if_exists()
     stored: dict[str, Any] = {} if data is None else json.loads(data).get("claim", {})
     recipe: dict[str, Any] = stored.get("recipe", {})
     return recipe
@@ -278,7 +287,7 @@ def _read_plan(location: str, recipe: Mapping[str, Any]) -> conversion_plan.Conv
     With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
     if the plan has a different recipe.
     """
-    data = read_if_exists(urls.join_url(location, conversion_plan.PLAN_NAME))
+    data = Location(urls.join_url(location, conversion_plan.PLAN_NAME)).read_if_exists()
     if data is None:
         return None
     plan = conversion_plan.ConversionPlan.parse(data)

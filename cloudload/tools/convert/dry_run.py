@@ -16,8 +16,8 @@ from typing import Any
 from cloudload.data import redact
 from cloudload.system import reports
 from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
 from cloudload.tools.convert.inputs import FolderFiles, list_hidden, list_inputs, list_units
-from cloudload.tools.convert.segment_sizes import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
 
 _ROWS = "datasets and iterators"
 _MOST_HIDDEN = 5

@@ -15,11 +15,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from cloudload.config import choices
 from cloudload.data import file_kinds
 from cloudload.tools.convert import input_files
+
+T = TypeVar("T")
 
 DEFAULT_BLOCK_BYTES = 8 << 20
 MAX_BLOCK_ROWS = 8192
@@ -176,6 +178,45 @@ class FileUnit:
     @property
     def files(self) -> tuple[input_files.InputFile, ...]:
         return (self.file,)
+
+
+@dataclass(frozen=True)
+class FileBlock:
+    """A block of a file."""
+
+    file: input_files.InputFile
+    start: BlockStart
+    input_bytes: int
+
+
+ItemGroup = tuple[BlockStart, int, tuple[T, ...], str | None]
+"""Where a block starts, the stored bytes that it takes, its items, and why what follows them is not
+read, or None."""
+
+
+def group_items(
+    items: Iterator[tuple[int, int, T]],
+    start: BlockStart,
+    block_bytes: int,
+    counter: input_files.StoredByteCounter,
+) -> Iterator[ItemGroup[T]]:
+    """Group the items of a file into blocks, which end when their items have `block_bytes`.
+
+    `items` yields (offset, size in bytes, item), starting at `start`. Each item counts as a line.
+    """
+    group, size, damage = list[T](), 0, None
+    try:
+        for offset, item_bytes, item in items:
+            if size >= block_bytes:
+                end = BlockStart(offset, start.line + len(group), counter.bytes)
+                yield start, end.stored - start.stored, tuple(group), None
+                group, size, start = [], 0, end
+            group.append(item)
+            size += item_bytes
+    except input_files.DamagedError as error:
+        damage = str(error)
+    if group or damage:
+        yield start, counter.bytes - start.stored, tuple(group), damage
 
 
 def find_field(fields: Mapping[str, Any], name: str) -> Any:

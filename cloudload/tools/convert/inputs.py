@@ -37,6 +37,7 @@ from cloudload.data import (
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.found_files import FoundFile, find_files, root_of
+from cloudload.tools.convert.output_location import check_twice
 from cloudload.tools.convert.readers.arrow import ArrowUnit
 from cloudload.tools.convert.readers.csv import CsvUnit
 from cloudload.tools.convert.readers.json import JsonUnit
@@ -47,7 +48,6 @@ from cloudload.tools.convert.readers.plain_rows import RowsUnit
 from cloudload.tools.convert.readers.text import TextUnit
 from cloudload.tools.convert.readers.webdataset import WebDatasetUnit
 from cloudload.tools.convert.readers.wet import WetUnit
-from cloudload.tools.convert.separation import check_twice
 
 _MAX_BLOCK_FILES = 1024
 _HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset

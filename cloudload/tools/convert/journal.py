@@ -35,18 +35,17 @@ from cloudload.data import (
 from cloudload.errors import CloudloadError, ConvertError, StoreError
 from cloudload.tools.convert import conversion_plan, input_files, rerun_check
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.converted_files import CONVERTED, encode_files, join_files
-from cloudload.tools.convert.finished_part import check_documents
-from cloudload.tools.convert.joined_shards import JoinedShards
+from cloudload.tools.convert.finish import JoinedShards
 from cloudload.tools.convert.output_location import (
     Output,
+    check_removed,
     collect_at,
     does_exist,
     list_sizes_at,
     name_in,
-    read_if_exists,
 )
-from cloudload.tools.convert.separation import check_removed
+from cloudload.tools.convert.rerun_check import CONVERTED, encode_files, join_files
+from cloudload.tools.convert.segment_journal import check_documents
 
 _OLD_PLAN = f"{JOURNAL_FOLDER}/config.json"
 _EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
@@ -278,7 +277,7 @@ class Journal:
         return list_sizes_at(self.location)
 
     def _read(self, name: str) -> bytes | None:
-        return read_if_exists(urls.join_url(self.location, name))
+        return Location(urls.join_url(self.location, name)).read_if_exists()
 
     def _compare(self, stored: Mapping[str, Any]) -> None:
         files = stored.get("files")

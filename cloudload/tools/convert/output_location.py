@@ -1,23 +1,43 @@
-"""The locations of a conversion's objects: of one dataset, or of one dataset for each split.
+"""The locations of a conversion's objects, apart from those of its inputs.
 
               one dataset                   splits train and val
     home      out/.convert/                 out/.convert/
     shards    out/00003/shard.00000…        out/train/00003/…  out/val/00003/shard.00000…
     index     out/index.json                out/train/index.json  out/val/index.json
 
-The name of the only split is "" if there are no splits.
+The name of the only split is "" if there are no splits. What a conversion writes is kept apart from
+what it reads. Locations are compared as `storage.urls` does:
+
+    convert corpus corpus/mds             the output is inside the input: a rerun would read it
+    convert data/a.jsonl link-to-data     the output contains input files: --overwrite removes them
+    convert a.jsonl ./link-to-a.jsonl …   one file is in the inputs twice
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from cloudload.data import Location, StoredObject, urls
-from cloudload.errors import StoreError
+from cloudload.data import (
+    Location,
+    StoredObject,
+    globs,
+    own_objects,
+    redact,
+    shard_entries,
+    urls,
+)
+from cloudload.errors import ConvertError, StoreError
+from cloudload.tools.convert import input_files
 
 Found = TypeVar("Found")
+
+_SHARD_NAMES = ("shard.00000.mds", "shard.00000.mds.zstd", "00000/shard.00000.mds.zstd")
+_WRITTEN = ("", shard_entries.INDEX_NAME, own_objects.REPORT_NAME, *_SHARD_NAMES)
+_HUB_FILES = ("hf://datasets/", "hf://buckets/")
 
 
 @dataclass(frozen=True)
@@ -90,16 +110,6 @@ def list_sizes_at(location: str) -> dict[str, int]:
     return collect_at(location, lambda found: dict(sorted(found)))
 
 
-def read_if_exists(url: str, most_bytes: int | None = None) -> bytes | None:
-    """Read an object as `read_object` does, or return None if it does not exist."""
-    try:
-        return Location(url).read(most_bytes)
-    except StoreError as error:
-        if error.is_missing:
-            return None
-        raise
-
-
 def does_exist(url: str) -> bool:
     """Whether an object exists."""
     return bool(list_sizes_at(url))
@@ -111,3 +121,146 @@ def is_stored(file: Mapping[str, object], sizes: Mapping[str, int]) -> bool:
     `sizes` maps the names of stored files to their sizes in bytes.
     """
     return sizes.get(str(file["basename"])) == file["bytes"]
+
+
+def check_output(location: str, splits: Sequence[str], inputs: Any) -> None:
+    """Raise `ValueError` if the folder of the output is inside an input, or contains one."""
+    names = [urls.join_url(split, name) if split else name for split in splits for name in _WRITTEN]
+    for item in _list_locations(inputs):
+        glob = globs.find_glob(Location(item))
+        if urls.same_or_inside(glob.folder if glob else item, location):
+            raise ValueError(_describe_contained(location))
+        _check_outside("the output", location, item, names)
+
+
+def check_file(what: str, url: str, inputs: Any) -> None:
+    """Raise `ValueError` if a file to write, such as a report, is an input, or is inside one.
+
+    `what` names the file in the error.
+    """
+    for item in _list_locations(inputs):
+        _check_outside(what, url, item, [""])
+
+
+def check_listed(location: str, files: Iterable[input_files.InputFile]) -> None:
+    """Raise `ValueError` if an input file is in the folder of the output, through any links."""
+    if not urls.is_local(location):
+        return
+    output = urls.canonical(location)
+    folders = {os.path.dirname(file.url) for file in files if urls.is_local(file.url)}
+    if any(f"{os.path.realpath(folder)}/".startswith(f"{output}/") for folder in folders):
+        raise ValueError(_describe_contained(location))
+
+
+def check_removed(
+    location: str, names: Iterable[str], files: Iterable[input_files.InputFile]
+) -> None:
+    """Raise `ConvertError` if one of the output's files, which will be removed, is an input."""
+    if not urls.is_local(location):
+        return
+    removed = {
+        identity: name for name in names for identity in _identify(urls.join_url(location, name))
+    }
+    local = (file for file in files if urls.is_local(file.url)) if removed else ()
+    for file in local:
+        for identity in _identify(file.url):
+            if identity in removed:
+                raise ConvertError(
+                    f"the input {file.display_name} is the file {removed[identity]} of the output "
+                    f"{redact(location)}, which would be removed. Choose another output"
+                )
+
+
+def check_rejects(url: str) -> None:
+    """Raise `ValueError` if there is a file at `url` that does not have rejects."""
+    data = Location(url).read_if_exists(1 << 20)
+    if not data:
+        return
+    try:
+        fields = json.loads(data.partition(b"\n")[0])
+        is_reject = {"file", "place", "error"} <= fields.keys()
+    except (ValueError, AttributeError):
+        is_reject = False
+    if not is_reject:
+        raise ValueError(
+            f"{redact(url)} exists, but is not a file of rejects. Choose another file for rejects "
+            "(--rejects)"
+        )
+
+
+def check_twice(inputs: Sequence[Sequence[input_files.InputFile]]) -> None:
+    """Raise `ValueError` if a file is in the inputs twice, by two names or through a link.
+
+    Several links to one file that is not an input are several files.
+    """
+    files = [file for several in inputs for file in several]
+    folders = {os.path.dirname(file.url) for file in files if _is_path(file)}
+    real = {folder: os.path.realpath(folder) for folder in folders}
+    links = [file for file in files if _is_path(file) and os.path.islink(file.url)]
+    if len(inputs) == 1 and len(set(real.values())) == len(real) and not links:
+        return  # usual, and a million names need no memory
+    seen: dict[str, input_files.InputFile] = {}
+    for file in files:
+        location = file.url if file.url == "-" else urls.canonical(file.url)
+        if _is_path(file):
+            folder, name = os.path.split(file.url)
+            location = os.path.join(real[folder], name)
+        if (other := seen.setdefault(location, file)) is not file:
+            raise _found_twice(other, file)
+    for link in links:
+        target = os.path.realpath(link.url)
+        if target in seen:
+            raise _found_twice(seen[target], link)
+
+
+def _is_path(file: input_files.InputFile) -> bool:
+    return file.url != "-" and urls.is_local(file.url)
+
+
+def _found_twice(first: input_files.InputFile, second: input_files.InputFile) -> ValueError:
+    again = "" if first.url == second.url else f", again as {second.display_name}"
+    return ValueError(
+        f"{first.display_name} is in the inputs twice{again}, so its documents would be written "
+        "twice. List the file once"
+    )
+
+
+def _list_locations(inputs: Any) -> Iterator[str]:
+    """Yield the inputs that are locations of files."""
+    for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
+        location = os.fspath(item) if isinstance(item, str | os.PathLike) else "-"
+        is_hub_name = location.startswith("hf://") and not location.startswith(_HUB_FILES)
+        if location and location != "-" and not is_hub_name:
+            yield location
+
+
+def _check_outside(what: str, location: str, item: str, names: Sequence[str]) -> None:
+    """Raise `ValueError` if an input has `location`, or is a glob of one of `names` below it."""
+    glob = globs.find_glob(Location(item))
+    found = urls.name_inside(location, glob.folder if glob else item)
+    if found is None:
+        return
+    if glob and not any(
+        glob.matches(urls.join_url(found, name) if found else name) for name in names
+    ):
+        return
+    is_input = not found and glob is None
+    verb = "is the input" if is_input else "is inside the input"
+    harm = "which it would replace" if is_input else "so it would be read as input"
+    raise ValueError(
+        f"{what} {redact(location)} {verb} {redact(item)}, {harm}. Choose a location outside the "
+        "input"
+    )
+
+
+def _describe_contained(location: str) -> str:
+    return f"the output {redact(location)} contains input files. Choose a different folder"
+
+
+def _identify(path: str) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of a file, if it exists."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return
+    yield status.st_dev, status.st_ino

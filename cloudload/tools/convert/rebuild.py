@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,17 +21,16 @@ from cloudload.data import Location, own_objects, redact, shard_entries, urls, w
 from cloudload.errors import ConvertError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import conversion_plan
-from cloudload.tools.convert.append import stored_columns
-from cloudload.tools.convert.converted_files import find_changed
+from cloudload.tools.convert.conversion_plan import Segment
+from cloudload.tools.convert.finish import JoinedShards
 from cloudload.tools.convert.inputs import FolderFiles, group_units
-from cloudload.tools.convert.joined_shards import JoinedShards
 from cloudload.tools.convert.output_location import collect_at, name_in, segment_folder
-from cloudload.tools.convert.planning import list_files, make_plan
-from cloudload.tools.convert.run import Conversion, open_executor, segment_work
+from cloudload.tools.convert.planning import list_files, make_plan, stored_columns
+from cloudload.tools.convert.rerun_check import find_changed
+from cloudload.tools.convert.run import Conversion, open_engine_for, segment_work
 from cloudload.tools.convert.sample_encoding import ShardContext
 from cloudload.tools.convert.segment import SegmentWork, convert_units
 from cloudload.tools.convert.segment_journal import SegmentJournal
-from cloudload.tools.convert.segment_sizes import Segment
 from cloudload.tools.convert.shard_files import ShardJob, StoredShard
 from cloudload.tools.engines.units import run_units
 
@@ -62,13 +60,9 @@ def rebuild_shards(run: Conversion, folders: Sequence[FolderFiles] | None) -> in
     Raises `ConvertError` if a shard cannot be rebuilt with the same bytes.
     """
     for location in map(run.output.dataset, run.output.splits):
-        version, found = (
-            conversion_plan.object_version(urls.join_url(location, shard_entries.INDEX_NAME)),
-            JoinedShards(),
-        )
-        entries = json.loads(Location(urls.join_url(location, shard_entries.INDEX_NAME)).read())[
-            "shards"
-        ]
+        index, found = urls.join_url(location, shard_entries.INDEX_NAME), JoinedShards()
+        version = conversion_plan.object_version(index)
+        entries = json.loads(Location(index).read())["shards"]
         found.add("", entries)
         if not (lost := collect_at(location, found.survey)[0]):
             continue
@@ -129,7 +123,7 @@ def _rebuild(
     total = 2 * sum(segments.sizes[numbers[folder]] for folder in wanted)
     with (
         open_progress_bar("rebuild", total, shown=run.progress) as bar,
-        open_executor(run, len(wanted)) if plan.has_folders else nullcontext() as executor,
+        open_engine_for(run, plan, len(wanted)) as engine,
     ):
         work = partial(_rebuild_segment, segment_work(run, plan))
         # all segments are compared before the first shard is stored
@@ -138,7 +132,7 @@ def _rebuild(
                 _DamagedSegment(folder, segments[numbers[folder]], named, stored_now, version)
                 for folder, named in wanted.items()
             )
-            for _ in run_units(work, damaged, executor, on_bytes=bar.update):
+            for _ in run_units(work, damaged, engine, on_bytes=bar.update):
                 pass
 
 
@@ -156,15 +150,9 @@ def _rebuild_segment(
     Raises `ConvertError` if any shard differs from the index.
     """
     output = work.output.of_segment(int(segment.folder)) if segment.folder else work.output
-    done = convert_units(
-        list(group_units(segment.parts, work.config.block_bytes)),
-        work.config,
-        SegmentJournal(output, work.plan),
-        columns=work.columns,
-        skip_bad=work.skip_bad,
-        on_bytes=on_bytes,
-        store=partial(_store_if_lost, segment),
-    )
+    units = list(group_units(segment.parts, work.config.block_bytes))
+    store = partial(_store_if_lost, segment)
+    done = convert_units(work, SegmentJournal(output, work.plan), units, on_bytes, store=store)
     if unmade := [*segment.entries][len(done.entries[""]) :]:
         raise _refusal(work.output.home, unmade[0], "the inputs would have fewer documents")
 
@@ -181,10 +169,8 @@ def _store_if_lost(
     if difference := _compare(segment.entries.get(name), made):
         raise _refusal(location, name, difference)
     if name in segment.lost:
-        if (
-            conversion_plan.object_version(urls.join_url(location, shard_entries.INDEX_NAME))
-            != segment.version
-        ):
+        index = urls.join_url(location, shard_entries.INDEX_NAME)
+        if conversion_plan.object_version(index) != segment.version:
             raise ConvertError(
                 f"the index of {redact(location)} changed while shards were rebuilt. Run again"
             )

@@ -1,23 +1,42 @@
-"""The claim of a conversion: its recipe and a digest of its inputs, which a rerun must match.
+"""What a rerun must match: the recipe and the inputs of a conversion, and every input file.
 
-If the digest differs, the names and sizes of the input files show which of them changed:
+The claim of a conversion is its recipe and a digest of its inputs. If the digest differs, the names
+and sizes of the input files show which of them changed:
 
     before   {"a.jsonl": 120, "b.jsonl": 80}
     now      {"a.jsonl": 140, "c.jsonl": 80}
     differ   a.jsonl had 120 bytes and now has 140, b.jsonl is gone, c.jsonl is new
+
+The report of a dataset has digests of each file from which it was converted:
+
+    a file       s3://raw/day1/a.jsonl   1,024 bytes   tag 0x8f…
+    its digest   hash of the location │ of location, size and tag │ of name, size and tag
+
+An append leaves out the files that are in the dataset already, and refuses a file that changed
+since. A file at another location is the same if it has the same name, size, and tag, as after a
+move or a copy that keeps the time.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any
 
-from cloudload.data import redact
+import numpy as np
+import xxhash
+
+from cloudload.data import redact, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_records
+from cloudload.tools.convert.conversion_report import MAX_LISTED
+from cloudload.tools.convert.inputs import FolderFiles
 
 LENGTHS_FIELD = "lengths"
 """The field of a claim's recipe with the key of the token lengths. Absent without a tokenizer."""
@@ -26,6 +45,46 @@ SEGMENT_BYTES = "segment_bytes"
 
 MOST_FILES = 10_000  # limits the size of the journal and the report, which list the files
 _SHOWN = 5
+
+CONVERTED = "converted"
+"""The field of a stored report that has the digests."""
+_PARTS = 3
+
+Digests = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+@dataclass(frozen=True)
+class PlannedInput:
+    """The files of one input as parallel lists: names below `root`, sizes in bytes, and tags."""
+
+    root: str
+    names: list[str]
+    sizes: list[int]
+    tags: list[str]
+    hidden: int = 0
+    """The number of hidden files and folders, which are left out."""
+    hidden_names: list[str] = field(default_factory=list)
+    """The names of the first 20 of them."""
+
+
+def plan_input(item: FolderFiles) -> PlannedInput:
+    """Return the part of a plan that describes the files of an input."""
+    return PlannedInput(
+        redact(item.root),
+        [_name(item.root, file.url) for file in item.files],
+        [file.bytes or 0 for file in item.files],
+        [file.tag for file in item.files],
+        len(item.hidden),
+        list(item.hidden[:MAX_LISTED]),
+    )
+
+
+def _name(root: str, url: str) -> str:
+    if url == root:
+        return ""
+    return (
+        PurePosixPath(url).relative_to(root).as_posix() if urls.is_local(root) else url[len(root) :]
+    )
 
 
 def claim_one_segment(claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,3 +185,98 @@ def describe_changes(before: Any, now: Mapping[str, int | None]) -> str:
         changes.append("the files are in a different order")
     more = f", and {len(changes) - _SHOWN:,} more" if len(changes) > _SHOWN else ""
     return ", ".join(changes[:_SHOWN]) + more
+
+
+def encode_files(inputs: Iterable[PlannedInput]) -> str:
+    """Return the digests of the files of inputs, to be stored in a report."""
+    return _encode(_digests(inputs))
+
+
+def join_files(before: Mapping[str, Any], inputs: Iterable[PlannedInput]) -> str:
+    """Return the digests in the report `before`, and then those of the files of inputs."""
+    return _encode(np.concatenate([_decode(before), _digests(inputs)]))
+
+
+def leave_out_converted(
+    location: str, stored: Mapping[str, Any], folders: Iterable[FolderFiles]
+) -> list[FolderFiles]:
+    """Return the inputs without the files that the dataset with the report `stored` has already.
+
+    Raises `ConvertError` for a file that changed since it was converted, and for one that may be in
+    the dataset, because its store has no tags.
+    """
+    locations, versions, names = ({*column} for column in _decode(stored).T.tolist())
+    old = stored["files"] if CONVERTED not in stored else {}
+
+    def is_new(folder: FolderFiles, row: list[int], at: int) -> bool:
+        file = folder.files[at]
+        if row[1] in versions or (file.tag and row[2] in names):
+            return False
+        if row[0] in locations:
+            raise ConvertError(
+                f"{file.display_name} changed since it was converted to {redact(location)}, so its "
+                "earlier documents are in the dataset. Write new documents to a new file, and "
+                "append that one, or convert all files again (--overwrite)"
+            )
+        if row[2] in names or (file.name in old and old[file.name] == file.bytes):
+            raise ConvertError(
+                f"{redact(location)} has a file with the name and size of {file.display_name}, and "
+                "cloudload cannot tell whether it is the same. If not, rename the file to append"
+            )
+        return True
+
+    kept = []
+    for folder in folders:
+        rows = _digests([plan_input(folder)]).tolist()
+        files = [file for at, file in enumerate(folder.files) if is_new(folder, rows[at], at)]
+        kept.append(replace(folder, files=files))
+    return kept
+
+
+def check_same_files(
+    location: str, stored: Mapping[str, Any], folders: Iterable[FolderFiles]
+) -> None:
+    """Raise `ConvertError` for a file that has the same name and size, but was not converted."""
+    if name := find_changed(stored, folders):
+        raise ConvertError(
+            f"{redact(location)} is complete, but {name} is not the file from which it was "
+            "converted, or was written again since then. Choose another output, or start over "
+            "(--overwrite)"
+        )
+
+
+def find_changed(stored: Mapping[str, Any], folders: Iterable[FolderFiles]) -> str | None:
+    """Return the name of a file that has the same name and size, but was not converted, or None."""
+    known = _decode(stored)
+    versions, names = {*known[:, 1].tolist()}, {*known[:, 2].tolist()}
+    for folder in folders if CONVERTED in stored else ():
+        for file, row in zip(folder.files, _digests([plan_input(folder)]).tolist(), strict=False):
+            if file.tag and row[1] not in versions and row[2] not in names:
+                return file.display_name
+    return None
+
+
+def _digests(inputs: Iterable[PlannedInput]) -> Digests:
+    """Return the digests of files: uint64 [files, 3]."""
+    rows = [row for item in inputs if item.root != "-" for row in _digest_input(item)]
+    return np.array(rows, np.uint64).reshape(-1, _PARTS)
+
+
+def _digest_input(item: PlannedInput) -> Iterator[tuple[int, ...]]:
+    root = os.path.realpath(urls.local_path(item.root)) if urls.is_local(item.root) else item.root
+    for name, size, tag in zip(item.names, item.sizes, item.tags, strict=True):
+        url = urls.join_url(root, name) if name else root
+        version = f"{size} {tag}"
+        texts = url, f"{version} {url}", f"{version} {name or PurePosixPath(root).name}"
+        yield tuple(
+            xxhash.xxh3_64_intdigest(text.encode(errors="surrogateescape")) for text in texts
+        )
+
+
+def _encode(digests: Digests) -> str:
+    return base64.b64encode(digests.astype("<u8").tobytes()).decode()
+
+
+def _decode(stored: Mapping[str, Any]) -> Digests:
+    data = base64.b64decode(stored.get(CONVERTED, ""))
+    return np.frombuffer(data, "<u8").reshape(-1, _PARTS)

@@ -13,33 +13,36 @@ is killed before it writes the index, the next run writes the same files again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cloudload.data import Dataset, Location, own_objects, parse_index, redact, shard_entries, urls
+from cloudload.data import Dataset, Location, own_objects, parse_index, redact, urls
 from cloudload.errors import ConvertError, StoreError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import conversion_plan, input_records
-from cloudload.tools.convert.append import join_base, read_report_if_joined
-from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.conversion_plan import Files
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.finish import JoinedSegments, join_notes, list_finished, read_notes
-from cloudload.tools.convert.joined_shards import JoinedShards
+from cloudload.tools.convert.finish import (
+    JoinedSegments,
+    JoinedShards,
+    join_notes,
+    list_finished,
+    read_notes,
+)
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.output_location import Output, does_exist, list_sizes_at
-from cloudload.tools.convert.rejects import join_rejects
+from cloudload.tools.convert.planning import join_base, read_report_if_joined
+from cloudload.tools.convert.sample_encoding import join_rejects
 from cloudload.tools.convert.segment import SegmentWork, convert_numbered, convert_segment
-from cloudload.tools.convert.segment_sizes import Files
+from cloudload.tools.convert.values import PeekableBlocks
 from cloudload.tools.count.group import CountWork, count_group, finish_count, list_groups
 from cloudload.tools.count.new_shards import ShardLengths, write_groups
-from cloudload.tools.engines.local_processes import open_processes
-from cloudload.tools.engines.shares import Share
-from cloudload.tools.engines.units import Engine, run_units
+from cloudload.tools.engines.units import Engine, Share, choose_engine, run_units
 
 logger = logging.getLogger("cloudload.convert")
 
@@ -101,15 +104,13 @@ def already_complete(report: ConvertReport, run: Conversion, rebuilt: int = 0) -
 
 
 def convert_segments(
-    run: Conversion, plan: conversion_plan.ConversionPlan, files: Files
+    run: Conversion, plan: conversion_plan.ConversionPlan, files: conversion_plan.Files
 ) -> ConvertReport:
     """Convert the segments of this run's share, and finish the dataset if no segment is missing.
 
     `files` are the plan's files.
     """
-    segments = plan.segments(files)
-    first = plan.first_segment
-    every = range(first, first + len(segments))
+    segments, first = plan.segments(files), plan.first_segment
 
     def convert(mine: Sequence[int], waiting: Sequence[int]) -> int:
         total, left = (
@@ -118,14 +119,12 @@ def convert_segments(
         numbered = ((each, segments[each - first]) for each in waiting)
         with (
             open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
-            open_executor(run, len(waiting)) if plan.has_folders else nullcontext() as executor,
+            open_engine_for(run, plan, len(waiting)) as engine,
         ):
             work = partial(convert_segment, segment_work(run, plan))
-            return sum(
-                found for _, found in run_units(work, numbered, executor, on_bytes=bar.update)
-            )
+            return sum(found for _, found in run_units(work, numbered, engine, on_bytes=bar.update))
 
-    return _convert(run, plan, every, convert, _describe_names(files))
+    return _convert(run, plan, range(first, first + len(segments)), convert, _describe_names(files))
 
 
 def convert_as_one_segment(
@@ -142,9 +141,7 @@ def convert_as_one_segment(
     def convert(_: Sequence[int], waiting: Sequence[int]) -> int:
         with open_progress_bar("convert", _total_bytes(units), shown=run.progress) as bar:
             work = segment_work(run, plan)
-            return sum(
-                convert_numbered(work, number, units, bar.update, blocks) for number in waiting
-            )
+            return sum(convert_numbered(work, each, units, bar.update, blocks) for each in waiting)
 
     report = _convert(run, plan, range(1), convert, _describe_names(units))
     if report.already_complete:
@@ -161,7 +158,7 @@ def _convert(
 ) -> ConvertReport:
     """Convert this run's share of the segments `every`, and finish the dataset if none is missing.
 
-    `convert` takes the numbers of the share's segments, and of those that are not finished, and
+    `convert` takes the indices of the share's segments, and of those that are not finished, and
     returns the number of shards that earlier runs stored, if it is known. `names` describes the
     inputs.
     """
@@ -195,7 +192,7 @@ def _convert_and_join(
     list_done = partial(
         list_finished, run.location, plan=plan.digest, with_rejects=bool(run.rejects)
     )
-    numbers, finished, resumed = every, list_done(every), 0
+    segments, finished, resumed = every, list_done(every), 0
     mine = run.share.take(every) if run.share else every
     waiting = sorted({*mine} - {*finished})
     if finished and waiting:
@@ -203,47 +200,25 @@ def _convert_and_join(
     if waiting and not run.finish:
         resumed = convert(mine, waiting)
     if run.share and len(list_done(every)) < len(every):
-        numbers = mine
-    is_part = len(numbers) < len(every)
+        segments = mine
+    is_part = len(segments) < len(every)
     start = JoinedSegments.none(run.output.splits) if is_part else join_base(run.output, plan)
     num_old = start.num_shards
-    joined, missing = join_notes(run.location, numbers, plan, start)
+    joined, missing = join_notes(run.location, segments, plan, start)
     if missing:
         raise ConvertError(_describe_missing(run.location, missing, len(every)))
-    base = ConvertReport.of_stored(plan.base["stored"]) if plan.base else None
-    report = _report(
-        run,
-        joined,
-        plan.num_files + (base.files if base else 0),
-        plan.columns,
-        plan.hidden,
-        resumed=resumed + sum(joined.new_shards.get(number, 0) for number in finished),
-        unfinished=len(every) - len(numbers),
+    report = replace(
+        _report(run, plan, joined),
+        resumed_shards=resumed + sum(joined.new_shards.get(each, 0) for each in finished),
         segments=plan.first_segment + len(every),
+        unfinished_segments=len(every) - len(segments),
     )
-    if base:
-        report = replace(
-            report,
-            added_documents=report.documents - base.documents,
-            added_input_bytes=report.input_bytes - base.input_bytes,
-        )
     if is_part:
         return joined, report
     journal.check_plan(plan.digest)
     if run.rejects:
         _join_rejects(run, joined, list_done(joined.with_bad))
-    if (
-        base
-        and run.count is None
-        and list_sizes_at(urls.join_url(run.location, own_objects.LENGTHS_FOLDER))
-    ):
-        logger.warning(
-            "the token lengths of %s do not cover the documents that were appended. Count them: "
-            "cloudload count %s --tokenizer NAME",
-            *[redact(run.location)] * 2,
-        )
-    lengths = _read_lengths(run, plan, numbers)
-    return joined, _write_lengths(run, joined, num_old, lengths, report)
+    return joined, _write_lengths(run, plan, segments, joined, num_old=num_old, report=report)
 
 
 def segment_work(run: Conversion, plan: conversion_plan.ConversionPlan) -> SegmentWork:
@@ -262,6 +237,14 @@ def segment_work(run: Conversion, plan: conversion_plan.ConversionPlan) -> Segme
     )
 
 
+def open_engine_for(
+    run: Conversion, plan: conversion_plan.ConversionPlan, num_segments: int
+) -> AbstractContextManager[Engine | None]:
+    """Open the engine on which segments run. A single segment runs in this process."""
+    executor = run.executor if plan.has_folders else None
+    return choose_engine(executor, min(run.processes, num_segments))
+
+
 def _join_rejects(run: Conversion, joined: JoinedSegments, finished: Sequence[int]) -> None:
     """Store the rejects of all segments.
 
@@ -277,26 +260,59 @@ def _join_rejects(run: Conversion, joined: JoinedSegments, finished: Sequence[in
     join_rejects(run.location, joined.with_bad, run.rejects)
 
 
+def _write_lengths(
+    run: Conversion,
+    plan: conversion_plan.ConversionPlan,
+    segments: Sequence[int],
+    joined: JoinedSegments,
+    *,
+    num_old: int,
+    report: ConvertReport,
+) -> ConvertReport:
+    """Write the token lengths, if they are counted, and add the number of tokens to the report.
+
+    The shards after the first `num_old` are those of the segments, whose notes have their lengths.
+    If a group contains older shards that were not counted, an engine counts the group. Raises the
+    errors of `count_group` and `finish_count`.
+    """
+    if run.count is None:
+        _warn_of_lengths(run, plan)
+    if run.count is None or not report.documents:
+        return report
+    [shards] = joined.datasets.values()
+    index = parse_index(b"".join(shards.index()), redact(run.location))
+    dataset = Dataset(Location(run.location), index, "")
+    lengths = map(ShardLengths.decode, _read_lengths(run, plan, segments))
+    uncounted = write_groups(run.count, dataset, num_old, lengths)
+    with choose_engine(run.executor, 1) as engine:
+        for _ in run_units(partial(count_group, run.count), uncounted, engine):
+            pass
+    counted = finish_count(run.count, dataset, list_groups(run.count, dataset))
+    return replace(report, tokens=counted.index.total("tokens"))
+
+
+def _warn_of_lengths(run: Conversion, plan: conversion_plan.ConversionPlan) -> None:
+    """Warn if a dataset to which documents were appended has token lengths."""
+    folder = urls.join_url(run.location, own_objects.LENGTHS_FOLDER)
+    if plan.base and list_sizes_at(folder):
+        logger.warning(
+            "the token lengths of %s do not cover the documents that were appended. Count them: "
+            "cloudload count %s --tokenizer NAME",
+            *[redact(run.location)] * 2,
+        )
+
+
 def _read_lengths(
-    run: Conversion, plan: conversion_plan.ConversionPlan, numbers: Sequence[int]
+    run: Conversion, plan: conversion_plan.ConversionPlan, segments: Sequence[int]
 ) -> Iterator[str]:
     """Yield the token lengths of the shards of segments, in order.
 
     Raises `ConvertError` if a segment's note disappeared.
     """
-    for number, note in read_notes(run.location, numbers, plan.digest):
+    for segment, note in read_notes(run.location, segments, plan.digest):
         if note is None:
-            raise ConvertError(_describe_missing(run.location, [number], len(numbers)))
+            raise ConvertError(_describe_missing(run.location, [segment], len(segments)))
         yield from note.lengths
-
-
-@contextmanager
-def open_executor(run: Conversion, units: int) -> Iterator[Engine | None]:
-    """Open the engine on which a number of segments run."""
-    with (
-        nullcontext(run.executor) if run.executor else open_processes(min(run.processes, units))
-    ) as executor:
-        yield executor
 
 
 def _describe_missing(location: str, missing: Sequence[int], total: int) -> str:
@@ -316,61 +332,35 @@ def _name_some(numbers: Sequence[int]) -> str:
 
 
 def _report(
-    run: Conversion,
-    joined: JoinedSegments,
-    files: int,
-    columns: Iterable[shard_entries.Column],
-    hidden: Mapping[str, Any],
-    *,
-    resumed: int = 0,
-    unfinished: int = 0,
-    segments: int = 1,
+    run: Conversion, plan: conversion_plan.ConversionPlan, joined: JoinedSegments
 ) -> ConvertReport:
-    splits = {name: _describe_split(joined, name) for name in joined.datasets if name}
-    kept = {column.name: column.encoding for column in columns}
+    """Return the report of the joined segments, and of the dataset to which they are appended."""
+    base = ConvertReport.of_stored(plan.base["stored"]) if plan.base else None
+    counts, datasets = joined.counts, joined.datasets
     return ConvertReport(
         out=redact(run.location),
-        **joined.counts.to_report(),
-        **hidden,
-        files=files,
-        raw_bytes=sum(each.raw_bytes for each in joined.datasets.values()),
-        stored_bytes=sum(each.stored_bytes for each in joined.datasets.values()),
-        shards=sum(each.shards for each in joined.datasets.values()),
-        splits=splits,
-        columns={"text": "str", "id": "str"} | kept,
-        resumed_shards=resumed,
-        segments=segments,
-        unfinished_segments=unfinished,
+        **counts.to_report(),
+        **plan.hidden,
+        **_sum_sizes(datasets.values()),
+        files=plan.num_files + (base.files if base else 0),
+        columns={"text": "str", "id": "str"} | {each.name: each.encoding for each in plan.columns},
+        splits={
+            name: {
+                "documents": found.documents,
+                "text_bytes": counts.split_bytes.get(name, 0),
+                **_sum_sizes([found]),
+            }
+            for name, found in datasets.items()
+            if name
+        },
+        added_documents=counts.documents - base.documents if base else None,
+        added_input_bytes=counts.input_bytes - base.input_bytes if base else None,
     )
 
 
-def _write_lengths(
-    run: Conversion,
-    joined: JoinedSegments,
-    num_old: int,
-    lengths: Iterable[str],
-    report: ConvertReport,
-) -> ConvertReport:
-    """Write the token lengths, if they are counted, and add the number of tokens to the report."""
-    if run.count is None or not report.documents:
-        return report
-    [shards] = joined.datasets.values()
-    with open_executor(run, 1) as engine:
-        tokens = write_lengths(
-            run.count, run.location, shards, num_old=num_old, lengths=lengths, engine=engine
-        )
-    return replace(report, tokens=tokens)
-
-
-def _describe_split(joined: JoinedSegments, name: str) -> dict[str, int]:
-    found = joined.datasets[name]
-    return {
-        "documents": found.documents,
-        "text_bytes": joined.counts.split_bytes.get(name, 0),
-        "raw_bytes": found.raw_bytes,
-        "stored_bytes": found.stored_bytes,
-        "shards": found.shards,
-    }
+def _sum_sizes(datasets: Collection[JoinedShards]) -> dict[str, Any]:
+    names = ("raw_bytes", "stored_bytes", "shards")
+    return {name: sum(getattr(each, name) for each in datasets) for name in names}
 
 
 def _finish(
@@ -411,27 +401,3 @@ def _total_bytes(units: Sequence[input_records.InputUnit]) -> int | None:
     files = [file for unit in units for file in unit.files]
     is_known = bool(files) and all(file.bytes is not None for file in files)
     return input_records.sum_bytes(files) if is_known else None
-
-
-def write_lengths(
-    work: CountWork,
-    location: str,
-    joined: JoinedShards,
-    *,
-    num_old: int,
-    lengths: Iterable[str],
-    engine: Engine | None,
-) -> int:
-    """Write the lengths of the joined shards, and return the number of tokens.
-
-    `lengths` has the encoded lengths of the shards after the first `num_old`, in order. If a group
-    contains older shards that were not counted, the engine counts the group. Raises the errors of
-    `count_group` and `finish_count`.
-    """
-    index = b"".join(joined.index())
-    dataset = Dataset(Location(location), parse_index(index, redact(location)), "")
-    new = map(ShardLengths.decode, lengths)
-    uncounted = write_groups(work, dataset, num_old, new)
-    for _ in run_units(partial(count_group, work), uncounted, engine):
-        pass
-    return finish_count(work, dataset, list_groups(work, dataset)).index.total("tokens")

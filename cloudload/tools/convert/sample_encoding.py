@@ -1,30 +1,43 @@
-"""Encode the records of a block as MDS samples, and report the bad ones.
+"""Encode the records of a block as MDS samples, and the bad ones as rejects, in JSON Lines.
 
-{"text": "ab", "url": "u"} ─► encode_block ─► sizes of the columns, "ab", "u"
-{"txt": "ab"}                             └─► BadRecord: no field "text"
+    {"text": "ab", "url": "u"} ─► encode_block ─► sizes of the columns, "ab", "u"
+    {"txt": "ab"}                             └─► BadRecord: no field "text"
+                                              └─► {"file": "a.jsonl", "place": "12",
+                                                   "error": "…", "record": "{txt: …}"}
+
+    .convert/00003.rejects.jsonl   of segment 3 ─┐
+    .convert/00007.rejects.jsonl   of segment 7 ─┴─► one file, in the order of the segments
+
+Rejects are a pure function of the plan and the segment, like shards. `record` has the bytes of the
+record as text, or, if the format does not store records as bytes, the fields as JSON. Records are
+cut off after 65,536 characters. A record that is not UTF-8 is in `record_base64`.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from cloudload.data import shard_entries, writer
-from cloudload.system import Ints
+from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, urls, writer
+from cloudload.system import Ints, temp_files
 from cloudload.tools.convert import input_records
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_report import MAX_LISTED, Counts, cause_of, merge_causes
-from cloudload.tools.convert.rejects import encode_reject
 from cloudload.tools.convert.segment_journal import SegmentJournal
 from cloudload.tools.convert.values import BadRecordError, NoTextError, values_of
 from cloudload.tools.count.group import CountWork
 
 _TWO_SIZES = struct.Struct("<II")
+
+MOST_CHARACTERS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -189,3 +202,55 @@ def _encode_sample(columns: Sequence[shard_entries.Column], values: Mapping[str,
         return writer.encode_sample(columns, values)
     except ValueError as error:
         raise BadRecordError(str(error)) from error
+
+
+def encode_reject(record: input_records.Record, error: str) -> bytes:
+    """Encode a bad record as one line, including the newline."""
+    line = {"file": record.source.name, "place": record.place, "error": error}
+    raw = record.raw if record.raw is not None else _encode_fields(record.fields)
+    if raw is not None:
+        line |= _describe(raw)
+    return json.dumps(line).encode() + b"\n"
+
+
+def _describe(raw: bytes) -> dict[str, Any]:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        shown = base64.b64encode(raw[:MOST_CHARACTERS]).decode()
+        return {"record_base64": shown, **_note_size(len(raw), "bytes")}
+    return {"record": text[:MOST_CHARACTERS], **_note_size(len(text), "characters")}
+
+
+def _note_size(size: int, unit: str) -> dict[str, int]:
+    """Return a field with the full size of a record that is cut off. The unit is its name."""
+    return {unit: size} if size > MOST_CHARACTERS else {}
+
+
+def _encode_fields(fields: Mapping[str, Any] | None) -> bytes | None:
+    try:
+        return None if fields is None else json.dumps(dict(fields), default=str).encode()
+    except (TypeError, ValueError, RecursionError):  # keys or cycles that JSON cannot express
+        return None
+
+
+def rejects_name(number: int) -> str:
+    """Return the name of the object that stores a segment's rejects."""
+    return f"{JOURNAL_FOLDER}/{number:05}.rejects.jsonl"
+
+
+def store_rejects(file: BinaryIO, url: str) -> None:
+    """Store a scratch file of rejects as an object."""
+    file.flush()
+    Location(url).upload(Path(file.name))
+
+
+def join_rejects(location: str, numbers: Iterable[int], url: str) -> None:
+    """Concatenate the rejects of segments, in order, and store them as one object.
+
+    Raises `StoreError` if a segment's rejects are missing.
+    """
+    with temp_files.scratch_file() as file:
+        for number in numbers:
+            Location(urls.join_url(location, rejects_name(number))).download(file)
+        store_rejects(file, url)

@@ -26,27 +26,28 @@ from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, urls, writer
 from cloudload.errors import ConvertError
 from cloudload.system import DaemonThreadPool, run_in_order, temp_files
 from cloudload.tools.convert import conversion_plan, input_files, input_records
-from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.conversion_plan import Segment, count_bytes
 from cloudload.tools.convert.conversion_report import Counts, order
-from cloudload.tools.convert.finished_part import (
-    Entries,
-    FinishedWork,
-    InputPosition,
-    check_documents,
-)
 from cloudload.tools.convert.inputs import group_units
-from cloudload.tools.convert.output_location import Output, does_exist, read_if_exists
-from cloudload.tools.convert.rejects import rejects_name, store_rejects
+from cloudload.tools.convert.output_location import Output, does_exist
 from cloudload.tools.convert.sample_encoding import (
     BadRecord,
     EncodedBlock,
     ShardContext,
     encode_block,
+    rejects_name,
+    store_rejects,
 )
-from cloudload.tools.convert.segment_journal import SegmentJournal
-from cloudload.tools.convert.segment_sizes import Segment, count_bytes
+from cloudload.tools.convert.segment_journal import (
+    Entries,
+    FinishedWork,
+    InputPosition,
+    SegmentJournal,
+    check_documents,
+)
 from cloudload.tools.convert.shard_files import ShardCutter, ShardJob, StoredShard, store_shard
+from cloudload.tools.convert.values import PeekableBlocks
 from cloudload.tools.count.group import CountWork
 
 logger = logging.getLogger("cloudload.convert")
@@ -134,17 +135,8 @@ def convert_numbered(
     output = work.output.of_segment(number) if work.has_folders else work.output
     journal = SegmentJournal(output, work.plan, work.version)
     with temp_files.scratch_file() as rejects:
-        done = convert_units(
-            units,
-            work.config,
-            journal,
-            columns=work.columns,
-            skip_bad=work.skip_bad,
-            on_bytes=on_bytes,
-            rejects=rejects if work.keeps_rejects else None,
-            count=work.count,
-            blocks=blocks,
-        )
+        kept = rejects if work.keeps_rejects else None
+        done = convert_units(work, journal, units, on_bytes, rejects=kept, blocks=blocks)
         if work.keeps_rejects:
             store_rejects(rejects, urls.join_url(home, rejects_name(number)))
     stored = sum(entry["samples"] for entries in done.entries.values() for entry in entries)
@@ -175,7 +167,7 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
 
     Raises `ConvertError` if the note belongs to another plan.
     """
-    data = read_if_exists(urls.join_url(location, note_name(number)))
+    data = Location(urls.join_url(location, note_name(number))).read_if_exists()
     if data is None:
         return None
     note = json.loads(data)
@@ -193,25 +185,22 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
 
 
 def convert_units(
-    units: Sequence[input_records.InputUnit],
-    config: ConvertConfig,
+    work: SegmentWork,
     journal: SegmentJournal,
-    *,
-    columns: tuple[shard_entries.Column, ...],
-    skip_bad: bool,
+    units: Sequence[input_records.InputUnit],
     on_bytes: Callable[[int], object],
+    *,
     rejects: BinaryIO | None = None,
-    count: CountWork | None = None,
     blocks: PeekableBlocks | None = None,
     store: StoreShard = store_shard,
 ) -> FinishedWork:
     """Convert units to shards in the journal's folder, starting after the shards that it lists.
 
     `on_bytes` is called with the number of stored bytes of the work that was finished before, and
-    then of each block. Bad records are written to `rejects` as JSON Lines. With `count`, the tokens
-    of each shard are counted. `blocks` are all blocks of the units, if some were already read,
-    because an iterator cannot be read twice. `store` is called with each shard. Raises
-    `ConvertError`, `StoreError`, the errors of readers, and those of `measure_shard`.
+    then of each block. Bad records are written to `rejects` as JSON Lines. `blocks` are all blocks
+    of the units, if some were already read, because an iterator cannot be read twice. `store` is
+    called with each shard. Raises `ConvertError`, `StoreError`, the errors of readers, and those of
+    `measure_shard`.
     """
     is_begun = blocks is not None and blocks.is_begun
     done = FinishedWork.none(journal.output.splits) if is_begun else journal.read()
@@ -223,12 +212,12 @@ def convert_units(
     # one thread stores, so that shards are stored in order
     reader, storer = (DaemonThreadPool(1, f"cloudload-{name}") for name in ("read", "store"))
     try:
-        unread = iter(blocks) if blocks and is_begun else read_blocks(units, position, config)
-        form = config.shard_format(columns)
-        context = ShardContext(config, form, journal, rejects is not None, count)
+        unread = iter(blocks) if blocks and is_begun else read_blocks(units, position, work.config)
+        form = work.config.shard_format(work.columns)
+        context = ShardContext(work.config, form, journal, rejects is not None, work.count)
         cutter = ShardCutter(form, done, position.counts)
         ahead = _read_ahead(unread, units, reader)
-        jobs = cutter.cut(_encode(context, ahead, skip_bad, on_bytes, rejects))
+        jobs = cutter.cut(_encode(context, ahead, work.skip_bad, on_bytes, rejects))
         stored = run_in_order(partial(storer.submit, store, context, writer.ShardBuffer()), jobs, 1)
         for job, shard in stored:
             done.entries[job.split].append(shard.entry)
@@ -256,14 +245,13 @@ def read_blocks(
 
     Raises `StoreError` after the last block of a file that changed since it was listed.
     """
-    for number in range(position.unit, len(units)):
-        start = position.start if number == position.unit else input_records.BlockStart()
-        unit = units[number]
+    start = position.start
+    for index, unit in enumerate(units[position.unit :], position.unit):
         for block in unit.blocks(start, config.block_bytes, config.fields()):
-            yield number, block
-        if isinstance(
-            unit, input_records.FileUnit
-        ):  # whole text files are not read before their block is used
+            yield index, block
+        start = input_records.BlockStart()
+        # whole text files are not read before their block is used
+        if isinstance(unit, input_records.FileUnit):
             input_files.check_unchanged(unit.file)
 
 

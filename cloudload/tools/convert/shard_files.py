@@ -16,8 +16,8 @@ import numpy as np
 from cloudload.data import Location, parse_index, urls, writer
 from cloudload.system import Ints
 from cloudload.tools.convert.conversion_report import Counts
-from cloudload.tools.convert.finished_part import FinishedWork, InputPosition
 from cloudload.tools.convert.sample_encoding import EncodedBlock, EncodedSamples, ShardContext
+from cloudload.tools.convert.segment_journal import FinishedWork, InputPosition
 from cloudload.tools.count.new_shards import measure_shard
 
 

@@ -3,6 +3,9 @@
     {"body": "ab", "url": "u", "n": None} ─► text "ab", id "a.jsonl:1", url "u", n None
     {"body": ["ab"]}                      └► BadRecordError: the field 'body' is a list, not text
 
+The encodings of kept fields are given, or inferred from the first blocks of records. Values of
+formats without types, such as CSV, are converted to the encoding that the user gave.
+
 Hive, Spark, and DuckDB write fields as `name=value` in the names of folders:
 
     corpus/lang=en/year=2024/a.parquet             lang "en", year "2024"
@@ -15,7 +18,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -25,13 +29,15 @@ from uuid import UUID
 
 from cloudload.config import choices
 from cloudload.data import shard_entries, urls, writer
+from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.readers.typed_text import parse_text
 
 _MOST_NAMED = 20
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
+
+_BLOCKS_SEARCHED = 8
 
 
 class BadRecordError(Exception):
@@ -205,3 +211,107 @@ def _decode(text: str) -> str:
         return unquote(urls.utf8_name(text), errors="strict")
     except UnicodeDecodeError:
         return urls.utf8_name(text)
+
+
+class PeekableBlocks:
+    """An iterable of (unit index, block) whose next items can be peeked at."""
+
+    def __init__(self, blocks: Iterator[tuple[int, input_records.InputBlock]]) -> None:
+        self._blocks, self._peeked = blocks, deque[tuple[int, input_records.InputBlock]]()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether an item was peeked at."""
+        return bool(self._peeked)
+
+    def peek(self, count: int) -> Iterator[input_records.InputBlock]:
+        """Yield up to `count` of the next blocks without consuming them."""
+        for number in range(count):
+            if number == len(self._peeked):
+                try:
+                    self._peeked.append(next(self._blocks))
+                except StopIteration:
+                    return
+            yield self._peeked[number][1]
+
+    def __iter__(self) -> Iterator[tuple[int, input_records.InputBlock]]:
+        while self._peeked:
+            yield self._peeked.popleft()
+        yield from self._blocks
+
+
+def infer_columns(
+    config: ConvertConfig, blocks: PeekableBlocks
+) -> tuple[shard_entries.Column, ...]:
+    """Return the columns of the kept fields.
+
+    If the user gave no encoding for a field, and the format has encodings, the column has the same
+    encoding as in the input. In other formats, it is `json`, which can hold null and values of any
+    type, or `bytes` if the first value that is not null is bytes. Raises `ConvertError` if the
+    first 8 blocks have no such value for a field, and the errors of readers.
+    """
+    encodings = dict(config.kept())
+    missing = {name for name, encoding in encodings.items() if encoding is None}
+    for found in _first_encodings(config, blocks, missing) if missing else ():
+        encodings |= found
+        missing -= found.keys()
+        if not missing:
+            break
+    if missing:
+        name = min(missing)
+        raise ConvertError(
+            f"cannot infer the encoding of the field {name!r}, because no record near the start of "
+            "the input has a non-null value for it. Check the name in keep (--keep), or add an "
+            f"encoding: {name}:json"
+        )
+    return tuple(
+        shard_entries.Column.of(name, encoding or "json") for name, encoding in encodings.items()
+    )
+
+
+def _first_encodings(
+    config: ConvertConfig, blocks: PeekableBlocks, missing: set[str]
+) -> Iterator[dict[str, str]]:
+    """Yield encodings of fields in `missing`, block by block and record by record."""
+    for block in blocks.peek(_BLOCKS_SEARCHED):
+        if isinstance(block, input_records.TypedBlock):
+            given = block.column_encodings()
+            yield {name: given[name] for name in given.keys() & missing}
+        for record in block.records(config.text_field):
+            if record.fields is not None:
+                yield dict(_encodings_of(record, record.fields, sorted(missing)))
+
+
+def _encodings_of(
+    record: input_records.Record, fields: Mapping[str, Any], names: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    for name in names:
+        try:
+            value = input_records.find_field(fields, name)
+        except KeyError:
+            value = partition_fields(record).get(name)
+        if value is not None:
+            yield name, _encoding_of(value)
+
+
+def _encoding_of(value: Any) -> str:
+    return "bytes" if isinstance(value, bytes) else "json"
+
+
+def parse_text(name: str, text: str, encoding: str | None) -> Any:
+    """Return the value of a field for a column of `encoding`: a number, bytes, or the text.
+
+    For a column of numbers, empty text is null. Raises `ValueError` if other text is not a number.
+    """
+    if encoding in (None, "str", "json"):
+        return text
+    if encoding == "bytes":
+        return text.encode("utf-8", "surrogateescape")
+    if not text.strip():
+        return None
+    try:
+        return float(text) if encoding.startswith("float") else int(text)
+    except ValueError:
+        raise ValueError(
+            f"the field {name!r} is not {encoding} (it is {writer.shorten(text)})"
+        ) from None

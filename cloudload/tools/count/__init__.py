@@ -3,10 +3,9 @@
     index ─► groups of shards ─► units on any engine: read, tokenize, write 00000-….lengths
                               ─► all files exist: index-….json, and a report
 
-    count       `count_tokens`: the steps above     length_report  totals, percentiles, histogram
-    group       one group: a unit of work           tally          by the values of a column
-    new_shards  count shards as they are written    picture        the histogram as a PNG
-    estimate    from a sample of the documents
+    count       `count_tokens`: the steps above     length_report  totals, percentiles, by value
+    group       one group: a unit of work           estimate       from a sample of the documents
+    new_shards  count shards as they are written
 
 Every file is a pure function of the data, the tokenizer and the transform, so units may run in any
 order, more than once, or concurrently.

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +19,6 @@ from cloudload.config import (
     TokenDtype,
     TokenizerBackend,
     Transform,
-    checks,
 )
 from cloudload.data import (
     Corpus,
@@ -43,14 +41,10 @@ from cloudload.tools.count.group import (
     list_found,
     list_groups,
 )
-from cloudload.tools.count.length_report import CountReport
-from cloudload.tools.count.tally import Tally, check_column, merge_tallies
-from cloudload.tools.engines.local_processes import open_processes
-from cloudload.tools.engines.shares import Share
-from cloudload.tools.engines.units import run_units
+from cloudload.tools.count.length_report import CountReport, Tally, check_column, merge_tallies
+from cloudload.tools.engines.units import Engine, Share, choose_engine, count_processes, run_units
 
 logger = logging.getLogger("cloudload.count")
-_READ_AT_ONCE = 8
 
 
 @option_help.suggests_names
@@ -140,9 +134,9 @@ def count_tokens(
     left = _list_uncounted(work, jobs)
     own = left if worker is None else _take_share(worker, jobs, left)
     units = own if by is None else _mark_counted(jobs, left)
-    processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    processes = checks.as_integer("processes", processes, 1)
-    tallies = _count(work, units, by, min(processes, len(units)) or 1, executor, progress=progress)
+    processes = min(count_processes(processes), len(units))
+    with choose_engine(executor, processes) as engine:
+        tallies = _count(work, units, by, engine, progress=progress)
     if missing := _list_uncounted(work, jobs) if worker is not None else []:
         logger.info("other jobs have not yet counted %d of %d groups", len(missing), len(jobs))
         return None
@@ -267,43 +261,33 @@ def _count(
     work: CountWork,
     jobs: Sequence[GroupJob],
     by: str | None,
-    processes: int,
-    executor: Executor | None,
+    engine: Engine | None,
     *,
     progress: bool,
 ) -> list[Tally | None]:
     """Count groups, and return their tallies."""
-    total = sum(job.raw_bytes for job in jobs)
+    total, tallies = sum(job.raw_bytes for job in jobs), []
     with open_progress_bar("count", total, shown=progress and bool(jobs)) as bar:
-        count, local = partial(count_group, work, by=by), open_processes(processes)
-        tallies = []
-        with nullcontext(executor) if executor is not None else local as engine:
-            for _, result in run_units(count, jobs, engine):
-                bar.update(result.raw_bytes)
-                tallies.append(result.tally)
-        return tallies
+        for _, result in run_units(partial(count_group, work, by=by), jobs, engine):
+            bar.update(result.raw_bytes)
+            tallies.append(result.tally)
+    return tallies
 
 
 def _report(
     dataset: Dataset, work: CountWork, counted: Counted, num_counted: int, seconds: float
 ) -> CountReport:
     index = counted.index
-    samples, empty, filtered, failed = (
-        index.total(name) for name in ("samples", "empty", "filtered", "failed")
-    )
-    tokens, text_bytes = index.total("tokens"), index.total("text_bytes")
+    names = ("samples", "empty", "filtered", "failed", "tokens", "text_bytes")
+    totals: dict[str, Any] = {name: index.total(name) for name in names}
+    absent = totals["empty"] + totals["filtered"] + totals["failed"]
     return CountReport(
         dataset=str(dataset.location),
         lengths=str(counted.location),
         tokenizer=work.key.tokenizer,
-        samples=samples,
-        documents=samples - empty - filtered - failed,
-        empty=empty,
-        filtered=filtered,
-        failed=failed,
-        tokens=tokens,
-        text_bytes=text_bytes,
-        tokens_per_byte=tokens / max(1, text_bytes),
+        **totals,
+        documents=totals["samples"] - absent,
+        tokens_per_byte=totals["tokens"] / max(1, totals["text_bytes"]),
         stats=counted.spread.summarize(),
         groups=len(index.groups),
         length_bytes=index.total("bytes"),

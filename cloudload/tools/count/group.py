@@ -26,13 +26,12 @@ from cloudload.data import (
     ShardCache,
     explain,
 )
-from cloudload.errors import DatasetError, StoreError
+from cloudload.errors import DatasetError
 from cloudload.loading import DocumentReader, ShardSource
 from cloudload.rows import DocumentTokenizer, TokenizerSpec, tables
 from cloudload.run import Recipe, group_file, lengths_index
 from cloudload.system import Ints, temp_files
-from cloudload.tools.count.length_report import LengthCounter
-from cloudload.tools.count.tally import Tally
+from cloudload.tools.count.length_report import LengthCounter, Tally
 
 BYTES_AT_ONCE = 1 << 19
 """Bytes of samples that are tokenized at once, so that texts and IDs stay in the CPU's cache."""
@@ -107,12 +106,7 @@ def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
 
 def list_found(work: CountWork) -> set[str]:
     """Return the names of the existing files. Raises `StoreError` if they cannot be listed."""
-    try:
-        found = work.folder.list_objects()
-    except StoreError as error:
-        if not error.is_missing:
-            raise
-        return set()
+    found = work.folder.list_if_exists()
     return {item.url.rpartition("/")[2] for item in found}
 
 

@@ -4,8 +4,9 @@
               it may run again, or twice at once, with the same effect
     engines   units.run_units ──► in this process │ LocalProcesses │ RayExecutor │ any Executor
 
-    units   run units, yield their results      local_processes  processes of this machine
-    shares  the units of one job of an array    ray              a Ray cluster
+    units            run units, yield their results; the share of one job of an array
+    local_processes  processes of this machine
+    ray              a Ray cluster
 
 An engine is `LocalProcesses` or a `concurrent.futures.Executor`. It can run any kind of work.
 """

@@ -1,17 +1,32 @@
-"""Run units of work on an executor, and yield their results as they arrive."""
+"""Run units of work on an executor, and yield their results as they arrive.
+
+One job of an array takes a share of the units:
+
+    --worker 3/64     units 3, 67, 131, …
+    --worker auto     the index and the number of jobs, from Slurm, Kubernetes, or AWS Batch
+
+    Slurm         SLURM_ARRAY_TASK_ID, _MIN, _COUNT, _STEP
+    Kubernetes    JOB_COMPLETION_INDEX of an Indexed Job, and WORKER_COUNT, set by the user
+    AWS Batch     AWS_BATCH_JOB_ARRAY_INDEX, and AWS_BATCH_JOB_ARRAY_SIZE
+"""
 
 from __future__ import annotations
 
+import os
 import queue
+import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from cloudload.config import checks
 from cloudload.data import redact
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.tools.engines.local_processes import LocalProcesses, OnBytes
+from cloudload.tools.engines.local_processes import LocalProcesses, OnBytes, open_processes
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -21,6 +36,24 @@ Engine = Executor | LocalProcesses
 
 MOST_WAITING = 10_000
 """Maximum number of submitted units that are not finished, to limit the memory that they use."""
+
+Unit = TypeVar("Unit")
+
+_INDEXES = ("JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX")
+_COUNTS = ("WORKER_COUNT", "AWS_BATCH_JOB_ARRAY_SIZE")
+
+
+def count_processes(processes: int | None) -> int:
+    """Return the number of local processes: by default, one per available core."""
+    found = len(os.sched_getaffinity(0)) if processes is None else processes
+    return checks.as_integer("processes", found, 1)
+
+
+def choose_engine(
+    executor: Executor | None, processes: int
+) -> AbstractContextManager[Engine | None]:
+    """Open the user's executor if there is one, or else local processes; see `open_processes`."""
+    return nullcontext(executor) if executor is not None else open_processes(processes)
 
 
 class _Outcome(NamedTuple):
@@ -130,3 +163,58 @@ def _attempt(
     except Exception:
         text = f"a worker process failed:\n{redact(traceback.format_exc())}"
         return _Outcome(None, WorkerError(text))
+
+
+@dataclass(frozen=True)
+class Share:
+    """One worker's share of the units: the worker's index, from 0, and the number of workers."""
+
+    index: int
+    count: int
+
+    @staticmethod
+    def parse(text: str, environment: Mapping[str, str] | None = None) -> Share:
+        """Parse `I/N`, or for `auto`, read both numbers from the environment.
+
+        Raises `ValueError` if the text is invalid or the environment lacks a number.
+        """
+        if text == "auto":
+            return _read_environment(os.environ if environment is None else environment)
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        if match is None:
+            raise ValueError(f"worker is {text!r}. Use I/N, such as 0/64 to 63/64, or auto")
+        return _share(int(match[1]), int(match[2]), f"worker is {text!r}")
+
+    def take(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """Return this worker's units: every N-th one, starting at the worker's index."""
+        return units[self.index :: self.count]
+
+
+def _share(index: int, count: int, what: str) -> Share:
+    if not 0 <= index < count:
+        raise ValueError(f"{what}, but workers are numbered from 0. Use 0/N to N-1/N")
+    return Share(index, count)
+
+
+def _read_environment(environment: Mapping[str, str]) -> Share:
+    if "SLURM_ARRAY_TASK_ID" in environment:
+        first = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
+        step = int(environment.get("SLURM_ARRAY_TASK_STEP", "1"))
+        index = (int(environment["SLURM_ARRAY_TASK_ID"]) - first) // step
+        count = int(environment.get("SLURM_ARRAY_TASK_COUNT", "0"))
+        return _share(index, count, f"SLURM_ARRAY_TASK_ID is worker {index} of {count}")
+    index_name = next((name for name in _INDEXES if name in environment), None)
+    count_name = next((name for name in _COUNTS if name in environment), None)
+    if index_name is None:
+        raise ValueError(
+            "worker is 'auto', but this job is not part of a job array, because neither "
+            f"SLURM_ARRAY_TASK_ID nor {' nor '.join(_INDEXES)} is set. Use I/N, such as 0/64"
+        )
+    if count_name is None:
+        raise ValueError(
+            f"worker is 'auto', and {index_name} is {environment[index_name]}, but the number of "
+            "workers is unknown. Set WORKER_COUNT to the number of workers, which are the "
+            "completions of a Kubernetes job"
+        )
+    index, count = int(environment[index_name]), int(environment[count_name])
+    return _share(index, count, f"{index_name} is {index} and {count_name} is {count}")

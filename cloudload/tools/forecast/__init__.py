@@ -7,8 +7,8 @@
     plan_run    `plan_run`, and the reader's speed    shard_uses   when a node uses a shard
     request     the run to forecast, its prices       nodes        caches, downloads, costs
     budget      tokens, steps, or epochs to rows      result       the result and its figures
-    cases       real or sampled lengths               text_report  as text
-    node_reads  the documents that nodes read         page         as an HTML page or a PNG
+    cases       real or sampled lengths               plan_report  as text, an HTML page, a PNG
+    node_reads  the documents that nodes read
 
 A forecast value is a `Figure`: exact, or an estimate with its range.
 """

@@ -48,18 +48,6 @@ class ShardSizes:
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """The bytes of shards in use over a run: int64 [points] each."""
-
-    rows: Ints
-    """The first row of each part of the run. The parts have about the same number of rows."""
-    bytes: Ints
-    """Peak bytes in use during each part."""
-    shards: Ints
-    """Peak number of shards in use during each part."""
-
-
-@dataclass(frozen=True)
 class Downloads:
     """The downloads of a node."""
 
@@ -80,12 +68,18 @@ class Downloads:
         return Downloads(np.rint(self.times * (1 + more / total)).astype(np.int64), self.by_epoch)
 
 
-def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> Timeline:
-    """Return the peak bytes and shards in use on a node, in each of up to 240 parts of a run."""
+def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> tuple[Ints, Ints, Ints]:
+    """Cut a run into up to 240 parts of about the same number of rows.
+
+    Returns the first row of each part, and the peak bytes and shards in use on a node during the
+    part: int64 [parts] each.
+    """
     parts = min(_MOST_POINTS, max(1, num_rows))
     edges = np.arange(parts + 1) * num_rows // parts
-    in_use = [_most_of_parts(uses, amounts, edges) for amounts in (sizes, np.ones_like(sizes))]
-    return Timeline(edges[:-1], *in_use)
+    bytes, shards = (
+        _most_of_parts(uses, amounts, edges) for amounts in (sizes, np.ones_like(sizes))
+    )
+    return edges[:-1], bytes, shards
 
 
 def _most_of_parts(uses: ShardUses, amounts: Ints, edges: Ints) -> Ints:
@@ -105,7 +99,7 @@ def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
 def measure_peak(uses: ShardUses, sizes: Ints, rows_ahead: int = 0) -> int:
     """Return the peak bytes in use if shards are fetched `rows_ahead` rows before their use."""
     early = np.maximum(0, uses.first_rows - rows_ahead)
-    _, levels = _levels(replace(uses, first_rows=early), sizes)
+    _, levels = _levels(uses._replace(first_rows=early), sizes)
     return int(levels.max(initial=0))
 
 
@@ -159,7 +153,7 @@ class NodeForecast:
     def plan_node(self, node: int) -> NodePlan:
         """Forecast the shard cache and the downloads of a node."""
         parts = [self._measure_node(case, node) for case in self._found]
-        is_listed = all(case.uses.needed.is_listed for case in self._found)
+        is_listed = all(case.uses.is_listed for case in self._found)
         is_exact = self._cases.is_exact and is_listed
         # regardless of lengths, a whole run on one node reads all documents
         is_whole = all(case.extent.is_whole for case in self._found)
@@ -278,13 +272,12 @@ class NodeForecast:
         node = max(node_plans, key=lambda each: each.working_set_bytes.value).node
         case = self._found[0]
         beginning = case.extent.beginning
-        found = find_levels(case.of_node(node).needed, self._sizes.cached, beginning.rows)
+        uses, _ = case.of_node(node)
+        rows, *levels = find_levels(uses, self._sizes.cached, beginning.rows)
         # the rest of an extrapolated run is drawn as its beginning, stretched
-        steps = (
-            found.rows * case.extent.rows // max(1, beginning.rows) // self._share.global_batch + 1
-        )
-        columns = (steps.tolist(), found.bytes.tolist(), found.shards.tolist())
-        return tuple(Point(*each) for each in zip(*columns, strict=True))
+        stretched = rows * case.extent.rows // max(1, beginning.rows)
+        columns = (stretched // self._share.global_batch + 1, *levels)
+        return tuple(Point(*each) for each in np.stack(columns, 1).tolist())
 
     def find_costs(self) -> Mapping[str, Figure]:
         """Return the cost of all nodes by store and route. Omits stores without a price."""

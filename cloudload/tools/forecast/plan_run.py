@@ -109,10 +109,8 @@ def plan_run(
     """
     table = read_prices(prices)
     budget = None if tokens is None else parse_tokens(tokens)
-    nodes, ranks_per_node = (
-        checks.as_integer("nodes", nodes, 1),
-        checks.as_integer("ranks_per_node", ranks_per_node, 1),
-    )
+    nodes = checks.as_integer("nodes", nodes, 1)
+    ranks_per_node = checks.as_integer("ranks_per_node", ranks_per_node, 1)
     steps = None if steps is None else checks.as_integer("steps", steps, 1)
     world_size = nodes * ranks_per_node
     options = {**options, "data": data, "device_mesh": None}

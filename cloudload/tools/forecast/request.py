@@ -32,7 +32,7 @@ from cloudload.stats import READ
 from cloudload.tools.forecast.budget import Extent, find_extent
 from cloudload.tools.forecast.cases import Cases
 from cloudload.tools.forecast.node_reads import NodeReads
-from cloudload.tools.forecast.shard_uses import FoundUses, find_uses
+from cloudload.tools.forecast.shard_uses import FoundUses, ShardUses, find_uses
 
 _GB = 1 << 30
 _REQUESTS, _PER_GB = "per_1000_requests", "per_gb"
@@ -48,9 +48,10 @@ class Case:
     extent: Extent
     uses: FoundUses
 
-    def of_node(self, node: int) -> FoundUses:
-        """Return the shard uses of one node."""
-        return FoundUses(*(each.take(each.nodes == node) for each in self.uses))
+    def of_node(self, node: int) -> tuple[ShardUses, ShardUses]:
+        """Return the shard uses of one node, without and with read-ahead."""
+        needed, fetched = self.uses.needed, self.uses.fetched
+        return needed.take(needed.nodes == node), fetched.take(fetched.nodes == node)
 
 
 @dataclass(frozen=True)
@@ -197,10 +198,8 @@ def read_prices(path: str | os.PathLike[str] | None = None) -> Prices:
     import yaml
 
     if path is None:
-        text, name = (
-            (files("cloudload.tools.forecast") / "prices.yaml").read_text("utf-8"),
-            "prices.yaml",
-        )
+        text = (files("cloudload.tools.forecast") / "prices.yaml").read_text("utf-8")
+        name = "prices.yaml"
     else:
         text, name = Path(path).read_text("utf-8"), os.fspath(path)
     try:

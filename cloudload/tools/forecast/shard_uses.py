@@ -17,7 +17,6 @@ at which lanes reach those blocks. Documents are listed with their shards and ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +34,7 @@ _DOCUMENTS_AT_ONCE = 1 << 20
 _ROWS_AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True)
-class ShardUses:
+class ShardUses(NamedTuple):
     """Uses of shards by nodes. The arrays are int64 [uses]."""
 
     nodes: Ints
@@ -50,19 +48,14 @@ class ShardUses:
     is at or past the end of the run."""
     last_rows: Ints
     """The last row that needs a document of the shard."""
-    is_listed: bool
-    """Whether documents were listed one by one. Otherwise, uses cover whole shuffle blocks."""
 
     def take(self, chosen: Flags | Ints) -> ShardUses:
         """Return only the chosen uses, by mask or index."""
-        return ShardUses(
-            self.nodes[chosen],
-            self.epochs[chosen],
-            self.shards[chosen],
-            self.first_rows[chosen],
-            self.last_rows[chosen],
-            self.is_listed,
-        )
+        return ShardUses(*(column[chosen] for column in self))
+
+
+Parts = Iterator[tuple[ShardUses, bool]]
+"""Chunks of uses, and whether their shards are only fetched ahead, because no row needs them."""
 
 
 class FoundUses(NamedTuple):
@@ -72,36 +65,33 @@ class FoundUses(NamedTuple):
     """Uses by the rows of the run."""
     fetched: ShardUses
     """All needed uses, and the uses by rows and documents that are read or fetched ahead."""
+    is_listed: bool
+    """Whether documents were listed one by one. Otherwise, uses cover whole shuffle blocks."""
 
 
 def find_uses(reading: NodeReads) -> FoundUses:
     """Find all uses of a run. Raises `CacheError` if an order or a table cannot be built."""
     recipe = reading.recipe
     is_listed = int(reading.stops.sum()) <= _MOST_LISTED
-    number = len(recipe.corpus.shard_sizes)
+    num_shards = len(recipe.corpus.shard_sizes)
     needed: list[ShardUses] = []
     fetched: list[ShardUses] = []
     for index in range(len(recipe.components)):
         is_seekable = isinstance(reading.lengths.walkers[index].orders(0), SeekableOrder)
         list_uses = list_documents if is_listed or not is_seekable else _list_blocks
         is_listed &= list_uses is list_documents
-        for part in list_uses(reading, index):
-            uses = ShardUses(*part[:-1], is_listed)
-            is_needed = (uses.first_rows < reading.num_rows) & (not part.is_ahead)
-            own = uses.take(is_needed)
-            own = replace(own, last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
+        for uses, is_ahead in list_uses(reading, index):
+            own = uses.take((uses.first_rows < reading.num_rows) & (not is_ahead))
+            own = own._replace(last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
             # join parts as they arrive to save memory: a part has a use per document and row
-            needed.append(_join([own], number))
-            fetched.append(_join([uses], number))
-    return FoundUses(_join(needed, number), _join(fetched, number))
+            needed.append(_join([own], num_shards))
+            fetched.append(_join([uses], num_shards))
+    return FoundUses(_join(needed, num_shards), _join(fetched, num_shards), is_listed)
 
 
 def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
     """Merge all uses of the same shard by the same node in the same epoch."""
-    nodes, epochs, shards, firsts, lasts = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("nodes", "epochs", "shards", "first_rows", "last_rows")
-    )
+    nodes, epochs, shards, firsts, lasts = map(np.concatenate, zip(*parts, strict=True))
     num_epochs = int(epochs.max(initial=0)) + 1
     unique, indices = np.unique(
         (nodes * num_epochs + epochs) * num_shards + shards, return_inverse=True
@@ -111,13 +101,13 @@ def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
     np.maximum.at(last, indices, lasts)
     rest, shards = np.divmod(unique, num_shards)
     nodes, epochs = np.divmod(rest, num_epochs)
-    return ShardUses(nodes, epochs, shards, first, last, all(part.is_listed for part in parts))
+    return ShardUses(nodes, epochs, shards, first, last)
 
 
 # ---------------------------------------------------------------- shuffle blocks
 
 
-def _list_blocks(reading: NodeReads, index: int) -> Iterator[Part]:
+def _list_blocks(reading: NodeReads, index: int) -> Parts:
     """Yield a component's uses, epoch by epoch, from the shuffle blocks of its order."""
     lengths, component = reading.lengths, reading.recipe.components[index]
     lanes, num_nodes = component.lanes, component.lanes.num_nodes
@@ -143,21 +133,21 @@ def _list_blocks(reading: NodeReads, index: int) -> Iterator[Part]:
             # the lane's row at an ordinal, between the rows at which its cursor was computed
             firsts, lasts = (np.interp(each, cursors[:, lane], rows) for each in (begins, ends))
             is_read = begins < cursors[-1, lane] + reading.documents_ahead[index]
-            part = Part(
+            uses_of_lane = ShardUses(
                 np.full(len(own), lane_hosts[lane]),
                 np.full(len(own), epoch),
                 uses.shards[own] + first_shard,
                 firsts.astype(np.int64),
                 lasts.astype(np.int64),
             )
-            yield take_uses(part, is_read)
+            yield uses_of_lane.take(is_read), False
             if (tail_start := reading.tail_starts[index]) < reading.num_rows:
-                tail = take_uses(part, is_read & (lasts > tail_start))
+                tail = uses_of_lane.take(is_read & (lasts > tail_start))
                 firsts_of_tail = np.maximum(tail.first_rows, tail_start)
                 # rows of a tail have documents of any lane, so every node reads the tail's shards
                 for node in range(int(lane_hosts.max()) + 1):
                     nodes = np.full_like(tail.nodes, node)
-                    yield tail._replace(nodes=nodes, first_rows=firsts_of_tail)
+                    yield tail._replace(nodes=nodes, first_rows=firsts_of_tail), False
 
 
 def _sample_cursors(reading: NodeReads, index: int) -> tuple[Ints, Ints]:
@@ -185,24 +175,7 @@ def _sample_cursors(reading: NodeReads, index: int) -> tuple[Ints, Ints]:
     return np.array(list(known)), np.stack(list(known.values()))
 
 
-class Part(NamedTuple):
-    """A chunk of shard uses, with the arrays of `ShardUses`."""
-
-    nodes: Ints
-    epochs: Ints
-    shards: Ints
-    first_rows: Ints
-    last_rows: Ints
-    is_ahead: bool = False
-    """Whether the shards are only fetched ahead, because no row needs them."""
-
-
-def take_uses(part: Part, chosen: Flags) -> Part:
-    """Return a part with only the chosen uses."""
-    return part._replace(**{name: getattr(part, name)[chosen] for name in Part._fields[:-1]})
-
-
-def list_documents(reading: NodeReads, index: int) -> Iterator[Part]:
+def list_documents(reading: NodeReads, index: int) -> Parts:
     """Yield a component's uses of shards, in chunks of documents.
 
     Raises `CacheError` if an order or a table cannot be built.
@@ -233,7 +206,7 @@ def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
         yield np.broadcast_to(np.arange(num_lanes), shape), np.broadcast_to(ordinals, shape)
 
 
-def _list_cut(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[Part]:
+def _list_cut(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
     """Yield the uses of `concat` or `one_per_row` lanes. A row has `units_of_row` units."""
     lengths, packing = reading.lengths, reading.recipe.packing
     tail_start, stops = reading.tail_starts[index], _find_stops(reading, index)
@@ -259,7 +232,7 @@ def _list_cut(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[Pa
             yield from find.list_uses(*cut, is_ahead=is_ahead)
 
 
-def _list_played(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[Part]:
+def _list_played(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
     """Yield the uses of `best_fit` lanes, which are played to find their rows."""
     walker, start = reading.lengths.walkers[index], reading.start
     assert isinstance(walker, BestFitWalker)
@@ -279,9 +252,7 @@ def _list_played(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator
     yield from _list_others(reading, index, find, firsts)
 
 
-def _list_others(
-    reading: NodeReads, index: int, find: _ShardFinder, firsts: Ints
-) -> Iterator[Part]:
+def _list_others(reading: NodeReads, index: int, find: _ShardFinder, firsts: Ints) -> Parts:
     """Yield the uses of documents that are in no row of the played lanes.
 
     `firsts` is the first row of each document, or `NEVER`: int64 [ordinals, lanes].
@@ -309,7 +280,7 @@ def _list_others(
             yield from find.list_uses(lanes[is_left], ordinals[is_left], ahead, is_ahead=True)
 
 
-def _list_tail(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[Part]:
+def _list_tail(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
     """Yield the uses of a component's tail. A row of a tail may have documents of any lane."""
     if (found := reading.find_tail(index)) is None:
         return
@@ -318,15 +289,13 @@ def _list_tail(reading: NodeReads, index: int, find: _ShardFinder) -> Iterator[P
     pieces = tail.pieces[tail.pieces[:, tables.PIECE_ROW] < len(in_run)]
     remnants = tail.remnants[pieces[:, tables.PIECE_DOCUMENT]]
     rows = in_run[pieces[:, tables.PIECE_ROW]]
-    lanes, ordinals = (
-        remnants[:, tables.REMNANT_LANE] % num_lanes,
-        remnants[:, tables.REMNANT_ORDINAL],
-    )
+    lanes = remnants[:, tables.REMNANT_LANE] % num_lanes
+    ordinals = remnants[:, tables.REMNANT_ORDINAL]
     if reading.share.is_even and not reading.recipe.config.is_mixed:
         owners = lanes  # the owner of a lane reads its documents for all nodes
     else:
         owners = rows % num_lanes
-    yield find.find(lanes, ordinals, rows, owners)
+    yield find.find(lanes, ordinals, rows, owners), False
     # with token lengths, nodes may fetch the other remnants ahead, but do not need them
     lanes, ordinals = tail.remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
     starts = np.full(len(lanes), reading.tail_starts[index])
@@ -348,20 +317,19 @@ class _ShardFinder:
 
     def list_uses(
         self, lanes: Ints, ordinals: Ints, rows: Ints, *, is_ahead: bool = False
-    ) -> Iterator[Part]:
+    ) -> Parts:
         """Yield the uses of documents, given their lanes, ordinals, and rows in the run.
 
         If several nodes make rows of a lane, each of them may fetch all of the lane's documents.
         """
-        part = self.find(lanes, ordinals, rows, lanes)
+        found = self.find(lanes, ordinals, rows, lanes)
         if self._sharers is None:
-            yield part._replace(is_ahead=is_ahead)
+            yield found, is_ahead
             return
         if not is_ahead:
-            is_dealt = rows < self._num_rows
-            yield take_uses(part, is_dealt)
+            yield found.take(rows < self._num_rows), False
         uses, nodes = np.nonzero(self._sharers[lanes])
-        yield Part(nodes, part.epochs[uses], part.shards[uses], rows[uses], rows[uses], True)
+        yield found.take(uses)._replace(nodes=nodes), True
 
     def split(self, chosen: Flags, sizes: Ints) -> list[tuple[Flags, bool]]:
         """Split the chosen documents by use: needed by rows, or only fetched ahead.
@@ -372,12 +340,12 @@ class _ShardFinder:
             return [(chosen, False)]
         return [(chosen & (sizes > 0), False), (chosen & (sizes == 0), True)]
 
-    def find(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints) -> Part:
+    def find(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints) -> ShardUses:
         """Return the uses of documents in rows of the run. `row_lanes` are the rows' lanes."""
         epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
         samples = self._orders.samples_at(epochs, positions)
         shards = np.searchsorted(self._starts, samples, side="right") - 1 + self._first
-        return Part(find_nodes(self._share, row_lanes, rows), epochs, shards, rows, rows)
+        return ShardUses(find_nodes(self._share, row_lanes, rows), epochs, shards, rows, rows)
 
 
 class _LaneRows:

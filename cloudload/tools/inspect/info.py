@@ -182,7 +182,7 @@ def read_info(
     stream = Stream(os.fspath(dataset), split=split)
     [found] = open_corpus([stream.locate(retry or Retry())]).datasets
     shards = tuple(found.shards)
-    chosen = _spread(shards, sample)
+    chosen = spread_shards([shard for shard in shards if shard.samples], sample)
     samples = sum(shard.samples for shard in shards)
     report = _read_report(found.location, samples)
     return DatasetInfo(
@@ -204,14 +204,13 @@ def read_info(
     )
 
 
-def _spread(
-    shards: Sequence[shard_entries.ShardInfo], number: int
+def spread_shards(
+    shards: Sequence[shard_entries.ShardInfo], most: int | None
 ) -> Sequence[shard_entries.ShardInfo]:
-    """Choose at most `number` shards that have samples, spread evenly."""
-    full = [shard for shard in shards if shard.samples]
-    if number >= len(full):
-        return full
-    return [full[index * len(full) // number] for index in range(number)]
+    """Choose at most `most` shards, spread evenly, or all shards if `most` is None."""
+    if most is None or most >= len(shards):
+        return shards
+    return [shards[index * len(shards) // most] for index in range(most)]
 
 
 def _distribute(

@@ -158,10 +158,8 @@ class LossLog:
             )
         low, high = np.searchsorted(spans[:, tables.SPAN_ROW], [at_row, stop_row])
         spans = spans[low:high]
-        rows, lengths = (
-            spans[:, tables.SPAN_ROW] - at_row,
-            spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START],
-        )
+        rows = spans[:, tables.SPAN_ROW] - at_row
+        lengths = spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START]
         sums = _sum_by_span(losses, labels, pad_lengths(rows, lengths, (num_rows, seq_len)), rows)
         means = self._means
         if not np.array_equal(batch.rows, means.rows):

@@ -5,9 +5,9 @@
     lines       JSON lines, or a document per line    parquet      Parquet
     json        `.json`: an array or JSON lines       arrow        Arrow IPC and Feather
     csv         CSV and TSV                           arrow_block  rows of an Arrow table
-    typed_text  values of text-only formats           mds          shards of an MDS dataset
-    text        whole files                           webdataset   WebDataset's tar archives
-    plain_rows  `datasets` objects, iterables         wet          text of Common Crawl
+    text        whole files                           mds          shards of an MDS dataset
+    plain_rows  `datasets` objects, iterables         webdataset   WebDataset's tar archives
+    wet         text of Common Crawl
 
 `convert.inputs` chooses the reader of each file.
 """

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
-from cloudload.tools.convert.chunk_reader import ChunkReader
+from cloudload.tools.convert.input_files import ChunkReader
 from cloudload.tools.convert.readers import arrow_block
 
 _FILE_MARK, _END_MARK, _FEATHER_1_MARK = b"ARROW1\0\0", b"ARROW1", b"FEA1"

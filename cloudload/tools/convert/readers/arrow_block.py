@@ -99,12 +99,9 @@ def number_batches(batches: Iterable[Any], row: int, first: int) -> Iterator[tup
 
 
 @dataclass(frozen=True)
-class ArrowBlock:
+class ArrowBlock(input_records.FileBlock):
     """A batch of rows that pyarrow read."""
 
-    file: input_files.InputFile
-    start: input_records.BlockStart
-    input_bytes: int
     batch: Any
     """A `pyarrow.RecordBatch`."""
     schema: tuple[str, ...] = ()

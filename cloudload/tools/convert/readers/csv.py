@@ -25,7 +25,7 @@ from cloudload.config import choices
 from cloudload.data import writer
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
-from cloudload.tools.convert.readers.typed_text import parse_text
+from cloudload.tools.convert.values import parse_text
 
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _TO_UTF_8 = "Convert the file to UTF-8, for example with iconv"
@@ -95,10 +95,8 @@ class CsvUnit(input_records.FileUnit):
     def blocks(
         self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
     ) -> Iterator[input_records.InputBlock]:
-        counter, dialect = (
-            input_files.StoredByteCounter(start.stored),
-            _Dialect.of(self.file, fields),
-        )
+        counter = input_files.StoredByteCounter(start.stored)
+        dialect = _Dialect.of(self.file, fields)
         records = dialect.split(input_files.read_decompressed(self.file, 0, counter))
         head, header = _read_head(records, self.file)
         if not header:
@@ -225,12 +223,9 @@ def _describe(error: csv.Error) -> str:
 
 
 @dataclass(frozen=True)
-class CsvBlock:
+class CsvBlock(input_records.FileBlock):
     """Whole records of a file. The file's first block begins with the header."""
 
-    file: input_files.InputFile
-    start: input_records.BlockStart
-    input_bytes: int
     data: bytes
     names: tuple[str, ...]
     dialect: _Dialect

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -53,42 +53,25 @@ class JsonUnit(input_records.FileUnit):
     def _array_blocks(
         self, start: input_records.BlockStart, block_bytes: int
     ) -> Iterator[input_records.InputBlock]:
-        counter, first = input_files.StoredByteCounter(start.stored), start.offset
-        chunks = input_files.read_decompressed(self.file, first, counter)
-        elements, size, damage, place = list[bytes](), 0, None, 0
-        try:
-            for after, element in split_array(chunks, is_begun=start.offset > 0):
-                if size >= block_bytes:
-                    line = start.line + len(elements)
-                    end = input_records.BlockStart(first + place, line, counter.bytes)
-                    yield self._block(start, counter, elements)
-                    elements, size, start = [], 0, end
-                elements.append(element)
-                size += len(element)
-                place = after
-        except (input_files.DamagedError, BrokenArrayError) as error:
-            damage = str(error)
-        if elements or damage:
-            yield self._block(start, counter, elements, damage)
+        counter = input_files.StoredByteCounter(start.stored)
+        chunks = input_files.read_decompressed(self.file, start.offset, counter)
+        elements = _locate_elements(chunks, start.offset)
+        for group in input_records.group_items(elements, start, block_bytes, counter):
+            yield JsonArrayBlock(self.file, *group)
 
-    def _block(
-        self,
-        start: input_records.BlockStart,
-        counter: input_files.StoredByteCounter,
-        elements: Sequence[bytes],
-        damage: str | None = None,
-    ) -> input_records.InputBlock:
-        read = counter.bytes - start.stored
-        return JsonArrayBlock(self.file, start, read, tuple(elements), damage)
+
+def _locate_elements(chunks: Iterable[bytes], first: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (offset, size, element) of each element; the chunks begin at offset `first`."""
+    offset = first
+    for after, element in split_array(chunks, is_begun=first > 0):
+        yield offset, len(element), element
+        offset = first + after
 
 
 @dataclass(frozen=True)
-class JsonArrayBlock:
+class JsonArrayBlock(input_records.FileBlock):
     """Consecutive elements of a JSON array, not parsed yet."""
 
-    file: input_files.InputFile
-    start: input_records.BlockStart
-    input_bytes: int
     elements: tuple[bytes, ...]
     damage: str | None
 
@@ -107,7 +90,7 @@ class JsonArrayBlock:
             yield input_records.Record(self.file, str(number), None, self.damage)
 
 
-class BrokenArrayError(Exception):
+class BrokenArrayError(input_files.DamagedError):
     """The next element of an array cannot be found. The message says why."""
 
 

@@ -89,12 +89,9 @@ class LinesUnit(input_records.FileUnit):
 
 
 @dataclass(frozen=True)
-class LinesBlock:
+class LinesBlock(input_records.FileBlock):
     """Whole lines of a file. `damage` describes why what follows is not read, or is None."""
 
-    file: input_files.InputFile
-    start: input_records.BlockStart
-    input_bytes: int
     data: bytes
     damage: str | None
     is_range: bool = False

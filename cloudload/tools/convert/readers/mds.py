@@ -129,12 +129,9 @@ def _choose_columns(
 
 
 @dataclass(frozen=True)
-class MdsBlock:
+class MdsBlock(input_records.FileBlock):
     """Consecutive samples. `values` has the encoded value of each of `columns`, by sample."""
 
-    file: input_files.InputFile
-    start: input_records.BlockStart
-    input_bytes: int
     columns: tuple[shard_entries.Column, ...]
     values: tuple[tuple[bytes, ...], ...]
 

@@ -21,7 +21,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -29,8 +29,8 @@ from cloudload.config import choices
 from cloudload.data import file_kinds, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
-from cloudload.tools.convert.chunk_reader import ChunkReader
-from cloudload.tools.convert.readers.typed_text import parse_text
+from cloudload.tools.convert.input_files import ChunkReader
+from cloudload.tools.convert.values import parse_text
 
 _NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)", re.DOTALL)
 _TEXT, _JSON = "txt", "json"
@@ -46,12 +46,8 @@ class _Sample:
 
     key: str
     offset: int
-    number: int
     files: dict[str, bytes | None] = field(default_factory=dict)
     problem: str | None = None
-
-    def size(self) -> int:
-        return _SAMPLE_BYTES + sum(len(data) for data in self.files.values() if data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,36 +59,19 @@ class WebDatasetUnit(input_records.FileUnit):
     ) -> Iterator[input_records.InputBlock]:
         counter = input_files.StoredByteCounter(start.stored)
         chunks = input_files.read_decompressed(self.file, start.offset, counter)
-        samples, size, damage = list[_Sample](), 0, None
-        try:
-            for sample in _group(read_members(chunks, _is_wanted(fields)), start):
-                if size >= block_bytes:
-                    end = input_records.BlockStart(sample.offset, sample.number, counter.bytes)
-                    yield self._block(start, end.stored, samples, fields)
-                    samples, size, start = [], 0, end
-                self._check(sample, fields)
-                samples.append(sample)
-                size += sample.size()
-        except input_files.DamagedError as error:
-            damage = str(error)
-        if samples or damage:
-            yield self._block(start, counter.bytes, samples, fields, damage)
+        found = _group(read_members(chunks, _is_wanted(fields)), start.offset)
+        samples = ((sample.offset, self._check(sample, fields), sample) for sample in found)
+        for group in input_records.group_items(samples, start, block_bytes, counter):
+            yield WebDatasetBlock(self.file, *group, fields.encodings)
 
-    def _block(
-        self,
-        start: input_records.BlockStart,
-        stored: int,
-        samples: Iterable[_Sample],
-        fields: input_records.Fields,
-        damage: str | None = None,
-    ) -> input_records.InputBlock:
-        read = stored - start.stored
-        return WebDatasetBlock(self.file, start, read, tuple(samples), fields.encodings, damage)
+    def _check(self, sample: _Sample, fields: input_records.Fields) -> int:
+        """Return the size of a sample in bytes.
 
-    def _check(self, sample: _Sample, fields: input_records.Fields) -> None:
-        """Raise `ConvertError` if a file has many records, because it is not part of a sample."""
+        Raises `ConvertError` if a file has many records, because it is not part of a sample.
+        """
+        size = _SAMPLE_BYTES + sum(len(data) for data in sample.files.values() if data)
         if {_TEXT, _JSON, fields[0]} & sample.files.keys():
-            return
+            return size
         for extension in sample.files:
             kind, _ = file_kinds.split_name(f"a.{extension}")
             if kind in file_kinds.FORMATS_BY_EXTENSION and kind != f".{_JSON}":
@@ -102,6 +81,7 @@ class WebDatasetUnit(input_records.FileUnit):
                     f"({file_kinds.FORMATS_BY_EXTENSION[kind]}). Unpack the archive, and convert "
                     "the folder"
                 )
+        return size
 
 
 def _is_wanted(fields: input_records.Fields) -> Any:
@@ -115,14 +95,13 @@ def _is_wanted(fields: input_records.Fields) -> Any:
     return is_wanted
 
 
-def _group(members: Iterator[Member], start: input_records.BlockStart) -> Iterator[_Sample]:
-    """Group the files of an archive into samples, whose offsets and numbers continue from `start`.
+def _group(members: Iterator[Member], first: int) -> Iterator[_Sample]:
+    """Group the files of an archive into samples. The members begin at the offset `first`.
 
     Hidden files are left out. If the archive is damaged, the unfinished sample before the damage is
     dropped.
     """
     sample: _Sample | None = None
-    number = start.line
     ending: MoreDataError | None = None
     try:
         for member in members:
@@ -133,8 +112,7 @@ def _group(members: Iterator[Member], start: input_records.BlockStart) -> Iterat
             if sample is None or key != sample.key:
                 if sample is not None:
                     yield sample
-                    number += 1
-                sample = _Sample(key, start.offset + member.offset, number)
+                sample = _Sample(key, first + member.offset)
             _add(sample, match["extension"] if match else "", member)
     except MoreDataError as error:
         ending = error
@@ -160,15 +138,12 @@ def _add(sample: _Sample, extension: str, member: Member) -> None:
 
 
 @dataclass(frozen=True)
-class WebDatasetBlock:
+class WebDatasetBlock(input_records.FileBlock):
     """Consecutive samples of an archive."""
 
-    file: input_files.InputFile
-    start: input_records.BlockStart
-    input_bytes: int
     samples: tuple[_Sample, ...]
-    encodings: Mapping[str, str]
     damage: str | None
+    encodings: Mapping[str, str]
 
     def records(
         self, text_key: str, errors: str = choices.STRICT

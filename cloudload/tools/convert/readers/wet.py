@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 
 from cloudload.config import choices
 from cloudload.tools.convert import input_files, input_records
-from cloudload.tools.convert.chunk_reader import ChunkReader
+from cloudload.tools.convert.input_files import ChunkReader
 
 _MOST_LINE_BYTES, _MOST_HEADERS = 1 << 20, 1000
 _SIZE = re.compile("[0-9]{1,15}")
@@ -44,29 +44,16 @@ class WetUnit(input_records.FileUnit):
         counter = input_files.StoredByteCounter(start.stored)
         chunks = input_files.read_decompressed(self.file, start.offset, counter)
         source = io.BufferedReader(ChunkReader(chunks), 1 << 16)
-        pages, size, damage = list[_Page](), 0, None
-        try:
-            while page := _read_page(source):
-                if size >= block_bytes:
-                    line = start.line + len(pages)
-                    end = input_records.BlockStart(start.offset + size, line, counter.bytes)
-                    yield self._block(start, counter, pages)
-                    pages, size, start = [], 0, end
-                pages.append(page)
-                size += page.size
-        except input_files.DamagedError as error:
-            damage = str(error)
-        if pages or damage:
-            yield self._block(start, counter, pages, damage)
+        pages = _read_pages(source, start.offset)
+        for group in input_records.group_items(pages, start, block_bytes, counter):
+            yield WetBlock(self.file, *group)
 
-    def _block(
-        self,
-        start: input_records.BlockStart,
-        counter: input_files.StoredByteCounter,
-        pages: list[_Page],
-        damage: str | None = None,
-    ) -> input_records.InputBlock:
-        return WetBlock(self.file, start, counter.bytes - start.stored, tuple(pages), damage)
+
+def _read_pages(source: BinaryIO, offset: int) -> Iterator[tuple[int, int, _Page]]:
+    """Yield (offset, size, record) of each record, of which the first is at `offset`."""
+    while page := _read_page(source):
+        yield offset, page.size, page
+        offset += page.size
 
 
 def _read_page(source: BinaryIO) -> _Page | None:
@@ -108,12 +95,9 @@ def _read_content(source: BinaryIO, length: int) -> bytes | None:
 
 
 @dataclass(frozen=True)
-class WetBlock:
+class WetBlock(input_records.FileBlock):
     """Consecutive records of a file."""
 
-    file: input_files.InputFile
-    start: input_records.BlockStart
-    input_bytes: int
     pages: tuple[_Page, ...]
     damage: str | None
 

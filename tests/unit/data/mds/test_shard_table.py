@@ -21,7 +21,7 @@ from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo, parse_
 from cloudload.data.mds.shard_table import ShardTable, map_table, parse_index
 from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
-from cloudload.tools.count.tally import check_column
+from cloudload.tools.count.length_report import check_column
 from cloudload.tools.forecast.nodes import _schemes_of_shards
 
 TEXT, BOTH = (Column.of("text", "str"),), (Column.of("n", "int"), Column.of("text", "str"))

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.tools.convert.rejects import MOST_CHARACTERS
+from cloudload.tools.convert.sample_encoding import MOST_CHARACTERS
 from testkit.conversions import QUIET, convert_lines, documents, make_input, refuse_lines
 
 

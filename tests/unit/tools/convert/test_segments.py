@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cloudload.tools.convert.conversion_plan import Segments, count_bytes
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputUnit, Record
 from cloudload.tools.convert.readers.lines import LinesUnit
 from cloudload.tools.convert.readers.parquet import ParquetUnit
-from cloudload.tools.convert.segment_sizes import Segments, count_bytes
 from testkit.examples import EXAMPLES
 
 FIELDS = Fields(["text", "id"])
