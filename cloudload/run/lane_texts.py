@@ -114,8 +114,7 @@ class _Cursors:
             own = _chunk_of(rows, chunk)
             texts[chunk] = _base64(own[:, : tables.CURSOR_SIZE].astype(widths[0]).data)
             if widths[1]:
-                sizes = np.maximum(own[:, tables.CURSOR_SIZE], 0)
-                size_texts[chunk] = _base64(sizes.astype(widths[1]).data)
+                size_texts[chunk] = _base64(own[:, tables.CURSOR_SIZE].astype(widths[1]).data)
         return _Cursors(rows, most, widths, texts, size_texts)
 
 

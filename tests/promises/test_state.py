@@ -1,6 +1,4 @@
-"""A state is small, consists of plain JSON types, is the same on all ranks, and is a copy.
-
-The local states of ranks that do not communicate can be merged into it."""
+"""A state is small, consists of plain JSON types, is the same on all ranks, and is a copy."""
 
 from __future__ import annotations
 
