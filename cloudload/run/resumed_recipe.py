@@ -117,13 +117,13 @@ def _find_shards(
         found = corpus.find_beginning(streams.start, *wanted)
         return None if found is None else [found]
     shards = [len(dataset.shards) for dataset in corpus.datasets]
-    for numbers in _list_candidates(saved, corpus, component, shards):
-        is_possible = len(numbers) == len(shards) and all(map(int.__le__, numbers, shards))
+    for counts in _list_candidates(saved, corpus, component, shards):
+        is_possible = len(counts) == len(shards) and all(map(int.__le__, counts, shards))
         if not is_possible:
             continue
-        part = corpus.take(numbers)
+        part = corpus.take(counts)
         if _are_same(wanted, (part.fingerprint(streams), part.fingerprint_samples(streams))):
-            return list(numbers)
+            return list(counts)
     return None
 
 
@@ -154,9 +154,11 @@ def _keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     Without this, the state would be refused if the tokenizer's config file changed, or if a new
     version of cloudload changed the rules for "auto".
     """
+    # streams may have been added, so the state may have fewer than the recipe
     texts = str(saved.fields["bos_eos"]).split(",")
     if texts == recipe.fields["bos_eos"].split(",")[: len(texts)]:
         return recipe
+    # the saved IDs are right only if the same tokenizer reads the same columns
     columns = str(saved.fields[state_fields.TOKENS_FIELD]).split(",")
     is_same = (
         saved.fields["tokenizer"] == recipe.fields["tokenizer"]
@@ -164,6 +166,7 @@ def _keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     )
     if not is_same or not _is_automatic(saved.sources) or not _is_automatic(recipe.sources):
         return recipe
+    # a state may be damaged, so its IDs must be in the vocabulary
     tokenizer = recipe.tokenizer
     pairs = [re.fullmatch(r"(None|\d{1,9})/(None|\d{1,9})", text) for text in texts]
     frames = tuple((_read_id(pair[1]), _read_id(pair[2])) for pair in pairs if pair)

@@ -169,7 +169,7 @@ def _read_layout(state: Mapping[str, Any]) -> Layout:
     nodes, blocks = (
         read_numbers(name, state[name]) for name in ("num_canonical_nodes", "shuffle_block_size")
     )
-    if any(not number or state["num_lanes"] % number for number in nodes):
+    if any(not count or state["num_lanes"] % count for count in nodes):
         raise damaged(
             "num_canonical_nodes",
             f"{show(nodes)} do not divide num_lanes {state['num_lanes']}",

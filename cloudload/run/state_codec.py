@@ -94,8 +94,8 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
             f"they have {len(data)} bytes, but {num_components * num_lanes} cursors need "
             f"{expected} or {2 * expected}",
         )
-    numbers = np.frombuffer(data, "<i4" if len(data) == expected else "<i8")
-    cursors = numbers.reshape(num_components, num_lanes, 2).astype(np.int64)
+    values = np.frombuffer(data, "<i4" if len(data) == expected else "<i8")
+    cursors = values.reshape(num_components, num_lanes, 2).astype(np.int64)
     most = [_MOST_ORDINAL.get(state["packing"], _MOST_ORDINAL_ELSE), _MOST_OFFSET]
     if len(out := np.argwhere(cursors > most)):
         component, lane, _ = out[0].tolist()
@@ -117,8 +117,8 @@ def read_sizes(state: Mapping[str, Any], shape: tuple[int, ...]) -> Ints:
     """
     if not state.get("document_sizes"):
         return np.zeros(shape, np.int64)
-    data, number = _decode("document_sizes", state["document_sizes"]), math.prod(shape)
-    widths = {number * int(width[-1]): width for width in SIZE_WIDTHS}
+    data, count = _decode("document_sizes", state["document_sizes"]), math.prod(shape)
+    widths = {count * int(width[-1]): width for width in SIZE_WIDTHS}
     if len(data) not in widths:
         raise damaged(
             "document_sizes",
@@ -257,8 +257,8 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
             f"they have {len(chunks)} chunks, which is wrong for {len(ordinals):,} lanes",
         )
     found: list[bytes] = []
-    for number, chunk in enumerate(chunks):
-        found += _decode_chunk(chunk, ordinals[number * step : (number + 1) * step])
+    for index, chunk in enumerate(chunks):
+        found += _decode_chunk(chunk, ordinals[index * step : (index + 1) * step])
     residues = np.empty(shape, object)
     residues.reshape(-1)[:] = found
     return residues
