@@ -102,13 +102,11 @@ class Lanes:
             PackerLanes(self.packing, LANES, self.cursors.copy(), residues),
             self.twin(self.packing, self.cursors.copy(), residues),
         ]
-        self.begun = self.cursors.copy()
         self.next = self.cursors[:, 0].copy()
 
     def add(self, corpus: Corpus, slots: Ints, ordinals: Ints) -> None:
         for lanes in self.both:
-            has_begun = (self.begun[slots, 0] == ordinals) & (self.begun[slots, 1] > 0)
-            lanes.add(corpus.read(slots, ordinals), has_begun)
+            lanes.add(corpus.read(slots, ordinals))
 
     def take(self, corpus: Corpus, step: Step) -> None:
         """Take one step in both kinds of lanes, and check that their results are equal."""

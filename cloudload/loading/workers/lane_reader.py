@@ -18,7 +18,7 @@ from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import BestFitLanes, ConcatLanes, Packing, lane_packer, tables
-from cloudload.system import NEVER, Flags, Ints, count_within
+from cloudload.system import NEVER, Ints, count_within
 
 logger = logging.getLogger("cloudload.workers")
 _GUESSED_BYTES_PER_TOKEN = 4
@@ -163,9 +163,9 @@ class LaneReader:
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)
         begun_sizes = self.begun_sizes(found)
-        has_begun: Flags = begun_sizes != tables.Size.ABSENT
-        documents = self._documents.read(found, begun_sizes if has_begun.any() else None)
-        self._packer.add(documents, has_begun)
+        has_begun = bool((begun_sizes != tables.Size.ABSENT).any())
+        documents = self._documents.read(found, begun_sizes if has_begun else None)
+        self._packer.add(documents)
         if not again:
             self._learn_sizes(documents)
 

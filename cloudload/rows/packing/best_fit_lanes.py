@@ -20,10 +20,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloudload.rows.packing import best_fit_lane, tables
-from cloudload.rows.packing.lane_packer import CutRows
-from cloudload.rows.packing.packers import Packing, check_start
+from cloudload.rows.packing.lane_packer import CutRows, start_lanes
+from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.residue import residue_spans
-from cloudload.system import Flags, Ints
+from cloudload.system import Ints
 
 _TOKEN_BYTES = 4
 
@@ -39,9 +39,8 @@ class BestFitLanes:
     ) -> None:
         self._packing, self._num_lanes = packing, num_lanes
         self._cursors, self._residues = cursors, residues
-        self._offsets = cursors[:, tables.CURSOR_OFFSET].copy()
-        """Number of tokens of each lane's first document that are before the starting cursor; 0
-        once the document is added."""
+        self._starts = cursors.copy()
+        """See `start_lanes`."""
         self._lanes: list[best_fit_lane.BestFitLane | None] = [None] * len(cursors)
         self._unread: dict[int, dict[int, list[int]]] = {}
         """Pieces in residues, by flat lane and ordinal, whose documents must be read again."""
@@ -69,12 +68,12 @@ class BestFitLanes:
         )
         return np.maximum(0, wanted - ready) * self._packing.seq_len
 
-    def add(self, documents: tables.Documents, has_begun: Flags) -> None:
+    def add(self, documents: tables.Documents) -> None:
         table = documents.table.copy()
         buffer = documents.ids.data
         if self._unread:
             table = self._take_again(table, buffer)
-        self._start(table)
+        start_lanes(table, self._starts, self._num_lanes)
         self._pack(best_fit_lane.split_documents(table, self._packing.seq_len), buffer)
 
     def _pack(self, table: Ints, buffer: memoryview) -> None:
@@ -227,23 +226,3 @@ class BestFitLanes:
             again[:, tables.START] = self._table[pieces, tables.START]
             self._hold(np.array(pieces, np.int64), again, buffer)
         return table[others]
-
-    def _start(self, table: Ints) -> None:
-        """Set `START` of each lane's first document to the offset of the lane's starting cursor.
-
-        Raises `ValueError` if the document does not match the cursor.
-        """
-        for index in np.flatnonzero(self._offsets[table[:, tables.FLAT_LANE]]).tolist():
-            flat_lane, ordinal, size = table[
-                index, [tables.FLAT_LANE, tables.ORDINAL, tables.SIZE]
-            ].tolist()
-            offset = int(self._offsets[flat_lane])
-            if not offset:
-                continue
-            try:
-                check_start(
-                    int(self._cursors[flat_lane, tables.CURSOR_ORDINAL]), offset, ordinal, size
-                )
-            except ValueError as error:
-                raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
-            table[index, tables.START], self._offsets[flat_lane] = offset, 0

@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from cloudload.rows.packing import tables
-from cloudload.rows.packing.lane_packer import CutRows, copy_tokens
-from cloudload.rows.packing.packers import check_start
+from cloudload.rows.packing.lane_packer import CutRows, copy_tokens, start_lanes
 from cloudload.system import Flags, Ints
 
 
@@ -24,7 +23,8 @@ class ConcatLanes:
 
     def __init__(self, seq_len: int, num_lanes: int, cursors: Ints) -> None:
         self._seq_len, self._num_lanes = seq_len, num_lanes
-        self._cursors = cursors
+        self._starts = cursors.copy()
+        """See `start_lanes`."""
         self._available = np.zeros(len(cursors), np.int64)
         """Number of tokens added to each lane that are not in a row yet."""
         self._tables: list[Ints | None] = [None] * len(cursors)
@@ -39,18 +39,9 @@ class ConcatLanes:
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
         return np.maximum(0, wanted * self._seq_len - self._available[flat_lanes])
 
-    def add(self, documents: tables.Documents, has_begun: Flags) -> None:
+    def add(self, documents: tables.Documents) -> None:
         table = documents.table
-        for index in np.flatnonzero(has_begun).tolist():
-            flat_lane, ordinal, size = table[
-                index, [tables.FLAT_LANE, tables.ORDINAL, tables.SIZE]
-            ].tolist()
-            expected, offset = self._cursors[flat_lane].tolist()
-            try:
-                check_start(expected, offset, ordinal, size)
-            except ValueError as error:
-                raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
-            table[index, tables.START] = offset
+        start_lanes(table, self._starts, self._num_lanes)
         np.add.at(
             self._available,
             table[:, tables.FLAT_LANE],

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from cloudload.rows.packing import tables
-from cloudload.rows.packing.packers import PackedRow, Packer, Packing
+from cloudload.rows.packing.packers import PackedRow, Packer, Packing, check_start
 from cloudload.rows.packing.residue import residue_spans
-from cloudload.system import Flags, Ints
+from cloudload.system import Ints
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,11 @@ class LaneRows(Protocol):
         """
         ...
 
-    def add(self, documents: tables.Documents, has_begun: Flags) -> None:
+    def add(self, documents: tables.Documents) -> None:
         """Add the next documents of lanes, or documents that `unread` lists.
 
-        Next documents are sorted by flat lane, then by ordinal. `has_begun` is bool [documents]:
-        True if the document is in the lane's residue, or if the lane's starting cursor is inside
-        the document. Raises a `ValueError` that names the lane if a document does not match the
-        cursor or the residue.
+        Next documents are sorted by flat lane, then by ordinal. Raises a `ValueError` that names
+        the lane if a document does not match the lane's starting cursor or its residue.
         """
         ...
 
@@ -87,6 +85,26 @@ class LaneRows(Protocol):
 def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
     """Copy tokens [start, stop) of an int32 buffer. A view would keep the whole buffer alive."""
     return memoryview(buffer[start:stop].tobytes()).cast("i")
+
+
+def start_lanes(table: Ints, starts: Ints, num_lanes: int) -> None:
+    """Set `START` of each lane's first document to the offset of the lane's starting cursor.
+
+    `starts` is int64 [flat_lanes, 2]: the starting cursor of a lane, whose offset is set to 0 once
+    its first document is in `table`. Raises a `ValueError` that names the lane if this document
+    does not match the cursor.
+    """
+    # documents are sorted by lane, so the first one with an offset is the lane's first
+    begun = np.flatnonzero(starts[table[:, tables.FLAT_LANE], tables.CURSOR_OFFSET])
+    lanes, firsts = np.unique(table[begun, tables.FLAT_LANE], return_index=True)
+    for flat_lane, index in zip(lanes.tolist(), begun[firsts].tolist(), strict=True):
+        ordinal, size = table[index, [tables.ORDINAL, tables.SIZE]].tolist()
+        expected, offset = starts[flat_lane].tolist()
+        try:
+            check_start(expected, offset, ordinal, size)
+        except ValueError as error:
+            raise ValueError(f"lane {flat_lane % num_lanes}: {error}") from None
+        table[index, tables.START], starts[flat_lane, tables.CURSOR_OFFSET] = offset, 0
 
 
 # ---------------------------------------------------------------- any packing
@@ -152,7 +170,7 @@ class PackerLanes:
                 short[index] = max(1, tokens - packer.num_pending)
         return short
 
-    def add(self, documents: tables.Documents, has_begun: Flags) -> None:
+    def add(self, documents: tables.Documents) -> None:
         table = documents.table
         for (flat_lane, ordinal, stream, _, _, size, count, *_), document in zip(
             table.tolist(), own_documents(documents), strict=True

@@ -44,7 +44,7 @@ def test_what_rows_have_taken_is_let_go_and_so_are_documents_without_a_token() -
     for first in range(0, 2_000, 10):
         documents = corpus.read(np.zeros(10, np.int64), np.arange(first, first + 10))
         ids = weakref.ref(documents.ids)
-        lanes.add(documents, np.zeros(10, np.bool_))
+        lanes.add(documents)
         del documents
         assert ids() is None, (
             "a lane must copy its tokens, so that the buffer of the documents is freed"
@@ -67,7 +67,7 @@ class TestWhatCannotBe:
             match=r"^lane 1: the cursor is at token 30 of document 4, but document 4 has 22 "
             r"tokens$",
         ):
-            lanes.add(Corpus([21]).read(np.array([1]), np.array([4])), np.array([True]))
+            lanes.add(Corpus([21]).read(np.array([1]), np.array([4])))
 
     def test_a_cursor_in_a_document_that_never_arrives(
         self, kind: type[PackerLanes] | type[BestFitLanes]
@@ -77,7 +77,7 @@ class TestWhatCannotBe:
             ValueError,
             match=r"^lane 1: the cursor is at token 3 of document 4, but document 5 has 22 tokens$",
         ):
-            lanes.add(Corpus([21]).read(np.array([1]), np.array([5])), np.array([False]))
+            lanes.add(Corpus([21]).read(np.array([1]), np.array([5])))
 
     def test_a_document_that_has_another_size_when_it_is_read_again(
         self, kind: type[PackerLanes] | type[BestFitLanes]
@@ -87,7 +87,7 @@ class TestWhatCannotBe:
         slots, ordinals = lanes.unread(np.array([0]))
         assert (slots.tolist(), ordinals.tolist()) == ([0], [2])
         with pytest.raises(ValueError, match=r"^lane 0: document 2 had 5 tokens, but now has 7$"):
-            lanes.add(Corpus([6]).read(slots, ordinals), np.array([True]))
+            lanes.add(Corpus([6]).read(slots, ordinals))
 
     def test_a_residue_of_longer_rows(self, kind: type[PackerLanes] | type[BestFitLanes]) -> None:
         residue = np.array([0, 1, 2, 0, 9], "<i4").tobytes()

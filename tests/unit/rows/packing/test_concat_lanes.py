@@ -36,7 +36,7 @@ def test_the_trace_of_the_docstring() -> None:
     lanes, lane = ConcatLanes(5, 1, np.zeros((1, 2), np.int64)), np.array([0])
     documents = Corpus([4, 7, 2]).read(np.zeros(3, np.int64), np.arange(3))
     documents.table[:, 5] = [4, 7, 2]
-    lanes.add(documents, np.zeros(3, np.bool_))
+    lanes.add(documents)
     assert lanes.missing(lane, np.array([3])).tolist() == [2]
     cut = lanes.cut(lane, np.array([9]))
     assert cut.pieces.tolist() == [[0, 0, 0, 4], [0, 1, 0, 1], [1, 1, 1, 6]]
@@ -48,7 +48,7 @@ def test_a_cursor_beyond_the_end_of_its_document_names_the_lane() -> None:
     lanes = ConcatLanes(8, 2, np.array([[0, 0], [4, 30]]))
     documents = Corpus([21]).read(np.array([1]), np.array([4]))
     with pytest.raises(ValueError, match=r"^lane 1: the cursor is at token 30 of document 4, but"):
-        lanes.add(documents, np.array([True]))
+        lanes.add(documents)
 
 
 def test_a_document_that_is_not_the_cursors_names_the_lane() -> None:
@@ -57,4 +57,4 @@ def test_a_document_that_is_not_the_cursors_names_the_lane() -> None:
     with pytest.raises(
         ValueError, match=r"^lane 1: the cursor is at token 3 of document 4, but document 5 has 2"
     ):
-        lanes.add(documents, np.array([True]))
+        lanes.add(documents)

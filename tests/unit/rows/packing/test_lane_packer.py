@@ -20,7 +20,6 @@ from cloudload.rows.packing.tables import (
     COUNTED_SIZE,
     PIECE_DOCUMENT,
     SAMPLE,
-    Documents,
 )
 from cloudload.stats import DOCUMENTS, EMPTY
 from cloudload.system.arrays import Ints
@@ -58,13 +57,6 @@ every_packer = pytest.mark.parametrize(
 )
 
 
-def add(lanes: LaneRows, documents: Documents, *begun: int) -> None:
-    """Add documents. `begun` are the indices of those that the starting cursor is inside."""
-    has_begun = np.zeros(len(documents.table), np.bool_)
-    has_begun[list(begun)] = True
-    lanes.add(documents, has_begun)
-
-
 def cut(lanes: LaneRows, wanted: dict[int, int]) -> list[str]:
     """Cut rows, as many as wanted from each lane, and return their text."""
     return spell(lanes.cut(np.array([*wanted]), np.array([*wanted.values()])), SEQ_LEN)
@@ -73,18 +65,18 @@ def cut(lanes: LaneRows, wanted: dict[int, int]) -> list[str]:
 @concat
 def test_concat_cuts_the_tokens_of_each_lane_at_every_seq_len(new: Make) -> None:
     lanes = new()
-    add(lanes, letters((0, 0, "aaa"), (0, 1, "bb"), (0, 2, "ccccc"), (1, 0, "ddddddd")))
+    lanes.add(letters((0, 0, "aaa"), (0, 1, "bb"), (0, 2, "ccccc"), (1, 0, "ddddddd")))
     assert cut(lanes, {0: 2, 1: 1}) == ["aaabb", "ccccc", "ddddd"]
-    add(lanes, letters((1, 1, "eeeeeeee")))
+    lanes.add(letters((1, 1, "eeeeeeee")))
     assert cut(lanes, {1: 2}) == ["ddeee", "eeeee"]
 
 
 @best_fit
 def test_best_fit_waits_for_a_document_that_fits(new: Make) -> None:
     lanes = new()
-    add(lanes, letters((0, 0, "aaa"), (0, 1, "bbbb"), (1, 0, "ddddddd"), (1, 1, "eee")))
+    lanes.add(letters((0, 0, "aaa"), (0, 1, "bbbb"), (1, 0, "ddddddd"), (1, 1, "eee")))
     assert cut(lanes, {0: 2, 1: 2}) == ["ddddd", "ddeee"]
-    add(lanes, letters((0, 2, "cc")))
+    lanes.add(letters((0, 2, "cc")))
     assert cut(lanes, {0: 2}) == ["aaacc"]
 
 
@@ -92,14 +84,14 @@ def test_one_per_row_cuts_off_what_a_row_cannot_hold() -> None:
     documents = letters((0, 0, "aaaaaaa"), (0, 1, ""), (0, 2, "cc"))
     for overflow, rows in [("cut", ["aaaaa", "cc..."]), ("rows", ["aaaaa", "aa...", "cc..."])]:
         lanes = make("one_per_row", overflow=overflow)()
-        add(lanes, documents)
+        lanes.add(documents)
         assert cut(lanes, {0: 9}) == rows
 
 
 @every_packer
 def test_rows_come_lane_by_lane_and_as_many_as_wanted(new: Make) -> None:
     lanes = new()
-    add(lanes, letters((0, 0, "aaaaa"), (0, 1, "bbbbb"), (2, 0, "ccccc"), (2, 1, "ddddd")))
+    lanes.add(letters((0, 0, "aaaaa"), (0, 1, "bbbbb"), (2, 0, "ccccc"), (2, 1, "ddddd")))
     rows = lanes.cut(np.array([0, 1, 2]), np.array([1, 4, 3]))
     assert rows.num_rows.tolist() == [1, 0, 2]
     assert spell(rows, SEQ_LEN) == ["aaaaa", "ccccc", "ddddd"]
@@ -109,7 +101,7 @@ def test_rows_come_lane_by_lane_and_as_many_as_wanted(new: Make) -> None:
 @every_packer
 def test_a_lane_that_is_not_asked_keeps_its_rows(new: Make) -> None:
     lanes = new()
-    add(lanes, letters((0, 0, "aaaaa"), (1, 0, "bbbbb")))
+    lanes.add(letters((0, 0, "aaaaa"), (1, 0, "bbbbb")))
     assert cut(lanes, {0: 1, 1: 0}) == ["aaaaa"]
     assert cut(lanes, {1: 1}) == ["bbbbb"]
 
@@ -133,7 +125,7 @@ def test_lanes_may_arrive_in_any_order(new: Make) -> None:
     for arrivals in ([first + second], [first, second], [second, first], [second[:1], first]):
         lanes = new()
         for arrival in arrivals:
-            add(lanes, letters(*arrival))
+            lanes.add(letters(*arrival))
         rows.append(cut(lanes, {0: 9, 1: 1}))
     assert rows[0] == rows[1] == rows[2] == rows[3] != []
 
@@ -143,10 +135,10 @@ def test_rows_do_not_depend_on_how_many_documents_arrive_at_once(new: Make) -> N
     texts = ["aa", "bbbbbbbbbbbb", "", "cccc", "d", "eeeeeee", "fff", "gg", "hhhhh"]
     documents = [(lane, ordinal, text) for lane in (0, 2) for ordinal, text in enumerate(texts)]
     at_once, one_by_one = new(), new()
-    add(at_once, letters(*documents))
+    at_once.add(letters(*documents))
     rows: dict[int, list[str]] = {0: [], 2: []}
     for document in documents:
-        add(one_by_one, letters(document))
+        one_by_one.add(letters(document))
         for lane, of_lane in rows.items():
             of_lane.extend(cut(one_by_one, {0: 0, 2: 0, lane: 1}))
     for lane, of_lane in rows.items():
@@ -166,7 +158,7 @@ def test_the_cursor_after_a_row_is_the_next_unread_token(
     new: Make, expected: list[list[int]]
 ) -> None:
     lanes = new()
-    add(lanes, letters((1, 0, "aaa"), (1, 1, "bbbbbbb")))
+    lanes.add(letters((1, 0, "aaa"), (1, 1, "bbbbbbb")))
     rows = lanes.cut(np.array([1]), np.array([2]))
     assert rows.cursors.tolist() == expected
 
@@ -174,7 +166,7 @@ def test_the_cursor_after_a_row_is_the_next_unread_token(
 @every_packer
 def test_a_document_is_counted_with_the_row_after_which_the_cursor_is_past_it(new: Make) -> None:
     lanes = new()
-    add(lanes, letters((0, 0, "aaaaa"), (2, 0, ""), (2, 1, "ccccc"), (2, 2, ""), (2, 3, "ddddd")))
+    lanes.add(letters((0, 0, "aaaaa"), (2, 0, ""), (2, 1, "ccccc"), (2, 2, ""), (2, 3, "ddddd")))
     counted = lanes.cut(np.array([0, 2]), np.array([1, 2])).counted
     assert counted[:, [COUNTED_ROW, COUNTED_AS, COUNTED_SIZE]].tolist() == [
         [0, DOCUMENTS, 5],
@@ -188,7 +180,7 @@ def test_a_document_is_counted_with_the_row_after_which_the_cursor_is_past_it(ne
 @every_packer
 def test_a_document_after_the_last_row_is_counted_with_a_later_row(new: Make) -> None:
     lanes = new()
-    add(lanes, letters((0, 0, "aaaaa"), (0, 1, ""), (0, 2, "bbbbb")))
+    lanes.add(letters((0, 0, "aaaaa"), (0, 1, ""), (0, 2, "bbbbb")))
     assert lanes.cut(np.array([0]), np.array([1])).counted[:, COUNTED_ROW].tolist() == [0]
     assert lanes.cut(np.array([0]), np.array([1])).counted[:, COUNTED_ROW].tolist() == [0, 0]
 
@@ -197,7 +189,7 @@ def test_a_document_after_the_last_row_is_counted_with_a_later_row(new: Make) ->
 def test_tokens_are_missing_until_the_rows_are_complete(new: Make) -> None:
     lanes, all_lanes, wanted = new(), np.array([0, 1, 2]), np.array([1, 2, 0])
     assert lanes.missing(all_lanes, wanted).tolist() == [5, 10, 0]
-    add(lanes, letters((0, 0, "aaaaa"), (1, 0, "bbbbb")))
+    lanes.add(letters((0, 0, "aaaaa"), (1, 0, "bbbbb")))
     assert lanes.missing(all_lanes, wanted).tolist() == [0, 5, 0]
     lanes.cut(all_lanes, np.array([1, 0, 0]))
     assert lanes.missing(all_lanes, wanted).tolist() == [5, 5, 0]
@@ -206,7 +198,7 @@ def test_tokens_are_missing_until_the_rows_are_complete(new: Make) -> None:
 @concat
 def test_tokens_that_wait_for_a_concat_row_are_not_missing(new: Make) -> None:
     lanes = new()
-    add(lanes, letters((0, 0, "aaaaaaa")))
+    lanes.add(letters((0, 0, "aaaaaaa")))
     assert lanes.missing(np.array([0]), np.array([1])).tolist() == [0]
     assert lanes.missing(np.array([0]), np.array([2])).tolist() == [3]
 
@@ -214,7 +206,7 @@ def test_tokens_that_wait_for_a_concat_row_are_not_missing(new: Make) -> None:
 @concat
 def test_tokens_before_the_starting_cursor_do_not_count(new: Make) -> None:
     lanes = new(np.array([[0, 0], [4, 2], [0, 0]]))
-    add(lanes, letters((1, 4, "bbcccccccc")), 0)
+    lanes.add(letters((1, 4, "bbcccccccc")))
     assert lanes.missing(np.array([1]), np.array([2])).tolist() == [2]
     assert cut(lanes, {1: 2}) == ["ccccc"]
 
@@ -222,14 +214,14 @@ def test_tokens_before_the_starting_cursor_do_not_count(new: Make) -> None:
 def test_a_lane_with_open_rows_misses_at_least_one_token() -> None:
     for new in (*BEST_FIT, *ONE_PER_ROW):
         lanes = new()
-        add(lanes, letters((0, 0, "aaaa")))
+        lanes.add(letters((0, 0, "aaaa")))
         assert (lanes.missing(np.array([0]), np.array([2])) > 0).all()
 
 
 @every_packer
 def test_a_lane_goes_on_at_its_starting_cursor(new: Make) -> None:
     lanes = new(np.array([[0, 0], [4, 2], [0, 0]]))
-    add(lanes, letters((0, 0, "aaaaa"), (1, 4, "bbcccccccc")), 1)
+    lanes.add(letters((0, 0, "aaaaa"), (1, 4, "bbcccccccc")))
     rows = {row[0]: row for row in cut(lanes, {0: 9, 1: 1})}
     assert rows == {"a": "aaaaa", "c": "ccccc"}
 
@@ -238,11 +230,11 @@ def test_a_lane_goes_on_at_its_starting_cursor(new: Make) -> None:
 def test_documents_of_many_arrivals_make_one_row(new: Make) -> None:
     lanes = new()
     for ordinal, text in enumerate(["a", "bb", "", "c"]):
-        add(lanes, letters((1, 9, "x"), (0, ordinal, text)) if ordinal else letters((0, 0, "a")))
+        lanes.add(letters((1, 9, "x"), (0, ordinal, text)) if ordinal else letters((0, 0, "a")))
         assert cut(lanes, {0: 1, 1: 0}) == []
-    add(lanes, letters((0, 4, "dddd")))
+    lanes.add(letters((0, 4, "dddd")))
     assert cut(lanes, {0: 1, 1: 0}) == ["abbcd"]
-    add(lanes, letters((0, 5, "ee")))
+    lanes.add(letters((0, 5, "ee")))
     assert cut(lanes, {0: 1, 1: 0}) == ["dddee"]
 
 
@@ -253,9 +245,9 @@ def test_what_a_lane_held_back_is_read_again(new: Make) -> None:
     lanes = new(np.array([[0, 0], [5, 0], [0, 0]]), [b"", residue, b""])
     flat_lanes, ordinals = lanes.unread(np.array([0, 1]))
     assert (flat_lanes.tolist(), sorted(ordinals.tolist())) == ([1, 1], [2, 4])
-    add(lanes, letters((1, 4, "eeee"), (1, 2, "xxxxxcc")), 0, 1)
+    lanes.add(letters((1, 4, "eeee"), (1, 2, "xxxxxcc")))
     assert [len(each) for each in lanes.unread(np.array([0, 1]))] == [0, 0]
-    add(lanes, letters((1, 5, "fff"), (1, 6, "g")))
+    lanes.add(letters((1, 5, "fff"), (1, 6, "g")))
     assert cut(lanes, {0: 9, 1: 9}) == ["ccfff", "eeeeg"]
 
 
@@ -264,8 +256,8 @@ def test_a_document_that_was_held_back_is_not_counted_again(new: Make) -> None:
     residue = EMPTY_GROUP + encode_residue([(2, 0, 3)])
     lanes = new(np.array([[0, 0], [0, 0], [3, 0]]), [b"", b"", residue])
     lanes.unread(np.array([2]))
-    add(lanes, letters((2, 2, "ccc")), 0)
-    add(lanes, letters((2, 3, "dd")))
+    lanes.add(letters((2, 2, "ccc")))
+    lanes.add(letters((2, 3, "dd")))
     rows = lanes.cut(np.array([2]), np.array([1]))
     assert spell(rows, SEQ_LEN) == ["cccdd"]
     assert rows.counted[:, COUNTED_SIZE].tolist() == [2]
@@ -274,7 +266,7 @@ def test_a_document_that_was_held_back_is_not_counted_again(new: Make) -> None:
 @best_fit
 def test_the_residue_after_a_row_is_its_lanes_open_rows(new: Make) -> None:
     lanes = new()
-    add(lanes, letters((0, 0, "aaa"), (0, 1, "bbbbb"), (1, 0, "ccccc")))
+    lanes.add(letters((0, 0, "aaa"), (0, 1, "bbbbb"), (1, 0, "ccccc")))
     rows = lanes.cut(np.array([0, 1]), np.array([1, 1]))
     assert rows.residues is not None
     assert list(rows.residues) == [EMPTY_GROUP + encode_residue([(0, 0, 3)]), b""]
@@ -290,7 +282,7 @@ def test_the_arrays_of_an_arrival_are_freed(new: Make) -> None:
     """A lane copies the tokens that it keeps, because they share a buffer with all other lanes."""
     lanes, documents = new(), letters((0, 0, "aaaaaaa"), (1, 0, "bbb"))
     ids = weakref.ref(documents.ids)
-    add(lanes, documents)
+    lanes.add(documents)
     lanes.cut(np.array([0, 1]), np.array([1, 1]))
     del documents
     assert ids() is None
@@ -298,9 +290,9 @@ def test_the_arrays_of_an_arrival_are_freed(new: Make) -> None:
 
 def test_a_concat_lane_keeps_only_the_tokens_that_wait() -> None:
     lanes = CONCAT[1]()
-    add(lanes, letters((0, 0, "aaaaaaa"), (0, 1, "b"), (1, 0, "ccc"), (2, 0, "")))
+    lanes.add(letters((0, 0, "aaaaaaa"), (0, 1, "b"), (1, 0, "ccc"), (2, 0, "")))
     cut(lanes, {0: 1, 1: 1, 2: 1})
-    add(lanes, letters((0, 2, "dd"), (1, 1, "eee")))
+    lanes.add(letters((0, 2, "dd"), (1, 1, "eee")))
     rows = lanes.cut(np.array([0, 1, 2]), np.array([1, 1, 1]))
     assert spell(rows, SEQ_LEN) == ["aabdd", "cccee"]
     assert sum(map(len, rows.buffers)) == len("aabccc") + len("ddeee")
@@ -311,7 +303,7 @@ def test_a_concat_lane_keeps_only_the_tokens_that_wait() -> None:
 @every_packer
 def test_pieces_refer_to_the_documents_that_they_are_of(new: Make) -> None:
     lanes = new()
-    add(lanes, letters((0, 0, "aaaaa"), (1, 7, "bbbbb"), (1, 8, "ccccc")))
+    lanes.add(letters((0, 0, "aaaaa"), (1, 7, "bbbbb"), (1, 8, "ccccc")))
     rows = lanes.cut(np.array([0, 1]), np.array([1, 2]))
     assert rows.table[rows.pieces[:, PIECE_DOCUMENT], SAMPLE].tolist() == [0, 7, 8]
 
