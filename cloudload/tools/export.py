@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,9 +27,11 @@ from cloudload.data import (
     writer,
 )
 from cloudload.errors import ConvertError
-from cloudload.loading import Batch, CloudLoader
 from cloudload.rows import MOST_IDS, tables
 from cloudload.system import Ids, option_help, reports
+
+if TYPE_CHECKING:
+    from cloudload.loading import Batch, CloudLoader  # which import torch
 
 logger = logging.getLogger("cloudload.export")
 

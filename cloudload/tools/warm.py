@@ -12,16 +12,20 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cloudload.config import checks
 from cloudload.data import Corpus, Fetcher, TrafficCounter, is_in_place
-from cloudload.loading import CloudLoader, check_world
+from cloudload.loading import check_world
 from cloudload.order import World, share_rows
 from cloudload.rows import residue_spans, tables
 from cloudload.run import Position, RunInputs
 from cloudload.system import DaemonThreadPool, Flags, Ints, open_progress_bar, run_in_order
+
+if TYPE_CHECKING:
+    from cloudload.loading import CloudLoader  # which imports torch
 
 _ORDINALS_AT_ONCE, _CLOSE_S = 256, 2.0
 

@@ -96,17 +96,27 @@ def test_the_command_line_and_the_script_are_the_library(tmp_path: Path, cli: An
     assert json.loads(again.stdout)["already_complete"]
 
 
-def test_help_is_instant_and_ends_with_an_example() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        ([[]], {"torch", "numpy", "boto3", "streaming", "datasets", "tqdm"}),
+        ([["convert"], ["plan"], ["rows"], ["export"], ["fetch"]], {"torch", "boto3", "streaming"}),
+    ],
+)
+def test_help_is_instant_and_ends_with_an_example(
+    arguments: list[list[str]], absent: set[str]
+) -> None:
     code = (
-        "import sys; from cloudload import cli\ntry: cli.main(['--help'])\nexcept "
-        "SystemExit: print(*sys.modules)"
+        f"import sys; from cloudload import cli\nfor each in {arguments}:\n"
+        "    try: cli.main([*each, '--help'])\n    except SystemExit: pass\n"
+        "print(*sys.modules)"
     )
     printed = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True
     ).stdout
     usage, modules = printed.rsplit("\n", 2)[:2]
-    assert usage.splitlines()[-1].startswith("  cloudload convert ")
-    assert not {"torch", "numpy", "boto3", "streaming", "datasets", "tqdm"} & set(modules.split())
+    assert usage.splitlines()[-1].startswith(" ".join(["  cloudload", *arguments[-1]]))
+    assert not absent & set(modules.split())
 
 
 def test_workers_of_an_array_finish_together(tmp_path: Path, cli: Any) -> None:

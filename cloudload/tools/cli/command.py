@@ -79,7 +79,7 @@ class CommandParser(argparse.ArgumentParser):
             fill(self)
             json = "print JSON, or JSON Lines if there are several results"
             self.add_argument("--json", action="store_true", help=json)
-            quiet = "log only warnings, and show no progress bar or summary of the work"
+            quiet = "log only warnings, and show no progress bar"
             self.add_argument("--quiet", action="store_true", help=quiet)
         return self
 
@@ -130,11 +130,13 @@ class CommandParser(argparse.ArgumentParser):
 def read_docstring(add_options: Callable[..., Any]) -> tuple[str, str, str, str]:
     """Return the name, the help, the description, and the epilog of a command.
 
-    The docstring of its module has them. Its first line is "`cloudload NAME`: HELP."
+    The docstring of its module has them. Its first line is "`cloudload NAME`: HELP." Without
+    docstrings, as in `python -OO`, all but the name are empty.
     """
-    title, description, epilog = f"{sys.modules[add_options.__module__].__doc__}".split("\n\n", 2)
-    name, _, help = title.removeprefix("`cloudload ").partition("`: ")
-    return name, help.removesuffix("."), description, epilog
+    name = add_options.__name__.removeprefix("add_")
+    title, _, rest = (sys.modules[add_options.__module__].__doc__ or "").partition("\n\n")
+    description, _, epilog = rest.partition("\n\n")
+    return name, title.removeprefix(f"`cloudload {name}`: ").removesuffix("."), description, epilog
 
 
 def set_up(

@@ -4,7 +4,7 @@ Convert raw corpora to an MDS dataset. The output has the same bytes for any num
 machines.
 
 If a conversion is stopped or killed, run the same command again without --overwrite to resume it.
-The input files must have the same names and sizes.
+The input files must have the same names and sizes. With --quiet, no summary is printed.
 
 examples:
   cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from types import NoneType, UnionType
@@ -51,13 +52,14 @@ def add_declared(
     `add` is the `add_argument` of a parser or group. `changes` has arguments of `add_argument` for
     names whose option differs from the declaration. Among them, `flags` are its own names.
     """
-    hints, docs, is_config = get_type_hints(callee), _read_docs(callee), isinstance(callee, type)
-    parameters = inspect.signature(callee).parameters
-    for name in names.split():
+    parameters, is_config = inspect.signature(callee).parameters, isinstance(callee, type)
+    annotations = {name: parameters[name].annotation for name in names.split()}
+    docs, hints = _read_docs(callee), _resolve(annotations, callee.__module__)
+    for name in annotations:
         default, change = parameters[name].default, dict(changes.get(name, {}))
         settings = {
             **_settings_of(name, hints[name], default),
-            "help": _explain(docs[name], default, parameters),
+            "help": _explain(docs.get(name, ""), default, parameters),
         }
         if default is not inspect.Parameter.empty or is_config:
             flags = change.pop("flags", (f"--{name.replace('_', '-')}",))
@@ -98,6 +100,11 @@ def _explain(text: str, default: Any, known: Iterable[str]) -> str:
     if is_plain and "default" not in shown:
         shown += f" (default: {'yes' if default is True else default})"
     return shown
+
+
+def _resolve(annotations: Mapping[str, Any], module: str) -> dict[str, Any]:
+    """Return the types that annotations of a module name."""
+    return get_type_hints(type("", (), {"__annotations__": annotations}), vars(sys.modules[module]))
 
 
 def _read_docs(callee: Callable[..., Any]) -> dict[str, str]:

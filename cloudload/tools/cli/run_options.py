@@ -17,7 +17,7 @@ import argparse
 import inspect
 import logging
 import runpy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -48,14 +48,14 @@ _WORKERS = {"num_workers": {"flags": ("--num-workers", "--workers")}}
 _START_LOGGERS = tuple(f"cloudload.{name}" for name in ("start", "wait", "tokenizer", "lengths"))
 
 
-def add_run_options(parser: command.CommandParser, *, num_states: str = "*") -> None:
-    """Add the states, and the options of a run. `num_states` is passed to argparse as `nargs`."""
-    add = parser.add_argument
+def add_run_options(parser: command.CommandParser) -> None:
+    """Add the states, and the options of a run."""
     state = (
         "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder; also "
         "pass later checkpoints of the run if its options changed"
     )
-    add("states", metavar="STATE", type=command.path_argument, nargs=num_states, help=state)
+    add = parser.add_argument
+    add("states", metavar="STATE", type=command.path_argument, nargs="*", help=state)
     batch = "rows per global batch (default: as in the state; 8 without a state)"
     add("--global-batch", type=command.whole_number(), metavar="ROWS", help=batch)
     add_loader_options(parser, delivery=f"lengths {READING}")
@@ -68,39 +68,40 @@ def add_loader_options(parser: command.CommandParser, *, delivery: str = "") -> 
     """
     from cloudload.config import DeliveryConfig, RowsConfig
 
-    run = parser.add_argument_group("the run")
-    data = "location of the data, or its new location if it moved; repeat for each stream, in order"
-    run.add_argument("--data", action="append", metavar="URL", help=data)
-    taken = {each.dest for each in parser._actions}
-    if "tokenizer" not in taken:
-        tokenizer = "name, folder or tokenizer.json of the tokenizer, or its new location"
-        run.add_argument("--tokenizer", metavar="NAME", help=tokenizer)
+    taken = {each.dest for each in parser._actions} | {*_NOT_OPTIONS}
+    add = parser.add_argument_group("the run").add_argument
+    _add_locations(add, taken)
     config = "the loader's arguments in a YAML or JSON file, or in the dict `config` of a Python "
     config += "file, which is executed"
-    run.add_argument("--config", metavar="FILE", type=command.path_argument, help=config)
+    add("--config", metavar="FILE", type=command.path_argument, help=config)
     yaml = "the loader's arguments in an llm-foundry training YAML"
-    run.add_argument("--yaml", metavar="FILE", type=command.path_argument, help=yaml)
+    add("--yaml", metavar="FILE", type=command.path_argument, help=yaml)
     option = "an argument of CloudLoader, with a value in YAML; may be repeated"
-    run.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
-    titles = ("rows: which tokens, in which order", "delivery: how rows are read and delivered")
-    for title, half in zip(titles, (RowsConfig, DeliveryConfig), strict=True):
-        names = [each.name for each in fields(half) if each.name not in {*taken, *_NOT_OPTIONS}]
-        if half is DeliveryConfig and delivery:
-            names = [name for name in delivery.split() if name not in taken]
-        own = parser.add_argument_group(title).add_argument
-        add_declared(own, half, " ".join(names), **(_WORKERS if delivery else {}))
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
+    rows = " ".join(each.name for each in fields(RowsConfig) if each.name not in taken)
+    add = parser.add_argument_group("rows: which tokens, in which order").add_argument
+    add_declared(add, RowsConfig, rows)
+    names = delivery.split() or [each.name for each in fields(DeliveryConfig)]
+    add = parser.add_argument_group("delivery: how rows are read and delivered").add_argument
+    free = " ".join(name for name in names if name not in taken)
+    add_declared(add, DeliveryConfig, free, **(_WORKERS if delivery else {}))
 
 
 def add_data_options(add: Callable[..., Any], delivery: str = "lengths local") -> None:
     """Add the options that locate and read the data and tokenizer of a saved run."""
     from cloudload.config import DeliveryConfig, RowsConfig
 
-    data = "new location of the data, if it has moved; repeat for each stream, in order"
-    add("--data", action="append", metavar="URL", help=data)
-    tokenizer = "the tokenizer, if it has moved or the state does not record it"
-    add("--tokenizer", metavar="NAME", help=tokenizer)
+    _add_locations(add, ())
     add_declared(add, RowsConfig, "transform")
     add_declared(add, DeliveryConfig, delivery, **_WORKERS)
+
+
+def _add_locations(add: Callable[..., Any], taken: Collection[str]) -> None:
+    data = "location of the data, or its new location if it moved; repeat for each stream, in order"
+    add("--data", action="append", metavar="URL", help=data)
+    if "tokenizer" not in taken:
+        tokenizer = "name, folder or tokenizer.json of the tokenizer, or its new location"
+        add("--tokenizer", metavar="NAME", help=tokenizer)
 
 
 def parse_steps(text: str) -> range:

@@ -22,15 +22,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cloudload.config import DeliveryConfig, checks, choices
 from cloudload.data import redact
 from cloudload.loading import (
-    Batch,
-    CloudLoader,
     Mixed,
     default_num_workers,
     is_worker_fast,
@@ -45,6 +43,9 @@ from cloudload.tools.forecast.cases import Cases, open_cases
 from cloudload.tools.forecast.nodes import NodeForecast
 from cloudload.tools.forecast.request import ForecastRequest, read_prices
 from cloudload.tools.forecast.result import Figure, RunPlan, StreamPlan
+
+if TYPE_CHECKING:
+    from cloudload.loading import Batch
 
 _MOST_EPOCHS = 4
 _SAMPLE = 0.01
@@ -107,6 +108,8 @@ def plan_run(
         ValueError: if an argument is invalid, or nothing limits the run.
         CloudloadError: if the data, the tokenizer or a store cannot be used.
     """
+    from cloudload.loading import CloudLoader  # imports torch
+
     table = read_prices(prices)
     budget = None if tokens is None else parse_tokens(tokens)
     nodes = checks.as_integer("nodes", nodes, 1)
@@ -390,6 +393,8 @@ def _start_in_process(options: Mapping[str, Any]) -> float | None:
 
 def start(options: Mapping[str, Any]) -> float:
     """Create a loader, and return the seconds to its first batch; NaN if it has no batch."""
+    from cloudload.loading import CloudLoader  # imports torch
+
     began = time.monotonic()
     with CloudLoader(**options) as loader:
         batch = next(iter(loader), None)
@@ -401,6 +406,8 @@ def _read(options: Mapping[str, Any]) -> list[float]:
 
     A part consists of whole blocks of batches, because workers make a whole block at a time.
     """
+    from cloudload.loading import CloudLoader  # imports torch
+
     rates: list[float] = []
     with CloudLoader(**options) as loader:
         plan, began = loader.worker_plan(), time.monotonic()
