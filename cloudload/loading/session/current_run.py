@@ -165,14 +165,14 @@ class CurrentRun:
         lengths = self.lengths
         return None if lengths is None else lengths.advance(position, row, pads=pads)
 
-    def skip_batches(self, number: int, global_batch: int) -> bool:
+    def skip_batches(self, count: int, global_batch: int) -> bool:
         """Skip batches without reading them. Returns False if lengths do not determine the rows.
 
         Records the positions of the last batches one by one, as reading them would.
         """
         position, found = self.position, list[Position]()
-        single = min(number, KEPT_POSITIONS - 1)
-        for jump in (*[number - single] * (number > single), *[1] * single):
+        single = min(count, KEPT_POSITIONS - 1)
+        for jump in (*[count - single] * (count > single), *[1] * single):
             stop = position.rows + jump * global_batch
             after = self.advance(position, stop)
             if after is None:

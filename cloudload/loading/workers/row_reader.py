@@ -38,7 +38,6 @@ class _Held:
 class RowReader:
     """Reads the documents of rows, starting at `position`.
 
-    `prefetch` is called with the documents to read next; by default, it fetches their shards.
     `own_lanes` (bool [flat_lanes]) are the lanes whose later rows this reader also reads; by
     default, all lanes. `cuts` is `Packing.cuts`: if true, the rest of a document is in no later
     row.
@@ -49,12 +48,10 @@ class RowReader:
         documents: LaneDocuments,
         position: Position,
         *,
-        prefetch: Callable[[FoundDocuments], None] | None = None,
         own_lanes: Flags | None = None,
         cuts: bool = False,
     ) -> None:
         self._documents, self._own_lanes, self._cuts = documents, own_lanes, cuts
-        self._prefetch = prefetch or (lambda found: documents.prefetch(found.samples))
         self._starts: Ints = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
         residues = position.residues
         self._residues = None if residues is None else residues.ravel().tolist()
@@ -63,8 +60,13 @@ class RowReader:
         """For each flat lane, the documents that continue after the last row read, by ordinal."""
         self._held_bytes = 0
 
-    def read(self, pieces: Ints) -> Pieces:
+    def read(
+        self, pieces: Ints, prefetch: Callable[[FoundDocuments], object] | None = None
+    ) -> Pieces:
         """Read the documents of pieces, which `RowFinder.find` returns.
+
+        `prefetch` is called with the documents before they are read; by default, fetches their
+        shards.
 
         Raises `DatasetError` if a document does not have the length that was counted, and the
         other errors of `LaneDocuments.read`.
@@ -84,7 +86,10 @@ class RowReader:
                 buffers.append(held.tokens)
         if missing.any():
             found = self._documents.find(lanes[missing], ordinals[missing])
-            self._prefetch(found)
+            if prefetch is None:
+                self._documents.prefetch(found.samples)
+            else:
+                prefetch(found)
             read = self._documents.read(found, found.begun_sizes(self._starts, self._residues))
             table[missing] = read.table
             table[missing, tables.BUFFER] = len(buffers)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -291,23 +291,21 @@ class DealtRows:
         self._reader = RowReader(
             documents,
             position,
-            prefetch=self._prefetch,
             own_lanes=np.tile(own, len(recipe.components)),
             cuts=recipe.packing.cuts,
         )
-        self._is_awaited = True
 
     def read(self, rows: Ints, *, is_awaited: bool) -> Pieces:
         """Read the documents of `rows` (int64 [rows]). `is_awaited` is as for `Prefetcher.fetch`.
 
         Raises the errors of `RowFinder.find` and `RowReader.read`.
         """
-        self._is_awaited = is_awaited
-        return self._reader.read(self._finder.find_in_lanes(rows, np.arange(len(rows))))
+        pieces = self._finder.find_in_lanes(rows, np.arange(len(rows)))
+        return self._reader.read(pieces, partial(self._prefetch, is_awaited))
 
-    def _prefetch(self, found: FoundDocuments) -> None:
+    def _prefetch(self, is_awaited: bool, found: FoundDocuments) -> None:
         np.maximum.at(self._next_ordinals, found.flat_lanes, found.ordinals)
-        self._prefetcher.fetch(found, is_awaited=self._is_awaited)
+        self._prefetcher.fetch(found, is_awaited=is_awaited)
         self._prefetcher.build_orders(found.flat_lanes)
 
 
