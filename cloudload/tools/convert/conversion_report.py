@@ -61,9 +61,9 @@ class Counts:
         return sum_counts([self, other])
 
 
-def order(numbers: Mapping[str, int], most: int | None = None) -> dict[str, int]:
+def order(counts: Mapping[str, int], most: int | None = None) -> dict[str, int]:
     """Return the `most` largest numbers, in descending order."""
-    return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0]))[:most])
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most])
 
 
 def cause_of(problem: str) -> str:
@@ -77,9 +77,9 @@ def cause_of(problem: str) -> str:
 def merge_causes(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the sums of several counts by cause. After 100 causes, all others are one cause."""
     causes: dict[str, int] = {}
-    for cause, number in itertools.chain.from_iterable(part.items() for part in parts):
+    for cause, count in itertools.chain.from_iterable(part.items() for part in parts):
         key = cause if cause in causes or len(causes) < _MOST_CAUSES else _OTHER_CAUSES
-        causes[key] = causes.get(key, 0) + number
+        causes[key] = causes.get(key, 0) + count
     return causes
 
 

@@ -71,8 +71,8 @@ class JoinedShards:
     def index(self) -> Iterator[bytes]:
         """Yield `index.json` in pieces, with the bytes that `mds.writer.encode_index` returns."""
         yield b'{"shards": ['
-        for number, entries in enumerate(self._entries()):
-            yield (b", " if number else b"") + entries
+        for index, entries in enumerate(self._entries()):
+            yield (b", " if index else b"") + entries
         yield b'], "version": 2}'
 
     def survey(self, listed: Iterable[tuple[str, int]]) -> tuple[list[str], list[str]]:
@@ -144,7 +144,7 @@ class JoinedSegments:
 
 
 def list_finished(
-    location: str, numbers: Iterable[int], plan: str, *, with_rejects: bool
+    location: str, segments: Iterable[int], plan: str, *, with_rejects: bool
 ) -> list[int]:
     """Return the segments that have a note, in order.
 
@@ -153,14 +153,14 @@ def list_finished(
     names = collect_at(
         urls.join_url(location, JOURNAL_FOLDER), lambda found: {_base(name) for name, _ in found}
     )
-    noted = [number for number in numbers if _base(note_name(number)) in names]
+    noted = [segment for segment in segments if _base(note_name(segment)) in names]
     if not with_rejects:
         return noted
     # normally empty, because each segment converted with rejects has a file of rejects
-    unsure = [number for number in noted if _base(rejects_name(number)) not in names]
+    unsure = [segment for segment in noted if _base(rejects_name(segment)) not in names]
     notes = read_notes(location, unsure, plan)
-    lacking = {number for number, note in notes if note and note.counts.bad}
-    return [number for number in noted if number not in lacking]
+    lacking = {segment for segment, note in notes if note and note.counts.bad}
+    return [segment for segment in noted if segment not in lacking]
 
 
 def _base(name: str) -> str:
@@ -168,7 +168,7 @@ def _base(name: str) -> str:
 
 
 def read_notes(
-    location: str, numbers: Sequence[int], plan: str
+    location: str, segments: Sequence[int], plan: str
 ) -> Iterator[tuple[int, Note | None]]:
     """Yield (number, note) for each segment, in order. An unfinished segment has the note None.
 
@@ -176,15 +176,15 @@ def read_notes(
     """
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         yield from run_in_order(
-            lambda number: threads.submit(read_note, location, number, plan),
-            numbers,
+            lambda segment: threads.submit(read_note, location, segment, plan),
+            segments,
             4 * _NUM_THREADS,
         )
 
 
 def join_notes(
     location: str,
-    numbers: Sequence[int],
+    segments: Sequence[int],
     plan: conversion_plan.ConversionPlan,
     joined: JoinedSegments,
 ) -> tuple[JoinedSegments, list[int]]:
@@ -193,12 +193,12 @@ def join_notes(
     Returns `joined`, and the numbers of the unfinished segments.
     """
     missing = []
-    for number, note in read_notes(location, numbers, plan.digest):
+    for segment, note in read_notes(location, segments, plan.digest):
         if note is None:
-            missing.append(number)
+            missing.append(segment)
         else:
-            folder = segment_folder(number) if plan.has_folders else ""
+            folder = segment_folder(segment) if plan.has_folders else ""
             joined.add(folder, note.entries, note.counts)
-            joined.new_shards[number] = sum(map(len, note.entries.values()))
-            joined.with_bad += [number] if note.counts.bad else []
+            joined.new_shards[segment] = sum(map(len, note.entries.values()))
+            joined.with_bad += [segment] if note.counts.bad else []
     return joined, missing

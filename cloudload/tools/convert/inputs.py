@@ -251,8 +251,8 @@ def unique_names(inputs: list[list[input_files.InputFile]]) -> list[list[input_f
     for files in inputs:
         _refuse_equal_names(files)
     return [
-        [replace(file, name=f"{number}/{file.name}") for file in files]
-        for number, files in enumerate(inputs)
+        [replace(file, name=f"{index}/{file.name}") for file in files]
+        for index, files in enumerate(inputs)
     ]
 
 

@@ -51,9 +51,9 @@ class Output:
     splits: tuple[str, ...] = ("",)
     segment: str = ""
 
-    def of_segment(self, number: int) -> Output:
+    def of_segment(self, segment: int) -> Output:
         """Return the locations of a segment's objects."""
-        return replace(self, segment=segment_folder(number))
+        return replace(self, segment=segment_folder(segment))
 
     @property
     def journal(self) -> str:
@@ -74,9 +74,9 @@ class Output:
         return self.splits != ("",)
 
 
-def segment_folder(number: int) -> str:
+def segment_folder(segment: int) -> str:
     """Return the name of a segment's folder."""
-    return f"{number:05}"
+    return f"{segment:05}"
 
 
 def name_in(folder: str, name: str) -> str:

@@ -117,11 +117,11 @@ def _has_several(journal: Journal, folders: Sequence[FolderFiles]) -> bool:
     """Whether there are several segments. Raises `ValueError` for very many small ones."""
     files = [file for item in folders for file in item.files]
     segment_bytes = journal.claim["recipe"][rerun_check.SEGMENT_BYTES]
-    number = input_records.sum_bytes(files) // segment_bytes
-    if segment_bytes < _SMALL_BYTES and number > _MOST_SMALL:
+    num_segments = input_records.sum_bytes(files) // segment_bytes
+    if segment_bytes < _SMALL_BYTES and num_segments > _MOST_SMALL:
         raise ValueError(
             f"segment_bytes (--segment-bytes) is {segment_bytes:,}, which would cut the input into "
-            f"some {number:,} segments. Use at least {_SMALL_BYTES:,}"
+            f"some {num_segments:,} segments. Use at least {_SMALL_BYTES:,}"
         )
     return len(Segments(files, segment_bytes)) > 1
 
@@ -159,8 +159,8 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
         {"recipe": rerun_check.without_lengths(recipe), "inputs": {}},
     )
     entries = _read_entries(output)
-    numbers = (_segment_of(entry) for several in entries.values() for entry in several)
-    return {"index": _digest(entries), "stored": report, "segments": max(numbers, default=0) + 1}
+    segments = (_segment_of(entry) for several in entries.values() for entry in several)
+    return {"index": _digest(entries), "stored": report, "segments": max(segments, default=0) + 1}
 
 
 def read_appended_report(output: Output) -> dict[str, Any] | None:
@@ -217,8 +217,8 @@ def read_report_if_joined(
     Raises `ConvertError` if they list the segments of another conversion.
     """
     report, entries = _read_report(output), _read_entries(output)
-    numbers = (_segment_of(entry) for several in entries.values() for entry in several)
-    if report is None or not any(number >= plan.first_segment for number in numbers):
+    segments = (_segment_of(entry) for several in entries.values() for entry in several)
+    if report is None or not any(segment >= plan.first_segment for segment in segments):
         return None
     inputs = report.get("appended", [None])[-1] if plan.base else report["claim"]["inputs"]
     joined = {"recipe": report["claim"]["recipe"], "inputs": inputs}

@@ -111,16 +111,16 @@ def _rebuild(
     plan = make_plan(stored["claim"], stored_columns(stored), run.config, folders)
     segments = plan.segments(list_files(plan, folders, run.config.format))
     folder_of = segment_folder if plan.has_folders else lambda _: ""
-    numbers = {folder_of(number): number for number in range(len(segments))}
+    indices = {folder_of(index): index for index in range(len(segments))}
     wanted: dict[str, dict[str, Mapping[str, Any]]]
     wanted = {name.rpartition("/")[0]: {} for name in lost}
-    if unknown := wanted.keys() - numbers.keys():
+    if unknown := wanted.keys() - indices.keys():
         raise _refusal(run.location, f"{min(unknown)}/", "no part of the inputs belongs to it")
     for entry in entries:
         folder, _, _ = (name := _name(entry)).rpartition("/")
         if folder in wanted:
             wanted[folder][name] = entry
-    total = 2 * sum(segments.sizes[numbers[folder]] for folder in wanted)
+    total = 2 * sum(segments.sizes[indices[folder]] for folder in wanted)
     with (
         open_progress_bar("rebuild", total, shown=run.progress) as bar,
         open_engine_for(run, plan, len(wanted)) as engine,
@@ -129,7 +129,7 @@ def _rebuild(
         # all segments are compared before the first shard is stored
         for stored_now in (frozenset[str](), frozenset(lost)):
             damaged = (
-                _DamagedSegment(folder, segments[numbers[folder]], named, stored_now, version)
+                _DamagedSegment(folder, segments[indices[folder]], named, stored_now, version)
                 for folder, named in wanted.items()
             )
             for _ in run_units(work, damaged, engine, on_bytes=bar.update):

@@ -234,9 +234,9 @@ def _encode_fields(fields: Mapping[str, Any] | None) -> bytes | None:
         return None
 
 
-def rejects_name(number: int) -> str:
+def rejects_name(segment: int) -> str:
     """Return the name of the object that stores a segment's rejects."""
-    return f"{JOURNAL_FOLDER}/{number:05}.rejects.jsonl"
+    return f"{JOURNAL_FOLDER}/{segment:05}.rejects.jsonl"
 
 
 def store_rejects(file: BinaryIO, url: str) -> None:
@@ -245,12 +245,12 @@ def store_rejects(file: BinaryIO, url: str) -> None:
     Location(url).upload(Path(file.name))
 
 
-def join_rejects(location: str, numbers: Iterable[int], url: str) -> None:
+def join_rejects(location: str, segments: Iterable[int], url: str) -> None:
     """Concatenate the rejects of segments, in order, and store them as one object.
 
     Raises `StoreError` if a segment's rejects are missing.
     """
     with temp_files.scratch_file() as file:
-        for number in numbers:
-            Location(urls.join_url(location, rejects_name(number))).download(file)
+        for segment in segments:
+            Location(urls.join_url(location, rejects_name(segment))).download(file)
         store_rejects(file, url)

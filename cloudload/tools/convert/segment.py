@@ -93,9 +93,9 @@ class Note:
     lengths: list[str]
 
 
-def note_name(number: int) -> str:
+def note_name(segment: int) -> str:
     """Return the name of the note that marks a segment as finished."""
-    return f"{JOURNAL_FOLDER}/{number:05}.done.json"
+    return f"{JOURNAL_FOLDER}/{segment:05}.done.json"
 
 
 def convert_segment(
@@ -107,18 +107,18 @@ def convert_segment(
 
     See `convert_numbered`.
     """
-    number, parts = numbered
+    segment, parts = numbered
     conversion_plan.check_versions(work.versions)
-    if is_finished(work.output.home, number, work.plan, with_rejects=work.keeps_rejects):
+    if is_finished(work.output.home, segment, work.plan, with_rejects=work.keeps_rejects):
         on_bytes(sum(map(count_bytes, parts)))
         return 0
     units = list(group_units(parts, work.config.block_bytes))
-    return convert_numbered(work, number, units, on_bytes)
+    return convert_numbered(work, segment, units, on_bytes)
 
 
 def convert_numbered(
     work: SegmentWork,
-    number: int,
+    segment: int,
     units: Sequence[input_records.InputUnit],
     on_bytes: Callable[[int], object],
     blocks: PeekableBlocks | None = None,
@@ -132,49 +132,50 @@ def convert_numbered(
     the note belongs to another plan.
     """
     home = work.output.home
-    output = work.output.of_segment(number) if work.has_folders else work.output
+    output = work.output.of_segment(segment) if work.has_folders else work.output
     journal = SegmentJournal(output, work.plan, work.version)
     with temp_files.scratch_file() as rejects:
         kept = rejects if work.keeps_rejects else None
         done = convert_units(work, journal, units, on_bytes, rejects=kept, blocks=blocks)
         if work.keeps_rejects:
-            store_rejects(rejects, urls.join_url(home, rejects_name(number)))
+            store_rejects(rejects, urls.join_url(home, rejects_name(segment)))
     stored = sum(entry["samples"] for entries in done.entries.values() for entry in entries)
     check_documents(output.journal, stored, done.counts)
     note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
     if work.count is not None:
         note["lengths"] = done.lengths
-    Location(urls.join_url(home, note_name(number))).write(json.dumps(note).encode())
+    Location(urls.join_url(home, note_name(segment))).write(json.dumps(note).encode())
     journal.remove()
     # two processes that convert the same segment must return the same
     return 0 if work.has_folders else done.resumed
 
 
-def is_finished(location: str, number: int, plan: str, *, with_rejects: bool) -> bool:
+def is_finished(location: str, segment: int, plan: str, *, with_rejects: bool) -> bool:
     """Whether a segment has a note.
 
     With `with_rejects`, a segment with bad records must also have a file of rejects. Raises
     `ConvertError` if the note belongs to another plan.
     """
-    note = read_note(location, number, plan)
+    note = read_note(location, segment, plan)
     if note is None or not (with_rejects and note.counts.bad):
         return note is not None
-    return does_exist(urls.join_url(location, rejects_name(number)))
+    return does_exist(urls.join_url(location, rejects_name(segment)))
 
 
-def read_note(location: str, number: int, plan: str) -> Note | None:
+def read_note(location: str, segment: int, plan: str) -> Note | None:
     """Return the note of a segment, or None if it is not finished.
 
     Raises `ConvertError` if the note belongs to another plan.
     """
-    data = Location(urls.join_url(location, note_name(number))).read_if_exists()
+    data = Location(urls.join_url(location, note_name(segment))).read_if_exists()
     if data is None:
         return None
     note = json.loads(data)
     if note["plan"] != plan:
         raise ConvertError(
-            f"another conversion, with different inputs or options, wrote segment {number} to this "
-            "output. Use a separate output for each conversion, and start over (--overwrite)"
+            "another conversion, with different inputs or options, wrote segment "
+            f"{segment} to this output. Use a separate output for each conversion, and start over "
+            "(--overwrite)"
         )
     entries = note["entries"]
     return Note(
@@ -315,4 +316,4 @@ def _list_causes(counts: Counts) -> str:
     if len(counts.causes) < 2:
         return ""
     most = order(counts.causes, _MOST_CAUSES).items()
-    return f"Causes: {'; '.join(f'{cause} ({number:,})' for cause, number in most)}. "
+    return f"Causes: {'; '.join(f'{cause} ({count:,})' for cause, count in most)}. "

@@ -128,11 +128,11 @@ class SegmentJournal:
         shards = {split: self._list_shards(split, names) for split in self.output.splits}
         found = sorted(filter(_ENTRY_NAME.fullmatch, names), key=lambda name: (len(name), name))
         with ThreadPoolExecutor(16) as threads:
-            for number, data in enumerate(threads.map(self._read, found)):
-                if data is None or found[number] != _entry_name(number):
+            for index, data in enumerate(threads.map(self._read, found)):
+                if data is None or found[index] != _entry_name(index):
                     break
                 entry = json.loads(data)
-                self._check_plan(entry, number)
+                self._check_plan(entry, index)
                 split, shard = entry.get("split", ""), entry["shard"]
                 if not is_stored(shard["zip_data"] or shard["raw_data"], shards[split]):
                     break
@@ -145,7 +145,7 @@ class SegmentJournal:
 
     def record(
         self,
-        number: int,
+        index: int,
         split: str,
         shard: Mapping[str, Any],
         *,
@@ -155,7 +155,7 @@ class SegmentJournal:
     ) -> None:
         """Store the entry of a shard, before the shard is stored.
 
-        `number` is the shard's index across all splits, and `shard` is its entry for `index.json`.
+        `index` is the shard's index across all splits, and `shard` is its entry for `index.json`.
         `following` is the position of the split's next shard, or None after the last one. `counts`
         are the counts before that position. `lengths` are the shard's token lengths, if they are
         counted. Raises `ConvertError` if the stored entry is of another shard, or if the plan was
@@ -173,11 +173,11 @@ class SegmentJournal:
             content["split"] = split
         if lengths:
             content["lengths"] = list(lengths)
-        url = urls.join_url(self._location, _entry_name(number))
+        url = urls.join_url(self._location, _entry_name(index))
         entry = json.loads(Location(url).create(json.dumps(content).encode()))
-        self._check_plan(entry, number)
+        self._check_plan(entry, index)
         if entry["shard"] != shard:
-            raise self._refusal(number)
+            raise self._refusal(index)
 
     def remove(self) -> None:
         """Remove the entries.
@@ -189,14 +189,14 @@ class SegmentJournal:
             if _ENTRY_NAME.fullmatch(f"{JOURNAL_FOLDER}/{name}"):
                 Location(urls.join_url(self._location, f"{JOURNAL_FOLDER}/{name}")).delete()
 
-    def _check_plan(self, entry: Mapping[str, Any], number: int) -> None:
+    def _check_plan(self, entry: Mapping[str, Any], index: int) -> None:
         if entry.get("plan") != self.plan:
-            raise self._refusal(number)
+            raise self._refusal(index)
 
-    def _refusal(self, number: int) -> ConvertError:
+    def _refusal(self, index: int) -> ConvertError:
         return ConvertError(
             "another conversion, with different inputs or options, or by another version of "
-            f"cloudload, wrote shard {number} to {redact(self._location)}. Use a separate output "
+            f"cloudload, wrote shard {index} to {redact(self._location)}. Use a separate output "
             "for each conversion, and start over (--overwrite)"
         )
 
@@ -210,5 +210,5 @@ class SegmentJournal:
         return Location(urls.join_url(self._location, name)).read_if_exists()
 
 
-def _entry_name(number: int) -> str:
-    return f"{JOURNAL_FOLDER}/{number:05}.json"
+def _entry_name(index: int) -> str:
+    return f"{JOURNAL_FOLDER}/{index:05}.json"

@@ -226,13 +226,13 @@ class PeekableBlocks:
 
     def peek(self, count: int) -> Iterator[input_records.InputBlock]:
         """Yield up to `count` of the next blocks without consuming them."""
-        for number in range(count):
-            if number == len(self._peeked):
+        for index in range(count):
+            if index == len(self._peeked):
                 try:
                     self._peeked.append(next(self._blocks))
                 except StopIteration:
                     return
-            yield self._peeked[number][1]
+            yield self._peeked[index][1]
 
     def __iter__(self) -> Iterator[tuple[int, input_records.InputBlock]]:
         while self._peeked:

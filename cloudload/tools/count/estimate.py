@@ -124,8 +124,8 @@ def sample_lengths(recipe: Recipe, backend: str, share: float) -> LengthSample:
     ):
         for shard in chosen.tolist():
             size = int(corpus.shard_sizes[shard])
-            number = max(1, round(wanted * size / int(corpus.shard_sizes[chosen].sum())))
-            within = _spread(size, min(size, number))
+            num_read = max(1, round(wanted * size / int(corpus.shard_sizes[chosen].sum())))
+            within = _spread(size, min(size, num_read))
             lengths, read = meter.measure(int(corpus.shard_starts[shard]) + within)
             found.append(lengths)
             text_bytes += read
@@ -135,9 +135,9 @@ def sample_lengths(recipe: Recipe, backend: str, share: float) -> LengthSample:
     return LengthSample(recipe, np.concatenate(found), text_bytes, chosen, table)
 
 
-def _spread(number: int, wanted: int) -> Ints:
-    """Choose `wanted` indices below `number`, evenly spaced: int64 [wanted]."""
-    indices: Ints = (2 * np.arange(wanted, dtype=np.int64) + 1) * number // (2 * wanted)
+def _spread(size: int, wanted: int) -> Ints:
+    """Choose `wanted` indices below `size`, evenly spaced: int64 [wanted]."""
+    indices: Ints = (2 * np.arange(wanted, dtype=np.int64) + 1) * size // (2 * wanted)
     return indices
 
 
@@ -171,12 +171,12 @@ def _extrapolate(table: Floats, num_shards: int, all_bytes: float) -> tuple[floa
     weights = samples / read
     of_shards, bytes_of_shards = weights * tokens, weights * sample_bytes
     ratio = of_shards.sum() / max(1.0, bytes_of_shards.sum())
-    number = len(table)
-    if (samples == read).all() and number == num_shards:
+    num_read = len(table)
+    if (samples == read).all() and num_read == num_shards:
         return float(tokens.sum()), 0.0
-    if number == 1:
+    if num_read == 1:
         return float(ratio * all_bytes), math.nan
     strays = of_shards - ratio * bytes_of_shards
-    variance = number / (number - 1) * (strays**2).sum()
+    variance = num_read / (num_read - 1) * (strays**2).sum()
     spread = math.sqrt(variance) / max(1.0, of_shards.sum())
     return float(ratio * all_bytes), _Z * spread

@@ -189,20 +189,20 @@ def read_group(work: CountWork, job: GroupJob) -> tuple[lengths_index.Group, Int
 def _measure(meter: LengthMeter, corpus: Corpus, tally: Tally | None) -> tuple[Ints, int]:
     """Return the length of each sample, int64 [samples], and the total bytes of all texts."""
     parts, text_bytes = [np.empty(0, np.int64)], 0
-    for number, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
+    for index, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
         if start < stop:
             lengths, size = meter.measure(np.arange(start, stop))
             if tally is not None:
-                tally.add_shard(meter.shard(number), lengths)
+                tally.add_shard(meter.shard(index), lengths)
             parts.append(lengths)
             text_bytes += size
     return np.concatenate(parts), text_bytes
 
 
 def _tally(meter: LengthMeter, corpus: Corpus, lengths: Ints, tally: Tally | None) -> None:
-    for number, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
+    for index, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
         if start < stop and tally is not None:
-            tally.add_shard(meter.shard(number), lengths[start:stop])
+            tally.add_shard(meter.shard(index), lengths[start:stop])
 
 
 class LengthMeter:
@@ -230,9 +230,9 @@ class LengthMeter:
         Raises the errors of `DocumentReader`, and `TokenizerError` for a text that cannot be
         encoded.
         """
-        number = int(self._corpus.shards_of(samples[:1])[0])
-        shard = self.shard(number)
-        within = samples - self._corpus.shard_starts[number]
+        index = int(self._corpus.shards_of(samples[:1])[0])
+        shard = self.shard(index)
+        within = samples - self._corpus.shard_starts[index]
         ends = np.cumsum(shard.sample_bytes()[within]) // BYTES_AT_ONCE
         parts = np.split(samples, np.flatnonzero(np.diff(ends)) + 1)
         measure = self._measure_tokens if self._tokenizer is None else self._measure_texts
@@ -242,11 +242,11 @@ class LengthMeter:
             return lengths, sum(size for _, size in found)
         return lengths, int(self._stored_bytes(shard, within)[lengths != tables.Size.FAILED].sum())
 
-    def shard(self, number: int) -> Shard:
-        """Return the shard with index `number`, and prefetch the next two."""
+    def shard(self, index: int) -> Shard:
+        """Return a shard, given its index, and prefetch the next two."""
         last = len(self._corpus.shard_sizes)
-        self._shards.prefetch(range(number, min(number + 1 + _SHARDS_AHEAD, last)))
-        return self._shards.shard(number)
+        self._shards.prefetch(range(index, min(index + 1 + _SHARDS_AHEAD, last)))
+        return self._shards.shard(index)
 
     def _measure_texts(self, samples: Ints) -> tuple[Ints, int]:
         """Return the lengths of samples, and the bytes of their texts.

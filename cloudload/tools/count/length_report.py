@@ -132,8 +132,8 @@ class LengthCounter:
         )
         short = np.flatnonzero(self._short)
         lengths = np.concatenate([short, long])
-        numbers = np.concatenate([self._short[short], of_long])
-        ends, tokens = np.cumsum(numbers), np.cumsum(numbers * lengths)
+        counts = np.concatenate([self._short[short], of_long])
+        ends, tokens = np.cumsum(counts), np.cumsum(counts * lengths)
         total, all_tokens = (int(ends[-1]), int(tokens[-1])) if len(ends) else (0, 0)
 
         def below(length: int) -> tuple[int, int]:
@@ -237,19 +237,19 @@ class Tally:
         Raises `DatasetError` for more than 10,000 values, for a column that does not exist or
         cannot be read, and for a damaged sample.
         """
-        number = shard.column_index(self.column)
-        starts, stops = shard.find_values(np.arange(len(lengths)), number)
+        column = shard.column_index(self.column)
+        starts, stops = shard.find_values(np.arange(len(lengths)), column)
         data, found = shard.data, dict[bytes, int]()
         indices = [
             found.setdefault(bytes(data[start:stop]), len(found))
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
         is_document = lengths > 0
-        numbers = np.array(indices, np.int64)[is_document]
-        documents = np.bincount(numbers, minlength=len(found))
+        of_documents = np.array(indices, np.int64)[is_document]
+        documents = np.bincount(of_documents, minlength=len(found))
         tokens = np.zeros(len(found), np.int64)
-        np.add.at(tokens, numbers, lengths[is_document])
-        encoding = shard.info.columns[number].encoding
+        np.add.at(tokens, of_documents, lengths[is_document])
+        encoding = shard.info.columns[column].encoding
         for value, index in found.items():
             self._add(_show(encoding, value, shard), int(documents[index]), int(tokens[index]))
 

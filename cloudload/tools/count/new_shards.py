@@ -105,10 +105,10 @@ class _OneShard:
 
     only: Shard
 
-    def shard(self, number: int) -> Shard:
+    def shard(self, index: int) -> Shard:
         return self.only
 
-    def prefetch(self, numbers: Iterable[int]) -> None:
+    def prefetch(self, indices: Iterable[int]) -> None:
         pass
 
 

@@ -46,25 +46,26 @@ _REPORT_S = 0.5
 
 
 @contextmanager
-def open_processes(number: int) -> Iterator[LocalProcesses | None]:
-    """Yield `number` processes, or None if the work should be done in this process.
+def open_processes(num_processes: int) -> Iterator[LocalProcesses | None]:
+    """Yield `num_processes` processes, or None if the work should be done in this process.
 
-    Yields None if `number` is at most 1, or if other processes could not import the program. The
-    processes exit at the end of the `with` block. After an error, they do not finish their units.
+    Yields None if `num_processes` is at most 1, or if other processes could not import the program.
+    The processes exit at the end of the `with` block. After an error, they do not finish their
+    units.
     """
-    if number > 1 and (script := find_missing_script()):
+    if num_processes > 1 and (script := find_missing_script()):
         logger.warning(
             "working in one process, because worker processes cannot import the program: %s is not "
             "a file. Save the program as a file to use %d processes",
             script,
-            number,
+            num_processes,
         )
-        number = 1
-    if number <= 1:
+        num_processes = 1
+    if num_processes <= 1:
         yield None
         return
     machine.raise_open_file_limit()
-    processes = LocalProcesses(number)
+    processes = LocalProcesses(num_processes)
     try:
         yield processes
     finally:
@@ -74,11 +75,11 @@ def open_processes(number: int) -> Iterator[LocalProcesses | None]:
 class LocalProcesses:
     """Worker processes, which exit soon after this process does, and ignore Ctrl-C."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, num_processes: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._workers: dict[Any, Any] = {}
         self._running: dict[Any, int | None] = {}
-        for _ in range(number):
+        for _ in range(num_processes):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=_work, args=(theirs,), daemon=True)
             process.start()
@@ -155,11 +156,11 @@ def _describe_loss(process: Any) -> str:
     process.join(_END_S)
     worker, code = f"worker process {process.pid}", process.exitcode
     if code is not None and (code == SIGTERM_STATUS or code < 0):
-        number = signal.SIGTERM if code > 0 else signal.Signals(-code)
-        hint = " (out of memory?)" if number == signal.SIGKILL else ""
+        received = signal.SIGTERM if code > 0 else signal.Signals(-code)
+        hint = " (out of memory?)" if received == signal.SIGKILL else ""
         return (
-            f"{worker} was killed by {number.name}{hint}. Run again to resume. If memory is short, "
-            "use fewer processes"
+            f"{worker} was killed by {received.name}{hint}. Run again to resume. If memory is "
+            "short, use fewer processes"
         )
     return (
         f"{worker} exited with status {code}. {GUARD_ADVICE}. Run again to resume, or use "
@@ -192,8 +193,8 @@ class _Reporter:
     def __init__(self, pipe: Any) -> None:
         self._pipe, self._bytes, self._sent = pipe, 0, time.monotonic()
 
-    def __call__(self, number: int) -> None:
-        self._bytes += number
+    def __call__(self, num_bytes: int) -> None:
+        self._bytes += num_bytes
         if time.monotonic() - self._sent >= _REPORT_S:
             self.send()
 

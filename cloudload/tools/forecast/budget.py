@@ -24,12 +24,12 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 def parse_tokens(text: str | int) -> int:
     """Parse a number of tokens, such as 300B, 1.5T or 2_000_000, or raise `ValueError`."""
     found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([kmbt]?)", str(text).strip().lower())
-    number = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2]] if found else 0
-    if not 1 <= number < 2**63:
+    tokens = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2]] if found else 0
+    if not 1 <= tokens < 2**63:
         raise ValueError(
             f"tokens is {text!r:.60}. Use a number of at least 1, such as 300B or 1.5T"
         )
-    return round(number)
+    return round(tokens)
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,12 @@ def _limit_rows(lengths: RunLengths, global_batch: int) -> int:
     recipe, most = lengths.recipe, float("inf")
     shares = np.bincount(recipe.components_of(np.arange(1 << 12)), minlength=len(recipe.components))
     for index, each in enumerate(recipe.components):
-        number = each.num_positions
-        epochs = max(FEWEST_EPOCHS, MOST_WORK // (number + _WORK_OF_EPOCH))
-        ordinals = np.arange(-(-min(_MOST_MEASURED, number) // recipe.num_lanes))[:, None]
+        num_positions = each.num_positions
+        epochs = max(FEWEST_EPOCHS, MOST_WORK // (num_positions + _WORK_OF_EPOCH))
+        ordinals = np.arange(-(-min(_MOST_MEASURED, num_positions) // recipe.num_lanes))[:, None]
         lanes = np.arange(recipe.num_lanes)[None, :] + 0 * ordinals
         sizes = lengths.walkers[index].measure(lanes, ordinals + 0 * lanes).tokens
-        tokens = float(np.maximum(0, sizes).mean()) * number
+        tokens = float(np.maximum(0, sizes).mean()) * num_positions
         share = max(1, int(shares[index])) / shares.sum()
         most = min(most, epochs * max(1.0, tokens / recipe.packing.seq_len) / share)
     return max(2, round(most) // global_batch) * global_batch

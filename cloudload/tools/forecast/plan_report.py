@@ -242,11 +242,11 @@ def _draw(plan: RunPlan) -> str:
         anchor = "end" if share == 1 else "middle" if share else "start"
         shown = f"{min(step, last - 1):,.0f}"  # the last label is the run's last step
         parts.append(_write(shown, x(step), _HEIGHT - 8, anchor))
-    for number, (step, name) in enumerate(list_early_ends(plan)):
+    for line, (step, name) in enumerate(list_early_ends(plan)):
         at, is_left = x(step + 1), step < (last + 1) / 4
         first, index = _TOP + 24, at + 5 if is_left else at - 5  # below the level labels
         parts.append(f'<line class="end" x1="{at}" x2="{at}" y1="{first}" y2="{y(0)}"/>')
-        parts.append(_write(name, index, first + 10 + 15 * number, "start" if is_left else "end"))
+        parts.append(_write(name, index, first + 10 + 15 * line, "start" if is_left else "end"))
     for kind, text, level in lines:
         parts.append(_draw_line(kind, y(level)))
         parts.append(_write(text, _WIDTH - 14, y(level) - 5))

@@ -152,8 +152,8 @@ def _add_speed(found: RunPlan, speed: Speed | None, wanted: float | None) -> Run
     rate = speed.tokens_per_cpu_s
     workers = None
     if wanted is not None and rate.value > 0:
-        number = [math.ceil(wanted / each) for each in (rate.value, rate.high, rate.low)]
-        workers = Figure(number[0], number[1], number[2])
+        counts = [math.ceil(wanted / each) for each in (rate.value, rate.high, rate.low)]
+        workers = Figure(counts[0], counts[1], counts[2])
     return replace(
         found, first_batch_s=speed.first_batch_s, tokens_per_worker_s=rate, workers=workers
     )
@@ -253,8 +253,8 @@ class _Forecast:
     def _plan_stream(self, stream: int) -> StreamPlan:
         counts = [case.extent.counts for case in self._found]
         cases, is_mixed = self._cases, self._recipe.config.is_mixed
-        number, error = len(self._corpus.datasets), self._cases.error_of(stream)
-        is_exact = self._asked.has_full_rows and (is_mixed or number == 1)
+        num_streams, error = len(self._corpus.datasets), self._cases.error_of(stream)
+        is_exact = self._asked.has_full_rows and (is_mixed or num_streams == 1)
         own = [int(each[stream, TOKENS]) for each in counts]
         totals = [max(1, int(each[:, TOKENS].sum())) for each in counts]
         shares = [value / total for value, total in zip(own, totals, strict=True)]

@@ -223,9 +223,9 @@ def _list_cut(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
         firsts = starts // lengths.units_of_row
         counts = np.maximum(starts, ends - 1) // lengths.units_of_row - firsts + 1
         for chosen, is_ahead in find.split(is_read, found.tokens):
-            number = counts[chosen]
-            own, ordinal = (np.repeat(each[chosen], number) for each in (lanes, ordinals))
-            in_rows = rows.at(own, np.repeat(firsts[chosen], number) + count_within(number))
+            num_rows = counts[chosen]
+            own, ordinal = (np.repeat(each[chosen], num_rows) for each in (lanes, ordinals))
+            in_rows = rows.at(own, np.repeat(firsts[chosen], num_rows) + count_within(num_rows))
             # rows from the start of the tail on are made of what is left in all lanes
             is_cut = in_rows < tail_start
             cut = own[is_cut], ordinal[is_cut], in_rows[is_cut]
@@ -242,10 +242,10 @@ def _list_played(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
     firsts = np.full((int(stops.max(initial=0)), len(stops)), NEVER)
     rows = _LaneRows(reading, index, min(reading.num_rows, reading.tail_starts[index]))
     step = max(1, _ROWS_AT_ONCE // len(stops))
-    for number in range(0, int(rows.counts.max()), step):
-        lanes, numbers = rows.list_between(number, number + step)
-        pieces = finder.find(lanes, numbers)
-        in_rows = rows.at(lanes, numbers)[pieces[:, tables.PIECE_ROW]]
+    for start_row in range(0, int(rows.counts.max()), step):
+        lanes, in_lane = rows.list_between(start_row, start_row + step)
+        pieces = finder.find(lanes, in_lane)
+        in_rows = rows.at(lanes, in_lane)[pieces[:, tables.PIECE_ROW]]
         own, ordinals = tables.split_keys(pieces[:, tables.PIECE_DOCUMENT])
         np.minimum.at(firsts, (ordinals, own), in_rows)
         yield from find.list_uses(own, ordinals, in_rows)
@@ -366,16 +366,16 @@ class _LaneRows:
         self.counts = np.bincount(lanes, minlength=self._num_lanes)
         self._firsts = np.cumsum(self.counts) - self.counts
 
-    def at(self, lanes: Ints, numbers: Ints) -> Ints:
+    def at(self, lanes: Ints, in_lane: Ints) -> Ints:
         """Return the run index of the rows with these numbers in their lanes: int64 [rows].
 
         The index is at most `stop`, which stands for all later rows.
         """
         if self._rows is None:
-            return np.minimum(numbers * self._num_lanes + lanes, self._stop)
+            return np.minimum(in_lane * self._num_lanes + lanes, self._stop)
         found = np.full(len(lanes), self._stop)
-        is_there = numbers < self.counts[lanes]
-        found[is_there] = self._rows[(self._firsts[lanes] + numbers)[is_there]]
+        is_there = in_lane < self.counts[lanes]
+        found[is_there] = self._rows[(self._firsts[lanes] + in_lane)[is_there]]
         return found
 
     def list_between(self, start: int, stop: int) -> tuple[Ints, Ints]:

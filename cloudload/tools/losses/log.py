@@ -197,8 +197,8 @@ class LossLog:
         sums, tokens = totals.tolist()
         self._means = _Means(rows=self._means.rows)
         return {
-            name: log_file.MeanLoss(round(number), total)
-            for name, number, total in zip(names, tokens, sums, strict=True)
+            name: log_file.MeanLoss(round(count), total)
+            for name, count, total in zip(names, tokens, sums, strict=True)
         }
 
     def flush(self) -> None:

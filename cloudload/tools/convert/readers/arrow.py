@@ -99,10 +99,10 @@ class ArrowUnit(input_records.FileUnit):
         return reader.schema, self._read_by_footer(reader, counter)
 
     def _read_by_footer(self, reader: Any, counter: input_files.StoredByteCounter) -> Iterator[Any]:
-        number = reader.num_record_batches
-        for place in range(number):
-            yield reader.get_batch(place)
-            counter.reach((self.file.bytes or 0) * (place + 1) // number)
+        num_batches = reader.num_record_batches
+        for index in range(num_batches):
+            yield reader.get_batch(index)
+            counter.reach((self.file.bytes or 0) * (index + 1) // num_batches)
         counter.reach(self.file.bytes or 0)
 
     def _block(

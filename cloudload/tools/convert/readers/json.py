@@ -78,16 +78,16 @@ class JsonArrayBlock(input_records.FileBlock):
     def records(
         self, text_key: str, errors: str = choices.STRICT
     ) -> Iterator[input_records.Record]:
-        for number, element in enumerate(self.elements, self.start.line):
+        for line, element in enumerate(self.elements, self.start.line):
             data, is_replaced = input_records.make_utf8(element, errors)
             fields, problem = parse_object(data)
-            place = str(number)
+            place = str(line)
             yield input_records.Record(
                 self.file, place, fields, problem, element, is_replaced=is_replaced
             )
         if self.damage:
-            number = self.start.line + len(self.elements)
-            yield input_records.Record(self.file, str(number), None, self.damage)
+            line = self.start.line + len(self.elements)
+            yield input_records.Record(self.file, str(line), None, self.damage)
 
 
 class BrokenArrayError(input_files.DamagedError):

@@ -141,8 +141,8 @@ class MdsBlock(input_records.FileBlock):
     def records(
         self, text_key: str, errors: str = choices.STRICT
     ) -> Iterator[input_records.Record]:
-        for number, values in enumerate(self.values, self.start.line):
-            place = str(number)
+        for line, values in enumerate(self.values, self.start.line):
+            place = str(line)
             valid = [
                 input_records.make_utf8(
                     value, errors if column.encoding == "str" else choices.STRICT

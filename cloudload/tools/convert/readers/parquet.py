@@ -68,12 +68,12 @@ class ParquetUnit(input_records.FileUnit):
         columns, schema = arrow_block.choose_columns(
             self.file, parquet.schema_arrow.names, paths, fields
         )
-        for number in range(parquet.num_row_groups):
-            group = parquet.metadata.row_group(number)
+        for index in range(parquet.num_row_groups):
+            group = parquet.metadata.row_group(index)
             is_elsewhere = self.range and not _is_within(group, self.range)
             if not is_elsewhere and row + group.num_rows > start.line:
                 few = parquet.iter_batches(
-                    _rows_to_decode(group, block_bytes), row_groups=[number], columns=columns
+                    _rows_to_decode(group, block_bytes), row_groups=[index], columns=columns
                 )
                 batches = arrow_block.cut_batches(
                     arrow_block.join_batches(few, block_bytes), block_bytes
@@ -95,7 +95,7 @@ def _refuse_joined(file: input_files.InputFile, path: Path, metadata: Any) -> No
     """
     last = metadata.num_row_groups - 1
     group = metadata.row_group(last) if last >= 0 else None
-    ends = [_span(group.column(number))[1] for number in range(group.num_columns)] if group else []
+    ends = [_span(group.column(index))[1] for index in range(group.num_columns)] if group else []
     with path.open("rb") as stored, mmap.mmap(stored.fileno(), 0, access=mmap.ACCESS_READ) as data:
         footer = len(data) - int(metadata.serialized_size) - 8
         if data.find(_MARK + _MARK, max(ends, default=0), footer) >= 0:
@@ -111,7 +111,7 @@ def _rows_to_decode(group: Any, block_bytes: int) -> int:
 
 
 def _first_byte(group: Any) -> int:
-    return min(_span(group.column(number))[0] for number in range(group.num_columns))
+    return min(_span(group.column(index))[0] for index in range(group.num_columns))
 
 
 def _is_within(group: Any, part: input_files.Range) -> bool:
@@ -140,12 +140,12 @@ def _copy_range(
         tail = _read_tail(file, size, needed)
     _write_at(target, size - len(tail), tail)
     metadata = pyarrow.parquet.read_metadata(path)
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     spans = [
-        _span(group.column(number))
+        _span(group.column(index))
         for group in groups
         if _is_within(group, part)
-        for number in range(group.num_columns)
+        for index in range(group.num_columns)
     ]
     if spans:
         first, stop = min(span[0] for span in spans), max(span[1] for span in spans)

@@ -117,10 +117,10 @@ class RowsBlock:
     def records(
         self, text_key: str, errors: str = choices.STRICT
     ) -> Iterator[input_records.Record]:
-        for number, row in enumerate(self.rows, self.start.line):
+        for line, row in enumerate(self.rows, self.start.line):
             fields = {text_key: row} if isinstance(row, str) else row
             if isinstance(fields, Mapping):
-                yield input_records.Record(self, str(number), fields)
+                yield input_records.Record(self, str(line), fields)
             else:
                 problem = f"a row is {type(row).__name__}, not a mapping or a string"
-                yield input_records.Record(self, str(number), None, problem)
+                yield input_records.Record(self, str(line), None, problem)

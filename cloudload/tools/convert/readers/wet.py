@@ -104,9 +104,9 @@ class WetBlock(input_records.FileBlock):
     def records(
         self, text_key: str, errors: str = choices.STRICT
     ) -> Iterator[input_records.Record]:
-        for number, page in enumerate(self.pages, self.start.line):
+        for line, page in enumerate(self.pages, self.start.line):
             if page.headers.get(_TYPE) != "warcinfo":
-                yield self._record(str(number), page, text_key, errors)
+                yield self._record(str(line), page, text_key, errors)
         if self.damage:
             yield input_records.Record(
                 self.file, str(self.start.line + len(self.pages)), None, self.damage
