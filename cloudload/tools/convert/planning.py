@@ -54,12 +54,16 @@ def agree_on_plan(
     inputs = tuple(map(rerun_check.plan_input, folders))
     data = Location(url).read_if_exists()
     if data is None:
-        base = read_base(journal.output, journal.claim) if append else None
+        claim = journal.claim
+        base = read_base(journal.output, claim) if append else None
         has_several = is_files and _has_several(journal, folders)
+        if not append and not has_several:
+            claim = {
+                **claim,
+                "recipe": rerun_check.omit(claim["recipe"], rerun_check.SEGMENT_BYTES),
+            }
         plan = make_plan(
-            journal.claim
-            if append or has_several
-            else rerun_check.claim_one_segment(journal.claim),
+            claim,
             stored_columns(base["stored"]) if base else infer(),
             config,
             folders,
@@ -146,7 +150,8 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
     Its `segments` is the number of the first segment to append. Raises `ConvertError` if there is
     no dataset, or if its recipe differs from the claim's.
     """
-    location, recipe = output.home, rerun_check.without_segment_bytes(claim["recipe"])
+    location = output.home
+    differing = (rerun_check.SEGMENT_BYTES, rerun_check.LENGTHS_FIELD)
     report = _read_report(output)
     if report is None or not all(map(does_exist, _index_urls(output))):
         raise ConvertError(
@@ -155,8 +160,8 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
         )
     rerun_check.compare_claims(
         location,
-        {"recipe": rerun_check.without_lengths(report["claim"]["recipe"]), "inputs": {}},
-        {"recipe": rerun_check.without_lengths(recipe), "inputs": {}},
+        {"recipe": rerun_check.omit(report["claim"]["recipe"], differing[1]), "inputs": {}},
+        {"recipe": rerun_check.omit(claim["recipe"], *differing), "inputs": {}},
     )
     entries = _read_entries(output)
     segments = (_segment_of(entry) for several in entries.values() for entry in several)

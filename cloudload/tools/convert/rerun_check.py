@@ -87,19 +87,12 @@ def _name(root: str, url: str) -> str:
     )
 
 
-def claim_one_segment(claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the claim of a single segment, whose bytes do not depend on `segment_bytes`."""
-    return {**claim, "recipe": without_segment_bytes(claim["recipe"])}
+def omit(recipe: Mapping[str, Any], *fields: str) -> dict[str, Any]:
+    """Return a recipe without some fields.
 
-
-def without_segment_bytes(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe without `segment_bytes`."""
-    return {key: value for key, value in recipe.items() if key != SEGMENT_BYTES}
-
-
-def without_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe without the key of the token lengths, which may differ in an append."""
-    return {key: value for key, value in recipe.items() if key != LENGTHS_FIELD}
+    `SEGMENT_BYTES` does not affect a single segment, and `LENGTHS_FIELD` may differ in an append.
+    """
+    return {key: value for key, value in recipe.items() if key not in fields}
 
 
 def compare_claims(

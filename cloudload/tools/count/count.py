@@ -31,7 +31,7 @@ from cloudload.data import (
 from cloudload.rows import choose_backend
 from cloudload.run import Recipe, length_files, lengths_index, open_recipe
 from cloudload.system import open_progress_bar, option_help
-from cloudload.tools.count.estimate import CountEstimate, estimate
+from cloudload.tools.count.estimate import CountEstimate, sample_lengths
 from cloudload.tools.count.group import (
     Counted,
     CountWork,
@@ -197,7 +197,7 @@ def estimate_tokens(
         "on_error": on_error,
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
-    return estimate(recipe, backend, share)
+    return sample_lengths(recipe, backend, share).estimate()
 
 
 def _open(

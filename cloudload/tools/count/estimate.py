@@ -98,11 +98,6 @@ class LengthSample:
         )
 
 
-def estimate(recipe: Recipe, backend: str, share: float) -> CountEstimate:
-    """Estimate the tokens of a recipe's only dataset. Raises the errors of `sample_lengths`."""
-    return sample_lengths(recipe, backend, share).estimate()
-
-
 def sample_lengths(recipe: Recipe, backend: str, share: float) -> LengthSample:
     """Tokenize about `share` of the samples of a recipe's only dataset.
 
