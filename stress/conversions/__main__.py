@@ -202,8 +202,8 @@ class _Jobs:
 
     def _wait_for_object(self) -> None:
         """Wait until an object is stored or deleted, so that some kills hit after the start."""
-        before, end = list_sizes_at(self.out), time.monotonic() + TIMEOUT_S / 10
-        while time.monotonic() < end and list_sizes_at(self.out) == before:
+        before, end = list_sizes_at(Location(self.out)), time.monotonic() + TIMEOUT_S / 10
+        while time.monotonic() < end and list_sizes_at(Location(self.out)) == before:
             if soon(self._have_ended, 0.3):
                 return
 

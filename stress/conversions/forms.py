@@ -32,6 +32,7 @@ from typing import Any
 from tqdm import tqdm
 
 from cloudload.cli import main as main_of_cli
+from cloudload.data import Location
 from cloudload.tools.check import check_dataset
 from cloudload.tools.convert.output_location import list_sizes_at
 from stress.campaign import Report, make_parser, run_in_folder
@@ -84,7 +85,7 @@ class Conversion:
         for _ in range(kills):
             if not self._start_and_kill(self._source):
                 break
-            if is_calm and ".convert/plan.json" in list_sizes_at(str(self._out)):
+            if is_calm and ".convert/plan.json" in list_sizes_at(Location(str(self._out))):
                 is_calm = False
                 if self.kind == "changed":
                     self._change_and_restore()
@@ -99,7 +100,7 @@ class Conversion:
             self._fail(f"{len(found)} documents differ from the source's {len(self._documents)}")
         if not check_dataset(str(self._out), progress=False, processes=1).is_sound:
             self._fail("check finds errors")
-        if left := [name for name in list_sizes_at(str(self._out)) if ".convert" in name]:
+        if left := [name for name in list_sizes_at(Location(str(self._out))) if ".convert" in name]:
             self._fail(f"left over: {left[:3]}")
 
     def _write(self, kind: str, some: Sequence[str]) -> Path:
@@ -141,8 +142,8 @@ class Conversion:
 
     def _start_and_kill(self, source: Path) -> bool:
         """Return False if the process ended before it could be killed."""
-        run, before = self._start(source), list_sizes_at(str(self._out))
-        while run.is_alive() and list_sizes_at(str(self._out)) == before:
+        run, before = self._start(source), list_sizes_at(Location(str(self._out)))
+        while run.is_alive() and list_sizes_at(Location(str(self._out))) == before:
             time.sleep(0.005)
         time.sleep(self._draw.choice([0.0, 0.02, 0.1, 0.4, 1.0]) * self._draw.random())
         if not run.is_alive():

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from cloudload.convert import convert_to_mds
+from cloudload.data import Location
 from cloudload.errors import CloudloadError
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.dry_run import outline_conversion
@@ -26,7 +27,9 @@ def convert(
 
 def main(source: str, out: str, rejects: str, mode: str) -> int:
     segments = outline_conversion(source, segment_bytes=SETTINGS["segment_bytes"]).segments
-    done = [name for name in list_sizes_at(f"{out}/.convert") if name.endswith(".done.json")]
+    done = [
+        name for name in list_sizes_at(Location(f"{out}/.convert")) if name.endswith(".done.json")
+    ]
     executor = Twice() if mode == "twice" else LastFirst(segments - len(done))
     try:
         convert(source, out, rejects, executor)

@@ -237,21 +237,21 @@ def digest_plan(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def plan_version(location: str) -> str:
+def plan_version(location: Location) -> str:
     """Return a tag of the plan that is stored at an output, or "" if there is none."""
-    return object_version(urls.join_url(location, PLAN_NAME))
+    return object_version(location.join(PLAN_NAME))
 
 
-def object_version(url: str) -> str:
+def object_version(location: Location) -> str:
     """Return the size and tag of an object, or "" if it does not exist."""
-    found = Location(url).list_if_exists()
+    found = location.list_if_exists()
     return f"{found[0].bytes} {found[0].tag}" if found else ""
 
 
-def refuse_replaced(location: str) -> ConvertError:
+def refuse_replaced(location: Location) -> ConvertError:
     """Return the error for a plan that is gone, or that another conversion replaced."""
     return ConvertError(
-        f"the conversion to {redact(location)} was replaced by another one, or its journal was "
+        f"the conversion to {location} was replaced by another one, or its journal was "
         "removed, so it stopped before it wrote an index. Use a separate output for each "
         "conversion, and start over (--overwrite)"
     )

@@ -231,16 +231,16 @@ def convert_to_mds(
         )
     share = Share.parse(worker) if worker is not None else None
     _check_overwrite(overwrite, is_array=bool(share or finish), append=append)
-    location = _output_location(os.fspath(out), split)
+    location = _locate(os.fspath(out), split)
     stored = _read_recipe(location) if finish else {}
     config = config.completed(stored)
     if segment_bytes == DEFAULT_SEGMENT_BYTES:
         segment_bytes = stored.get(rerun_check.SEGMENT_BYTES, segment_bytes)
-    check_output(location, config.split_names, inputs)
-    rejects_url = None if rejects is None else _output_location(os.fspath(rejects), None)
-    if rejects_url:
-        check_file("rejects (--rejects)", rejects_url, inputs)
-        check_rejects(rejects_url)
+    check_output(location.url, config.split_names, inputs)
+    kept = None if rejects is None else _locate(os.fspath(rejects), None)
+    if kept:
+        check_file("rejects (--rejects)", kept.url, inputs)
+        check_rejects(kept)
     recipe = config.recipe() | {rerun_check.SEGMENT_BYTES: segment_bytes}
     output = Output(location, config.split_names)
     documents = {"transform": transform, "transform_id": transform_id, "on_error": on_error}
@@ -256,14 +256,14 @@ def convert_to_mds(
         share,
         finish,
         skip_bad,
-        rejects_url,
+        kept,
         progress,
         count,
         overwrite,
     )
     if (share or finish) and (plan := _read_plan(location, recipe)):
         return convert_segments(run, plan, plan.files(list_roots(inputs), config.format))
-    parent = "" if split is None else _output_location(os.fspath(out), None)
+    parent = None if split is None else _locate(os.fspath(out), None)
     found, skipped = _list_and_plan(
         run, inputs, split, recipe, parent=parent, overwrite=overwrite, append=append
     )
@@ -272,22 +272,24 @@ def convert_to_mds(
     return replace(report, skipped_files=skipped)
 
 
-def _read_recipe(location: str) -> dict[str, Any]:
+def _read_recipe(location: Location) -> dict[str, Any]:
     """Return the options of the conversion at an output, from its plan or its report, or {}."""
-    data = Location(urls.join_url(location, conversion_plan.PLAN_NAME)).read_if_exists()
-    data = data or Location(urls.join_url(location, own_objects.REPORT_NAME)).read_if_exists()
+    data = location.join(conversion_plan.PLAN_NAME).read_if_exists()
+    data = data or location.join(own_objects.REPORT_NAME).read_if_exists()
     stored: dict[str, Any] = {} if data is None else json.loads(data).get("claim", {})
     recipe: dict[str, Any] = stored.get("recipe", {})
     return recipe
 
 
-def _read_plan(location: str, recipe: Mapping[str, Any]) -> conversion_plan.ConversionPlan | None:
+def _read_plan(
+    location: Location, recipe: Mapping[str, Any]
+) -> conversion_plan.ConversionPlan | None:
     """Return the stored plan, or None if there is no plan, or if the inputs must be listed.
 
     With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
     if the plan has a different recipe.
     """
-    data = Location(urls.join_url(location, conversion_plan.PLAN_NAME)).read_if_exists()
+    data = location.join(conversion_plan.PLAN_NAME).read_if_exists()
     if data is None:
         return None
     plan = conversion_plan.ConversionPlan.parse(data)
@@ -301,14 +303,14 @@ def _list_and_plan(
     split: str | None,
     recipe: Mapping[str, Any],
     *,
-    parent: str,
+    parent: Location | None,
     overwrite: bool,
     append: bool,
 ) -> tuple[ConvertReport | tuple[conversion_plan.ConversionPlan, Files], int]:
     """List the inputs, and return what `_plan_or_convert` returns.
 
     Also returns the number of files that are not appended, because the dataset has them. If the
-    output is a split of a dataset, `parent` is the dataset's location, otherwise "".
+    output is a split of a dataset, `parent` is the dataset's location, otherwise None.
     """
     listed, skipped = list_inputs(inputs, run.config.format, split), 0
     if append and (stored := read_appended_report(run.output)):
@@ -322,7 +324,7 @@ def _list_and_plan(
     if run.config.format == "auto" and (warning := describe_mixture(units)):
         logger.warning("%s", warning)
     files = [file for unit in units for file in unit.files]
-    check_listed(run.location, files)
+    check_listed(run.location.url, files)
     claim = {"recipe": recipe, "inputs": rerun_check.identify_inputs(units, with_tags=append)}
     journal = Journal(run.output, claim, rerun_check.list_sizes(units))
     journal.parent = parent
@@ -333,7 +335,7 @@ def _list_and_plan(
 
 
 def _leave_out(
-    location: str,
+    location: Location,
     stored: Mapping[str, Any],
     listed: Sequence[FolderFiles | input_records.InputUnit],
 ) -> tuple[list[FolderFiles | input_records.InputUnit], int]:
@@ -353,7 +355,9 @@ def _join_shares(splits: str | Mapping[str, float] | None) -> str | None:
     return None if splits is None else "".join(splits.split())
 
 
-def _open_count(location: str, tokenizer: Any, documents: Mapping[str, Any]) -> CountWork | None:
+def _open_count(
+    location: Location, tokenizer: Any, documents: Mapping[str, Any]
+) -> CountWork | None:
     if tokenizer is not None:
         return open_count_work(location, tokenizer, **documents)
     for name, default in {"transform": None, "transform_id": None, "on_error": "raise"}.items():
@@ -409,8 +413,8 @@ def _plan_or_convert(
     return plan, list_files(plan, folders, run.config.format)
 
 
-def _output_location(out: str, split: str | None) -> str:
+def _locate(out: str, split: str | None) -> Location:
     urls.check_location(out)
     if split is not None and (not split or split.startswith(("/", ".")) or ".." in split):
         raise ValueError(f"split is {split!r}. Use a plain name such as 'train'")
-    return urls.join_url(urls.plain_location(out), split or "")
+    return Location(urls.plain_location(out)).join(split or "")

@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 import zstandard
 
-from cloudload.data import JOURNAL_FOLDER, shard_entries, urls
+from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, urls
 from cloudload.system import run_in_order
 from cloudload.tools.convert import conversion_plan
 from cloudload.tools.convert.conversion_report import Counts, sum_counts
@@ -144,14 +144,14 @@ class JoinedSegments:
 
 
 def list_finished(
-    location: str, segments: Iterable[int], plan: str, *, with_rejects: bool
+    location: Location, segments: Iterable[int], plan: str, *, with_rejects: bool
 ) -> list[int]:
     """Return the segments that have a note, in order.
 
     With `with_rejects`, a segment with bad records must also have a file of rejects.
     """
     names = collect_at(
-        urls.join_url(location, JOURNAL_FOLDER), lambda found: {_base(name) for name, _ in found}
+        location.join(JOURNAL_FOLDER), lambda found: {_base(name) for name, _ in found}
     )
     noted = [segment for segment in segments if _base(note_name(segment)) in names]
     if not with_rejects:
@@ -168,7 +168,7 @@ def _base(name: str) -> str:
 
 
 def read_notes(
-    location: str, segments: Sequence[int], plan: str
+    location: Location, segments: Sequence[int], plan: str
 ) -> Iterator[tuple[int, Note | None]]:
     """Yield (number, note) for each segment, in order. An unfinished segment has the note None.
 
@@ -183,7 +183,7 @@ def read_notes(
 
 
 def join_notes(
-    location: str,
+    location: Location,
     segments: Sequence[int],
     plan: conversion_plan.ConversionPlan,
     joined: JoinedSegments,

@@ -27,7 +27,6 @@ from cloudload.data import (
     Location,
     describe_hidden_datasets,
     own_objects,
-    redact,
     refuse_to_hide,
     shard_entries,
     urls,
@@ -69,8 +68,8 @@ class Journal:
     ) -> None:
         self.output, self.location = output, output.journal
         self.claim, self.files = claim, files
-        self.parent = ""
-        """The location of the dataset if the output is one of its splits, otherwise ""."""
+        self.parent: Location | None = None
+        """The location of the dataset if the output is one of its splits."""
         self._began = time.monotonic()
         self._is_cleared = is_cleared
 
@@ -89,7 +88,7 @@ class Journal:
             for name in names
             if own_objects.JOURNAL.fullmatch(name) or own_objects.is_of_dataset(owned[name] or "")
         ]
-        check_removed(self.location, removed, inputs)
+        check_removed(self.location.url, removed, inputs)
         for name in sorted(
             removed,
             key=lambda name: (
@@ -98,7 +97,7 @@ class Journal:
                 name,
             ),
         ):
-            Location(urls.join_url(self.location, name)).delete()
+            self.location.join(name).delete()
         self._remove_empty_folders()
 
     def _name_in_dataset(self, name: str) -> str | None:
@@ -125,7 +124,7 @@ class Journal:
             data = self._read(report_name) if report_name in names else None
             if data is None or not all(found):
                 raise ConvertError(
-                    f"{redact(self.location)} already contains a dataset. Choose another output, "
+                    f"{self.location} already contains a dataset. Choose another output, "
                     "or replace the dataset (--overwrite)"
                 )
             stored = json.loads(data)
@@ -133,21 +132,21 @@ class Journal:
             plan = self._read(conversion_plan.PLAN_NAME)
             if plan is not None and json.loads(plan)["base"] is not None:
                 raise ConvertError(
-                    f"an append to {redact(self.location)} is not finished. To finish it, run "
+                    f"an append to {self.location} is not finished. To finish it, run "
                     "again with append (--append) and the same input files"
                 )
             self.remove()
             return ConvertReport.of_stored(stored)
         if _OLD_PLAN in names:
             raise ConvertError(
-                f"an earlier version of cloudload began a conversion to {redact(self.location)}, "
+                f"an earlier version of cloudload began a conversion to {self.location}, "
                 "which this version cannot resume. Finish it with that version, or start over "
                 "(--overwrite)"
             )
         owned = filter(None, map(self._name_in_dataset, names))
         if not is_begun and any(map(own_objects.SHARD.fullmatch, owned)):
             raise ConvertError(
-                f"{redact(self.location)} has shards, but no journal to resume from. "
+                f"{self.location} has shards, but no journal to resume from. "
                 "Choose another output, or replace the shards (--overwrite)"
             )
         return None
@@ -179,10 +178,8 @@ class Journal:
         for split, found in datasets.items():
             location = self.output.dataset(split)
             stored = content | report.to_store(split)
-            Location(urls.join_url(location, own_objects.REPORT_NAME)).write(
-                json.dumps(stored, indent=2).encode()
-            )
-            Location(urls.join_url(location, shard_entries.INDEX_NAME)).write_pieces(found.index())
+            location.join(own_objects.REPORT_NAME).write(json.dumps(stored, indent=2).encode())
+            location.join(shard_entries.INDEX_NAME).write_pieces(found.index())
         self.remove()
         return report
 
@@ -197,7 +194,7 @@ class Journal:
                 own_objects.JOURNAL.fullmatch(name) and name != conversion_plan.PLAN_NAME
                 for name in self._list()
             ):
-                Location(urls.join_url(self.location, conversion_plan.PLAN_NAME)).delete()
+                self.location.join(conversion_plan.PLAN_NAME).delete()
                 self._remove_empty_folders()
 
     def check_plan(self, digest: str) -> None:
@@ -206,13 +203,13 @@ class Journal:
         if data is None or conversion_plan.digest_plan(data) != digest:
             raise conversion_plan.refuse_replaced(self.location)
 
-    def _check_stored(self, location: str, found: JoinedShards) -> None:
+    def _check_stored(self, location: Location, found: JoinedShards) -> None:
         lost, indexes = collect_at(location, found.survey)
         if shard_entries.INDEX_NAME not in indexes and not self._is_cleared:
-            refuse_to_hide(location, indexes)
+            refuse_to_hide(location.url, indexes)
         if lost:
             raise ConvertError(
-                f"{len(lost)} of {found.shards} shards in {redact(location)}, such as {lost[0]}, "
+                f"{len(lost)} of {found.shards} shards in {location}, such as {lost[0]}, "
                 "disappeared or changed size during the conversion. Run again to resume"
             )
 
@@ -224,7 +221,7 @@ class Journal:
         """Remove this journal, the segments' journals, and temporary files of killed writers."""
         names = collect_at(self.location, self._select_own)
         for name in sorted(names, key=lambda name: name == conversion_plan.PLAN_NAME):
-            Location(urls.join_url(self.location, name)).delete()
+            self.location.join(name).delete()
         self._remove_empty_folders()
 
     def _select_own(self, found: Iterable[tuple[str, int]]) -> list[str]:
@@ -244,31 +241,26 @@ class Journal:
         if self._is_cleared:
             return
         if self.output.has_splits and shard_entries.INDEX_NAME in names:
-            raise ConvertError(describe_hidden_datasets(self.location, self.output.splits))
+            raise ConvertError(describe_hidden_datasets(self.location.url, self.output.splits))
         new = [
             each
             for each in self.output.splits
             if name_in(each, shard_entries.INDEX_NAME) not in names
         ]
-        if new and self.parent and self._is_parent_a_dataset():
-            name = self.location.removeprefix(self.parent).lstrip("/")
-            raise ConvertError(describe_hidden_datasets(self.parent, [name]))
+        if new and self.parent and _is_dataset(self.parent):
+            name = self.location.url.removeprefix(self.parent.url).lstrip("/")
+            raise ConvertError(describe_hidden_datasets(self.parent.url, [name]))
         for split in new:
             prefix = f"{split}/" if split else ""
             below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-            refuse_to_hide(self.output.dataset(split), below)
-
-    def _is_parent_a_dataset(self) -> bool:
-        with contextlib.suppress(StoreError):  # the user may have access only to the split's folder
-            return does_exist(urls.join_url(self.parent, shard_entries.INDEX_NAME))
-        return False
+            refuse_to_hide(self.output.dataset(split).url, below)
 
     def _remove_empty_folders(self) -> None:
-        if not urls.is_local(self.location):
+        if not self.location.is_local:
             return
         homes = dict.fromkeys(["", *self.output.splits])
         for home, pattern in itertools.product(homes, _EMPTY_FOLDERS):
-            for folder in urls.local_path(urls.join_url(self.location, home)).glob(pattern):
+            for folder in urls.local_path(self.location.join(home).url).glob(pattern):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
@@ -277,8 +269,14 @@ class Journal:
         return list_sizes_at(self.location)
 
     def _read(self, name: str) -> bytes | None:
-        return Location(urls.join_url(self.location, name)).read_if_exists()
+        return self.location.join(name).read_if_exists()
 
     def _compare(self, stored: Mapping[str, Any]) -> None:
         files = stored.get("files")
         rerun_check.compare_claims(self.location, stored["claim"], self.claim, files, self.files)
+
+
+def _is_dataset(location: Location) -> bool:
+    with contextlib.suppress(StoreError):  # the user may have access only to the split's folder
+        return does_exist(location.join(shard_entries.INDEX_NAME))
+    return False

@@ -47,7 +47,7 @@ class Output:
     `home` is the location of the output, and `segment` is the name of the segment's folder.
     """
 
-    home: str
+    home: Location
     splits: tuple[str, ...] = ("",)
     segment: str = ""
 
@@ -56,17 +56,17 @@ class Output:
         return replace(self, segment=segment_folder(segment))
 
     @property
-    def journal(self) -> str:
+    def journal(self) -> Location:
         """The location whose folder `.convert` contains the journal."""
-        return urls.join_url(self.home, self.segment)
+        return self.home.join(self.segment)
 
-    def dataset(self, split: str) -> str:
+    def dataset(self, split: str) -> Location:
         """Return the location of a split's dataset."""
-        return urls.join_url(self.home, split)
+        return self.home.join(split)
 
-    def shards(self, split: str) -> str:
+    def shards(self, split: str) -> Location:
         """Return the location of a split's shards."""
-        return urls.join_url(self.dataset(split), self.segment)
+        return self.dataset(split).join(self.segment)
 
     @property
     def has_splits(self) -> bool:
@@ -84,35 +84,34 @@ def name_in(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def collect_at(location: str, collect: Callable[[Iterator[tuple[str, int]]], Found]) -> Found:
+def collect_at(location: Location, collect: Callable[[Iterator[tuple[str, int]]], Found]) -> Found:
     """Call `collect` with an iterator over the objects below a location, and return its result.
 
     The iterator yields (name, bytes) in any order; see `collect_objects`. A location that does not
     exist has no objects.
     """
 
+    folder = urls.plain_location(location.url)
+
     def collect_names(stored: Iterator[StoredObject]) -> Found:
-        return collect(
-            (urls.name_below(item.url, urls.plain_location(location)), item.bytes)
-            for item in stored
-        )
+        return collect((urls.name_below(item.url, folder), item.bytes) for item in stored)
 
     try:
-        return Location(location).collect(collect_names)
+        return location.collect(collect_names)
     except StoreError as error:
         if error.is_missing:
             return collect(iter(()))
         raise
 
 
-def list_sizes_at(location: str) -> dict[str, int]:
+def list_sizes_at(location: Location) -> dict[str, int]:
     """Map the name of each object below a location to its size in bytes, sorted by name."""
     return collect_at(location, lambda found: dict(sorted(found)))
 
 
-def does_exist(url: str) -> bool:
+def does_exist(location: Location) -> bool:
     """Whether an object exists."""
-    return bool(list_sizes_at(url))
+    return bool(list_sizes_at(location))
 
 
 def is_stored(file: Mapping[str, object], sizes: Mapping[str, int]) -> bool:
@@ -171,9 +170,9 @@ def check_removed(
                 )
 
 
-def check_rejects(url: str) -> None:
-    """Raise `ValueError` if there is a file at `url` that does not have rejects."""
-    data = Location(url).read_if_exists(1 << 20)
+def check_rejects(location: Location) -> None:
+    """Raise `ValueError` if there is a file at a location that does not have rejects."""
+    data = location.read_if_exists(1 << 20)
     if not data:
         return
     try:
@@ -183,7 +182,7 @@ def check_rejects(url: str) -> None:
         is_reject = False
     if not is_reject:
         raise ValueError(
-            f"{redact(url)} exists, but is not a file of rejects. Choose another file for rejects "
+            f"{location} exists, but is not a file of rejects. Choose another file for rejects "
             "(--rejects)"
         )
 

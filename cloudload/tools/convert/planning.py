@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudload.data import Location, own_objects, redact, shard_entries, urls, writer
+from cloudload.data import Location, own_objects, shard_entries, writer
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
@@ -50,9 +50,9 @@ def agree_on_plan(
     plan adds to the existing dataset. Raises `ConvertError` if there is no dataset to append to, if
     another conversion to this output finished meanwhile, or if the stored plan is for another one.
     """
-    url = urls.join_url(journal.location, conversion_plan.PLAN_NAME)
+    location = journal.location.join(conversion_plan.PLAN_NAME)
     inputs = tuple(map(rerun_check.plan_input, folders))
-    data = Location(url).read_if_exists()
+    data = location.read_if_exists()
     if data is None:
         claim = journal.claim
         base = read_base(journal.output, claim) if append else None
@@ -71,14 +71,14 @@ def agree_on_plan(
             base=base,
         )
         encoded = plan.encode()
-        if (data := Location(url).create(encoded)) == encoded:
+        if (data := location.create(encoded)) == encoded:
             _check_current(journal, plan)
             return plan.with_digest(data)
         del encoded
     plan = conversion_plan.ConversionPlan.parse(data)
     if append and plan.base is None:
         raise ConvertError(
-            f"cannot append to {redact(journal.location)}, because its conversion is not finished. "
+            f"cannot append to {journal.location}, because its conversion is not finished. "
             "Finish it first by converting without append (--append)"
         )
     rerun_check.compare_claims(
@@ -137,9 +137,9 @@ def _check_current(journal: Journal, plan: conversion_plan.ConversionPlan) -> No
     conversion may have finished there.
     """
     if has_changed(journal.output, plan.base):
-        Location(urls.join_url(journal.location, conversion_plan.PLAN_NAME)).delete()
+        journal.location.join(conversion_plan.PLAN_NAME).delete()
         raise ConvertError(
-            f"another conversion to {redact(journal.location)} finished just now. Run again to "
+            f"another conversion to {journal.location} finished just now. Run again to "
             "compare it with this one"
         )
 
@@ -153,9 +153,9 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
     location = output.home
     differing = (rerun_check.SEGMENT_BYTES, rerun_check.LENGTHS_FIELD)
     report = _read_report(output)
-    if report is None or not all(map(does_exist, _index_urls(output))):
+    if report is None or not all(map(does_exist, _list_indexes(output))):
         raise ConvertError(
-            f"cannot append to {redact(location)}, because it has no finished conversion. Finish "
+            f"cannot append to {location}, because it has no finished conversion. Finish "
             "the conversion first, or convert without append (--append)"
         )
     rerun_check.compare_claims(
@@ -173,7 +173,7 @@ def read_appended_report(output: Output) -> dict[str, Any] | None:
 
     If an append is unfinished, it is the report from before that append.
     """
-    plan = Location(urls.join_url(output.home, conversion_plan.PLAN_NAME)).read_if_exists()
+    plan = output.home.join(conversion_plan.PLAN_NAME).read_if_exists()
     base = json.loads(plan)["base"] if plan is not None else None
     return dict(base["stored"]) if base else _read_report(output)
 
@@ -201,7 +201,7 @@ def join_base(output: Output, plan: conversion_plan.ConversionPlan) -> JoinedSeg
     }
     if _digest(entries) != plan.base["index"]:
         raise ConvertError(
-            f"the index of {redact(output.home)} changed after the append started. Restore the "
+            f"the index of {output.home} changed after the append started. Restore the "
             "index, and run again to resume"
         )
     joined.add("", entries, ConvertReport.of_stored(plan.base["stored"]).counts())
@@ -231,28 +231,25 @@ def read_report_if_joined(
         rerun_check.compare_claims(output.home, joined, plan.claim)
     elif inputs != plan.claim["inputs"]:
         raise ConvertError(
-            f"another conversion was appended to {redact(output.home)} at the same time. Append "
-            "again"
+            f"another conversion was appended to {output.home} at the same time. Append again"
         )
     return ConvertReport.of_stored(report)
 
 
 def _read_report(output: Output) -> dict[str, Any] | None:
     """Return the report of the last split, which is stored after those of all other splits."""
-    location = Location(output.dataset(output.splits[-1]))
-    data = location.join(own_objects.REPORT_NAME).read_if_exists()
+    report = output.dataset(output.splits[-1]).join(own_objects.REPORT_NAME)
+    data = report.read_if_exists()
     return None if data is None else dict(json.loads(data))
 
 
-def _index_urls(output: Output) -> list[str]:
-    return [
-        urls.join_url(output.dataset(split), shard_entries.INDEX_NAME) for split in output.splits
-    ]
+def _list_indexes(output: Output) -> list[Location]:
+    return [output.dataset(split).join(shard_entries.INDEX_NAME) for split in output.splits]
 
 
 def _read_entries(output: Output) -> dict[str, list[dict[str, Any]]]:
     """Return the entries of the indexes by split; no entries for an index that does not exist."""
-    texts = [Location(url).read_if_exists() or b'{"shards": []}' for url in _index_urls(output)]
+    texts = [index.read_if_exists() or b'{"shards": []}' for index in _list_indexes(output)]
     return {
         split: json.loads(text)["shards"] for split, text in zip(output.splits, texts, strict=True)
     }

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cloudload.data import Location, own_objects, redact, shard_entries, urls, writer
+from cloudload.data import Location, own_objects, shard_entries, writer
 from cloudload.errors import ConvertError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import conversion_plan
@@ -60,17 +60,17 @@ def rebuild_shards(run: Conversion, folders: Sequence[FolderFiles] | None) -> in
     Raises `ConvertError` if a shard cannot be rebuilt with the same bytes.
     """
     for location in map(run.output.dataset, run.output.splits):
-        index, found = urls.join_url(location, shard_entries.INDEX_NAME), JoinedShards()
+        index, found = location.join(shard_entries.INDEX_NAME), JoinedShards()
         version = conversion_plan.object_version(index)
-        entries = json.loads(Location(index).read())["shards"]
+        entries = json.loads(index.read())["shards"]
         found.add("", entries)
         if not (lost := collect_at(location, found.survey)[0]):
             continue
-        stored = json.loads(Location(urls.join_url(location, own_objects.REPORT_NAME)).read())
+        stored = json.loads(location.join(own_objects.REPORT_NAME).read())
         obstacle = _find_obstacle(run, stored, folders)
         if folders is None or obstacle:
             raise ConvertError(
-                f"{len(lost):,} of {found.shards:,} shards in {redact(location)}, such as "
+                f"{len(lost):,} of {found.shards:,} shards in {location}, such as "
                 f"{lost[0]}, are missing or have a different size than the index lists. They "
                 f"cannot be rebuilt, because {obstacle}. {_ADVICE}"
             )
@@ -169,12 +169,12 @@ def _store_if_lost(
     if difference := _compare(segment.entries.get(name), made):
         raise _refusal(location, name, difference)
     if name in segment.lost:
-        index = urls.join_url(location, shard_entries.INDEX_NAME)
+        index = location.join(shard_entries.INDEX_NAME)
         if conversion_plan.object_version(index) != segment.version:
             raise ConvertError(
-                f"the index of {redact(location)} changed while shards were rebuilt. Run again"
+                f"the index of {location} changed while shards were rebuilt. Run again"
             )
-        Location(urls.join_url(location, name)).write(shard.data)
+        location.join(name).write(shard.data)
     return StoredShard(shard.entry, [])
 
 
@@ -187,8 +187,8 @@ def _compare(listed: Mapping[str, Any] | None, made: Mapping[str, Any]) -> str:
     return "" if listed == made else "its columns or options would differ"
 
 
-def _refusal(location: str, name: str, difference: str) -> ConvertError:
+def _refusal(location: Location, name: str, difference: str) -> ConvertError:
     return ConvertError(
-        f"cannot rebuild {name} of {redact(location)}, because {difference}, so an input or a "
+        f"cannot rebuild {name} of {location}, because {difference}, so an input or a "
         f"package changed since the conversion. {_ADVICE}"
     )

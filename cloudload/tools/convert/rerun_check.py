@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from cloudload.data import redact, urls
+from cloudload.data import Location, redact, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_records
 from cloudload.tools.convert.conversion_report import MAX_LISTED
@@ -96,7 +96,7 @@ def omit(recipe: Mapping[str, Any], *fields: str) -> dict[str, Any]:
 
 
 def compare_claims(
-    location: str,
+    location: Location,
     stored: Mapping[str, Any],
     claim: Mapping[str, Any],
     files_before: Any = None,
@@ -115,7 +115,7 @@ def compare_claims(
             if part == "inputs":
                 change = describe_changes(files_before, files_now or {}) or change
             raise ConvertError(
-                f"{redact(location)} belongs to a conversion with different inputs or options: "
+                f"{location} belongs to a conversion with different inputs or options: "
                 f"{change}. Run with the original inputs and options, choose another output, or "
                 "start over (--overwrite)"
             )
@@ -191,7 +191,7 @@ def join_files(before: Mapping[str, Any], inputs: Iterable[PlannedInput]) -> str
 
 
 def leave_out_converted(
-    location: str, stored: Mapping[str, Any], folders: Iterable[FolderFiles]
+    location: Location, stored: Mapping[str, Any], folders: Iterable[FolderFiles]
 ) -> list[FolderFiles]:
     """Return the inputs without the files that the dataset with the report `stored` has already.
 
@@ -207,13 +207,13 @@ def leave_out_converted(
             return False
         if row[0] in locations:
             raise ConvertError(
-                f"{file.display_name} changed since it was converted to {redact(location)}, so its "
+                f"{file.display_name} changed since it was converted to {location}, so its "
                 "earlier documents are in the dataset. Write new documents to a new file, and "
                 "append that one, or convert all files again (--overwrite)"
             )
         if row[2] in names or (file.name in old and old[file.name] == file.bytes):
             raise ConvertError(
-                f"{redact(location)} has a file with the name and size of {file.display_name}, and "
+                f"{location} has a file with the name and size of {file.display_name}, and "
                 "cloudload cannot tell whether it is the same. If not, rename the file to append"
             )
         return True
@@ -227,12 +227,12 @@ def leave_out_converted(
 
 
 def check_same_files(
-    location: str, stored: Mapping[str, Any], folders: Iterable[FolderFiles]
+    location: Location, stored: Mapping[str, Any], folders: Iterable[FolderFiles]
 ) -> None:
     """Raise `ConvertError` for a file that has the same name and size, but was not converted."""
     if name := find_changed(stored, folders):
         raise ConvertError(
-            f"{redact(location)} is complete, but {name} is not the file from which it was "
+            f"{location} is complete, but {name} is not the file from which it was "
             "converted, or was written again since then. Choose another output, or start over "
             "(--overwrite)"
         )

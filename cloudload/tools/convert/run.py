@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cloudload.data import Dataset, Location, own_objects, parse_index, redact, urls
+from cloudload.data import Dataset, Location, own_objects, parse_index
 from cloudload.errors import ConvertError, StoreError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import conversion_plan, input_records
@@ -60,7 +60,7 @@ class Conversion:
     share: Share | None
     finish: bool
     skip_bad: bool
-    rejects: str | None
+    rejects: Location | None
     """The location of the file of rejects, or None."""
     progress: bool
     count: CountWork | None = None
@@ -69,16 +69,16 @@ class Conversion:
     """Whether this run removed the earlier dataset."""
 
     @property
-    def location(self) -> str:
+    def location(self) -> Location:
         """The location of the output."""
         return self.output.home
 
 
-def check_sizes(location: str, units: Sequence[input_records.InputUnit]) -> None:
+def check_sizes(location: Location, units: Sequence[input_records.InputUnit]) -> None:
     """Raise `ConvertError` if a complete dataset may be of other data, as of another iterator."""
     if unknown := [unit.name for unit in units if unit.size is None]:
         raise ConvertError(
-            f"{redact(location)} is already complete, but cloudload cannot check that it was made "
+            f"{location} is already complete, but cloudload cannot check that it was made "
             f"from {unknown[0]}. Choose another output, or start over (--overwrite)"
         )
 
@@ -90,12 +90,12 @@ def already_complete(report: ConvertReport, run: Conversion, rebuilt: int = 0) -
     """
     if run.rejects and report.bad and not does_exist(run.rejects):
         raise ConvertError(
-            f"{redact(run.location)} is already complete, and its bad records were not written to "
-            f"{redact(run.rejects)}. To write them, convert again with overwrite (--overwrite)"
+            f"{run.location} is already complete, and its bad records were not written to "
+            f"{run.rejects}. To write them, convert again with overwrite (--overwrite)"
         )
     return replace(
         report,
-        out=redact(run.location),
+        out=str(run.location),
         already_complete=not rebuilt,
         seconds=0.0,
         resumed_shards=report.shards - rebuilt,
@@ -253,7 +253,7 @@ def _join_rejects(run: Conversion, joined: JoinedSegments, finished: Sequence[in
     assert run.rejects
     if lacking := sorted({*joined.with_bad} - {*finished}):
         raise ConvertError(
-            f"the workers of segments {_name_some(lacking)} of {redact(run.location)} left out bad "
+            f"the workers of segments {_name_some(lacking)} of {run.location} left out bad "
             "records without storing them. Run these workers again with rejects (--rejects), or "
             "finish without rejects"
         )
@@ -280,8 +280,8 @@ def _write_lengths(
     if run.count is None or not report.documents:
         return report
     [shards] = joined.datasets.values()
-    index = parse_index(b"".join(shards.index()), redact(run.location))
-    dataset = Dataset(Location(run.location), index, "")
+    index = parse_index(b"".join(shards.index()), str(run.location))
+    dataset = Dataset(run.location, index, "")
     lengths = map(ShardLengths.decode, _read_lengths(run, plan, segments))
     uncounted = write_groups(run.count, dataset, num_old, lengths)
     with choose_engine(run.executor, 1) as engine:
@@ -293,12 +293,12 @@ def _write_lengths(
 
 def _warn_of_lengths(run: Conversion, plan: conversion_plan.ConversionPlan) -> None:
     """Warn if a dataset to which documents were appended has token lengths."""
-    folder = urls.join_url(run.location, own_objects.LENGTHS_FOLDER)
+    folder = run.location.join(own_objects.LENGTHS_FOLDER)
     if plan.base and list_sizes_at(folder):
         logger.warning(
             "the token lengths of %s do not cover the documents that were appended. Count them: "
             "cloudload count %s --tokenizer NAME",
-            *[redact(run.location)] * 2,
+            *[run.location] * 2,
         )
 
 
@@ -315,9 +315,9 @@ def _read_lengths(
         yield from note.lengths
 
 
-def _describe_missing(location: str, missing: Sequence[int], total: int) -> str:
+def _describe_missing(location: Location, missing: Sequence[int], total: int) -> str:
     return (
-        f"{redact(location)} is not finished, because {len(missing):,} of {total:,} segments are "
+        f"{location} is not finished, because {len(missing):,} of {total:,} segments are "
         f"missing ({_name_some(missing)}). Run the workers of these segments again, or convert "
         "without --finish"
     )
@@ -338,7 +338,7 @@ def _report(
     base = ConvertReport.of_stored(plan.base["stored"]) if plan.base else None
     counts, datasets = joined.counts, joined.datasets
     return ConvertReport(
-        out=redact(run.location),
+        out=str(run.location),
         **counts.to_report(),
         **plan.hidden,
         **_sum_sizes(datasets.values()),

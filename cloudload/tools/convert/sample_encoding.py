@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, urls, writer
+from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, writer
 from cloudload.system import Ints, temp_files
 from cloudload.tools.convert import input_records
 from cloudload.tools.convert.config import ConvertConfig
@@ -239,18 +239,18 @@ def rejects_name(segment: int) -> str:
     return f"{JOURNAL_FOLDER}/{segment:05}.rejects.jsonl"
 
 
-def store_rejects(file: BinaryIO, url: str) -> None:
+def store_rejects(file: BinaryIO, location: Location) -> None:
     """Store a scratch file of rejects as an object."""
     file.flush()
-    Location(url).upload(Path(file.name))
+    location.upload(Path(file.name))
 
 
-def join_rejects(location: str, segments: Iterable[int], url: str) -> None:
+def join_rejects(location: Location, segments: Iterable[int], target: Location) -> None:
     """Concatenate the rejects of segments, in order, and store them as one object.
 
     Raises `StoreError` if a segment's rejects are missing.
     """
     with temp_files.scratch_file() as file:
         for segment in segments:
-            Location(urls.join_url(location, rejects_name(segment))).download(file)
-        store_rejects(file, url)
+            location.join(rejects_name(segment)).download(file)
+        store_rejects(file, target)

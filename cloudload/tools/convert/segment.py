@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, urls, writer
+from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, writer
 from cloudload.errors import ConvertError
 from cloudload.system import DaemonThreadPool, run_in_order, temp_files
 from cloudload.tools.convert import conversion_plan, input_files, input_records
@@ -138,19 +138,19 @@ def convert_numbered(
         kept = rejects if work.keeps_rejects else None
         done = convert_units(work, journal, units, on_bytes, rejects=kept, blocks=blocks)
         if work.keeps_rejects:
-            store_rejects(rejects, urls.join_url(home, rejects_name(segment)))
+            store_rejects(rejects, home.join(rejects_name(segment)))
     stored = sum(entry["samples"] for entries in done.entries.values() for entry in entries)
     check_documents(output.journal, stored, done.counts)
     note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
     if work.count is not None:
         note["lengths"] = done.lengths
-    Location(urls.join_url(home, note_name(segment))).write(json.dumps(note).encode())
+    home.join(note_name(segment)).write(json.dumps(note).encode())
     journal.remove()
     # two processes that convert the same segment must return the same
     return 0 if work.has_folders else done.resumed
 
 
-def is_finished(location: str, segment: int, plan: str, *, with_rejects: bool) -> bool:
+def is_finished(location: Location, segment: int, plan: str, *, with_rejects: bool) -> bool:
     """Whether a segment has a note.
 
     With `with_rejects`, a segment with bad records must also have a file of rejects. Raises
@@ -159,15 +159,15 @@ def is_finished(location: str, segment: int, plan: str, *, with_rejects: bool) -
     note = read_note(location, segment, plan)
     if note is None or not (with_rejects and note.counts.bad):
         return note is not None
-    return does_exist(urls.join_url(location, rejects_name(segment)))
+    return does_exist(location.join(rejects_name(segment)))
 
 
-def read_note(location: str, segment: int, plan: str) -> Note | None:
+def read_note(location: Location, segment: int, plan: str) -> Note | None:
     """Return the note of a segment, or None if it is not finished.
 
     Raises `ConvertError` if the note belongs to another plan.
     """
-    data = Location(urls.join_url(location, note_name(segment))).read_if_exists()
+    data = location.join(note_name(segment)).read_if_exists()
     if data is None:
         return None
     note = json.loads(data)

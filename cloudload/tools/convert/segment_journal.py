@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cloudload.data import JOURNAL_FOLDER, Location, own_objects, redact, urls
+from cloudload.data import JOURNAL_FOLDER, Location, own_objects
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import conversion_plan, input_records
 from cloudload.tools.convert.conversion_report import Counts
@@ -69,11 +69,11 @@ Entries = dict[str, list[dict[str, Any]]]
 """The index entries of shards, in order, by split."""
 
 
-def check_documents(location: str, stored: int, counts: Counts) -> None:
+def check_documents(location: Location, stored: int, counts: Counts) -> None:
     """Raise `ConvertError` if shards with `stored` documents lack or repeat a counted document."""
     if stored != counts.documents:
         raise ConvertError(
-            f"the shards in {redact(location)} have {stored:,} documents, but the input has "
+            f"the shards in {location} have {stored:,} documents, but the input has "
             f"{counts.documents:,}, so documents are missing or repeated. The index was not "
             "written. Start over (--overwrite), and report this bug to the authors of cloudload"
         )
@@ -173,8 +173,8 @@ class SegmentJournal:
             content["split"] = split
         if lengths:
             content["lengths"] = list(lengths)
-        url = urls.join_url(self._location, _entry_name(index))
-        entry = json.loads(Location(url).create(json.dumps(content).encode()))
+        location = self._location.join(_entry_name(index))
+        entry = json.loads(location.create(json.dumps(content).encode()))
         self._check_plan(entry, index)
         if entry["shard"] != shard:
             raise self._refusal(index)
@@ -185,9 +185,9 @@ class SegmentJournal:
         The folder and temporary files remain, because another process that converts the same
         segment may still write to them.
         """
-        for name in list_sizes_at(urls.join_url(self._location, JOURNAL_FOLDER)):
+        for name in list_sizes_at(self._location.join(JOURNAL_FOLDER)):
             if _ENTRY_NAME.fullmatch(f"{JOURNAL_FOLDER}/{name}"):
-                Location(urls.join_url(self._location, f"{JOURNAL_FOLDER}/{name}")).delete()
+                self._location.join(f"{JOURNAL_FOLDER}/{name}").delete()
 
     def _check_plan(self, entry: Mapping[str, Any], index: int) -> None:
         if entry.get("plan") != self.plan:
@@ -196,7 +196,7 @@ class SegmentJournal:
     def _refusal(self, index: int) -> ConvertError:
         return ConvertError(
             "another conversion, with different inputs or options, or by another version of "
-            f"cloudload, wrote shard {index} to {redact(self._location)}. Use a separate output "
+            f"cloudload, wrote shard {index} to {self._location}. Use a separate output "
             "for each conversion, and start over (--overwrite)"
         )
 
@@ -207,7 +207,7 @@ class SegmentJournal:
 
     def _read(self, name: str) -> bytes | None:
         # another process may finish the same segment at the same time, and remove the journal
-        return Location(urls.join_url(self._location, name)).read_if_exists()
+        return self._location.join(name).read_if_exists()
 
 
 def _entry_name(index: int) -> str:

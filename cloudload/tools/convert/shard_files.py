@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cloudload.data import Location, parse_index, urls, writer
+from cloudload.data import Location, parse_index, writer
 from cloudload.system import Ints
 from cloudload.tools.convert.conversion_report import Counts
 from cloudload.tools.convert.sample_encoding import EncodedBlock, EncodedSamples, ShardContext
@@ -161,12 +161,12 @@ def store_shard(context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob
         counts=job.counts,
         lengths=lengths,
     )
-    Location(urls.join_url(location, shard.name)).write(shard.data)
+    location.join(shard.name).write(shard.data)
     return StoredShard(shard.entry, lengths)
 
 
-def _count(context: ShardContext, location: str, shard: writer.PackedShard) -> list[str]:
+def _count(context: ShardContext, location: Location, shard: writer.PackedShard) -> list[str]:
     if context.work is None:
         return []
-    [info] = parse_index(writer.encode_index([shard.entry]), location)
+    [info] = parse_index(writer.encode_index([shard.entry]), str(location))
     return [measure_shard(context.work, location, info, shard.raw).encode()]

@@ -63,27 +63,27 @@ class ShardLengths:
         return ShardLengths(found.widen(), found.header["text_bytes"])
 
 
-def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWork:
+def open_count_work(location: Location, tokenizer: Any, **documents: Any) -> CountWork:
     """Return the settings for counting a dataset that will be written to `location`.
 
     `documents` are options of `RowsConfig`, such as `transform`. Raises `TokenizerError` if the
     tokenizer cannot be loaded, and `ValueError` for an invalid option.
     """
-    config = RowsConfig((Stream(location),), seq_len=1, bos=None, eos=None, **documents)
+    config = RowsConfig((Stream(location.url),), seq_len=1, bos=None, eos=None, **documents)
     recipe = open_recipe_without_data(config, tokenizer)
     backend = choose_backend(recipe.tokenizer.json, "auto", cache_folder.default_cache()).name
-    lengths = Location(location).join(own_objects.LENGTHS_FOLDER)
+    lengths = location.join(own_objects.LENGTHS_FOLDER)
     return CountWork(recipe, backend, lengths_index.make_key(recipe, 0), lengths)
 
 
-def join_count_work(location: str, key: Mapping[str, str]) -> CountWork:
+def join_count_work(location: Location, key: Mapping[str, str]) -> CountWork:
     """Return the settings for joining the lengths with a key, all of which are counted."""
-    lengths = Location(location).join(own_objects.LENGTHS_FOLDER)
+    lengths = location.join(own_objects.LENGTHS_FOLDER)
     return CountWork(None, "", lengths_index.LengthsKey(**key), lengths)
 
 
 def measure_shard(
-    work: CountWork, location: str, info: shard_entries.ShardInfo, raw: bytes | memoryview
+    work: CountWork, location: Location, info: shard_entries.ShardInfo, raw: bytes | memoryview
 ) -> ShardLengths:
     """Count the tokens of each sample of a shard in the dataset at `location`.
 
@@ -91,7 +91,7 @@ def measure_shard(
     Raises the errors of `LengthMeter.measure`.
     """
     assert work.recipe is not None
-    dataset = Dataset(Location(location), (info,), "")
+    dataset = Dataset(location, (info,), "")
     recipe = replace(work.recipe, corpus=Corpus((dataset,)))
     shard = Shard(Path(info.raw.name), info, memoryview(raw))
     shard.url = str(dataset.locate(info))

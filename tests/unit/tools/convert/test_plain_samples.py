@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudload.data.mds.writer import ShardBuffer, ShardFormat, pack_shard
+from cloudload.data.storage.locations import Location
 from cloudload.tools.convert import input_files
 from cloudload.tools.convert import sample_encoding as sample_encoding
 from cloudload.tools.convert.config import ConvertConfig
@@ -37,7 +38,7 @@ VALUES: st.SearchStrategy[Any] = st.one_of(
 
 def context_of(**options: Any) -> ShardContext:
     config = ConvertConfig(**options)
-    journal = SegmentJournal(Output("out"), "")
+    journal = SegmentJournal(Output(Location("out")), "")
     return ShardContext(config, config.shard_format([]), journal, keeps_rejects=True)
 
 
