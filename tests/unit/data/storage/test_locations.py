@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,35 @@ def test_the_deadline_does_not_hide_the_answer_of_the_store(
     with pytest.raises(StoreError, match=r"2 attempts.*OSError: slow down") as failure:
         Location("busy://bucket/key", Retry(timeout_s=5, deadline_s=1, pause_s=0.01)).delete()
     assert failure.value.kind is FailureKind.BUSY
+
+
+# ---------------------------------------------------------------- locations
+
+
+def test_a_location_keeps_its_retry_wherever_it_is_sent_or_extended() -> None:
+    location = Location("s3://b/corpus", Retry(deadline_s=60))
+    others = [location.join("a/b.mds"), location.at("gs://c"), pickle.loads(pickle.dumps(location))]
+    assert [other.retry for other in others] == [location.retry] * 3
+    assert [other.url for other in others] == ["s3://b/corpus/a/b.mds", "gs://c", "s3://b/corpus"]
+    assert location.within(5).retry == Retry(deadline_s=5)
+    assert location.within(500).retry == location.retry
+
+
+def test_locations_are_equal_if_their_urls_are() -> None:
+    assert Location("s3://b/a", Retry(deadline_s=1)) == Location("s3://b/a", split="a")
+    assert len({Location("s3://b/a", Retry(deadline_s=1)), Location("s3://b/a")}) == 1
+    assert Location("s3://b/a") != Location("s3://b/a/")
+
+
+def test_a_location_shows_no_secret() -> None:
+    location = Location("https://user:secret@host/data?signature=secret")
+    assert f"{location} {location!r}" == "https://host/data Location('https://host/data')"
+
+
+def test_requests_with_one_timeout_share_a_backend() -> None:
+    first = Location("memory://a", Retry(deadline_s=1)).backend
+    assert Location("memory://b/c", Retry(pause_s=1)).backend is first
+    assert Location("memory://a", Retry(timeout_s=1)).backend is not first
 
 
 # ---------------------------------------------------------------- schemes
