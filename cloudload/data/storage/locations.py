@@ -72,7 +72,7 @@ class Location:
     @property
     def remote(self) -> str:
         """The URL without the split."""
-        return self.url.removesuffix(f"/{self.split}") if self.split else self.url
+        return self.url.removesuffix(f"/{self.split.rstrip('/')}") if self.split else self.url
 
     @property
     def is_local(self) -> bool:
@@ -110,18 +110,6 @@ class Location:
             key, BACKENDS.get(scheme, FsspecStore)(timeout_s)
         )
 
-    def _request(
-        self,
-        verb: str,
-        attempt: Callable[[Callable[[], None]], Found],
-        *,
-        may_be_long: bool = False,
-        watch: Watch | None = None,
-    ) -> Found:
-        """Retry `attempt` as `retries.retrying` does."""
-        request = self.url, self.backend, self.retry, attempt
-        return retrying(verb, *request, may_be_long=may_be_long, watch=watch)
-
     # ------------------------------------------------------------ read
 
     def read(self, most_bytes: int | None = None) -> bytes:
@@ -155,7 +143,9 @@ class Location:
         raises `StoreError` if the object has changed since then.
         """
         backend = self.backend
-        return self._request("open", lambda _: backend.open(self.url, start, tag))
+        return retrying(
+            "open", self.url, backend, self.retry, lambda _: backend.open(self.url, start, tag)
+        )
 
     def download(
         self,
@@ -221,7 +211,7 @@ class Location:
                 return source.version
 
         try:
-            return self._request("read", attempt, watch=watch)
+            return retrying("read", self.url, backend, self.retry, attempt, watch=watch)
         except TargetError as failure:
             raise failure.error from None
         finally:
@@ -235,8 +225,15 @@ class Location:
 
         The write is atomic, except on fsspec file systems that do not support atomic writes.
         """
-        upload, deadline_s = self.backend.upload, self.retry.deadline_s
-        self._request("write", lambda _: upload(path, self.url, deadline_s), may_be_long=True)
+        backend, deadline_s = self.backend, self.retry.deadline_s
+        retrying(
+            "write",
+            self.url,
+            backend,
+            self.retry,
+            lambda _: backend.upload(path, self.url, deadline_s),
+            may_be_long=True,
+        )
 
     def write(self, data: bytes) -> None:
         """Store `data` as an object, with the guarantees of `upload`."""
@@ -266,12 +263,19 @@ class Location:
 
     def _create(self, data: bytes) -> None:
         """Store `data` as an object unless it exists."""
-        create, deadline_s = self.backend.create, self.retry.deadline_s
+        backend, deadline_s = self.backend, self.retry.deadline_s
         with temp_files.scratch_file() as file:
             file.write(data)
             file.flush()
             path = Path(file.name)
-            self._request("write", lambda _: create(path, self.url, deadline_s), may_be_long=True)
+            retrying(
+                "write",
+                self.url,
+                backend,
+                self.retry,
+                lambda _: backend.create(path, self.url, deadline_s),
+                may_be_long=True,
+            )
 
     def delete(self) -> None:
         """Delete an object if it exists."""
@@ -284,7 +288,7 @@ class Location:
                 if not backend.failure_kind(error).is_missing:
                     raise
 
-        self._request("delete", attempt)
+        retrying("delete", self.url, backend, self.retry, attempt)
 
     # ------------------------------------------------------------ list
 
@@ -334,7 +338,7 @@ class Location:
 
             return collect(received())
 
-        return self._request("list", attempt)
+        return retrying("list", self.url, backend, self.retry, attempt)
 
     def peek(self) -> list[str]:
         """List at most 1,000 names of objects and folders directly in this folder, sorted.
@@ -345,7 +349,13 @@ class Location:
         """
         backend = self.backend
         return sorted(
-            self._request("list", lambda _: list(islice(backend.peek(self.url), MOST_PEEKED)))
+            retrying(
+                "list",
+                self.url,
+                backend,
+                self.retry,
+                lambda _: list(islice(backend.peek(self.url), MOST_PEEKED)),
+            )
         )
 
 
