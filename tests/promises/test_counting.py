@@ -27,7 +27,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from cloudload.errors import DatasetError
 from cloudload.rows.packing.tables import Size
 from cloudload.run.lengths import lengths_index
-from cloudload.run.lengths.group_file import decode_group, encode_group
 from cloudload.tools.count import group as group_module
 from cloudload.tools.count import length_report
 from cloudload.tools.count.count import count_tokens, estimate_tokens
@@ -334,26 +333,6 @@ LENGTHS = st.lists(
     ),
     max_size=50,
 )
-
-
-@given(lengths=LENGTHS)
-def test_the_file_of_a_group_holds_every_length(lengths: list[int]) -> None:
-    data = encode_group({"samples": len(lengths)}, np.array(lengths, np.int64))
-    assert decode_group(data).widen().tolist() == lengths
-
-
-@given(lengths=LENGTHS, cut=st.integers(0, 2_000), value=st.integers(0, 255))
-def test_a_damaged_file_of_a_group_is_refused_or_read_as_it_is(
-    lengths: list[int], cut: int, value: int
-) -> None:
-    """`decode_group` raises nothing but `ValueError`."""
-    data = bytearray(encode_group({"samples": len(lengths)}, np.array(lengths, np.int64)))
-    data[cut % len(data)] = value
-    for damaged in (bytes(data), bytes(data[: cut % len(data)])):
-        try:
-            decode_group(damaged)
-        except ValueError:
-            continue
 
 
 @given(parts=st.lists(LENGTHS, max_size=3))
