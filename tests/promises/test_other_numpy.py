@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload import CloudLoader, Stream
+from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
 from cloudload.loading.delivery.rank_checks import advise_on_difference, list_facts
-from cloudload.order.order_cache import hash_fixed_order, identify_order
-from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.order.order_cache import hash_fixed_order
 from cloudload.system.verified_files import mark_verified
 from testkit.counted import count
 from testkit.loaders import ids_of, make_loader
@@ -38,15 +37,6 @@ def another_generator(seed: int) -> np.random.Generator:
 
 def read(loader: CloudLoader) -> list[Any]:
     return ids_of(loader.take(3))
-
-
-@pytest.mark.parametrize("sampling", [None, Sampling((1, 1), (4, 9))])
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "seekable"])
-def test_this_numpy_shuffles_as_all_versions_so_far_do(
-    algorithm: str, sampling: Sampling | None
-) -> None:
-    for shuffle in (True, False):
-        assert identify_order(OrderConfig(shuffle, algorithm, 20, 4, 1), sampling) == ""
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -78,15 +68,6 @@ def test_a_state_without_the_hash_is_one_of_the_versions_so_far(larger_folder: s
             StreamChangedError, match=r"saved '' of a NumPy that shuffles like NumPy 1\.24 to 2\.4"
         ):
             loader.load_state_dict(state)
-
-
-@pytest.mark.usefixtures("other_numpy")
-def test_an_order_that_needs_no_generator_is_that_of_every_numpy(larger_folder: str) -> None:
-    for options in ({"shuffle": False}, {"shuffle_algo": "seekable"}):
-        with make_loader(larger_folder, **options) as loader:
-            assert "order_ids" not in loader.state_dict()
-    with make_loader([Stream(larger_folder, choose=100)], shuffle=False) as loader:
-        assert loader.state_dict()["order_ids"]
 
 
 def test_tables_of_lengths_are_not_shared_with_a_numpy_that_shuffles_differently(
