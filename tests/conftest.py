@@ -8,7 +8,7 @@ s3_proxy          a fault proxy in front of S3; `gcs_proxy` is one for GCS. Duri
                   environment points to it
 small_disk        a folder on a file system of 32 KB
 folder            a dataset of 60 documents; `larger_folder` has 300
-fresh_tokenizers  clears the process's tokenizer caches
+fresh_tokenizers  clears the process's tokenizer caches, and checks tokenizers again
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
 tokenizer_file    the byte tokenizer as a `tokenizer.json`, for commands
 traced            runs over two streams whose documents have IDs
@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from cloudload.rows.tokenization import backend
+from cloudload.system.file_locks import locked
 from testkit.clients import environment, models_read_once, new_clients
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.disks import mounted
@@ -56,6 +58,7 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 """The name of this pytest-xdist worker, such as `gw0`; empty if the test run has one process."""
 
 _numbers = itertools.count()
+_check_ids = backend.check_ids
 
 
 def pytest_collection() -> None:
@@ -81,6 +84,22 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give this process its own default cache folder, so that tests never touch the user's."""
     with environment({"CLOUDLOAD_CACHE": str(tmp_path_factory.mktemp("cache"))}):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _checked_tokenizers(run_folder: Path) -> Iterator[None]:
+    """Let the processes of this test run check each tokenizer once, which takes a second or two."""
+
+    def check_once(text: str) -> str | None:
+        path = run_folder / f"{backend._hash(text)}.checked"
+        with locked(path.with_suffix(".lock")):
+            if not path.exists():
+                path.write_text(_check_ids(text) or "")
+            return path.read_text() or None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "check_ids", check_once)
         yield
 
 
@@ -236,8 +255,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
 
 
 @pytest.fixture
-def fresh_tokenizers() -> Iterator[None]:
-    """Clear the process's tokenizer caches before and after the test."""
+def fresh_tokenizers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clear the process's tokenizer caches before and after the test, which checks tokenizers."""
+    monkeypatch.setattr(backend, "check_ids", _check_ids)
     forget()
     yield
     forget()
