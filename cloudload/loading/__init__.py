@@ -32,6 +32,5 @@ if TYPE_CHECKING:
     from cloudload.loading.workers.lane_reader import MOST_EAGERNESS
     from cloudload.loading.workers.prefetch import count_documents_ahead
     from cloudload.loading.workers.trace import TracedSpan, WholeDocument
-    from cloudload.loading.workers.worker_plan import Mixed
 else:
     __getattr__, __dir__ = open_door(__name__)

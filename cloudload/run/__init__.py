@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cloudload.run.components import Component
     from cloudload.run.lengths import group_file, length_files, lengths_index
     from cloudload.run.lengths.best_fit_walker import BestFitWalker
-    from cloudload.run.lengths.ending import Ending, Tails
+    from cloudload.run.lengths.ending import Ending, Tails, end_corpus
     from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
     from cloudload.run.lengths.row_finder import BestFitRows, RowFinder
     from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from cloudload.run.resumed_position import resume_position
     from cloudload.run.resumed_recipe import resume_recipe
     from cloudload.run.run_inputs import RunInputs
-    from cloudload.run.run_tail import pack_run_tail
     from cloudload.run.saved import Saved, read_state
     from cloudload.run.sources import read_sources
     from cloudload.run.state import State, build_state

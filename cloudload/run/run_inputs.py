@@ -33,5 +33,7 @@ class RunInputs:
         return RunLengths(self.recipe, self.cache_root, self.lengths)
 
     def open_tails(self, ending: Ending) -> Tails:
-        """Open the tails of the run's ending, which its lengths determine."""
+        """Open the tails of the run's ending."""
+        if self.lengths is None:
+            return Tails(self.recipe, self.cache_root, (), ending)
         return self.open_run_lengths().use_ending(ending)

@@ -11,42 +11,23 @@ from cloudload.run.recipe import Recipe
 from cloudload.system import Ints
 
 
-def pack_run_tail(
-    recipe: Recipe, *, start: int, stages: Stages, ended: LaneArrays, sizes: Sequence[Ints]
-) -> Tail:
-    """Pack the tail of a run whose lanes ended at row `start`.
-
-    `ended` has the cursors and residues of the lanes at that row. `stages` are the tail's stages so
-    far; empty if the run did not resume in its tail. `sizes` are as for `tail.pack_tail`.
-    Raises `StreamChangedError` if the lanes do not match the documents, and `DatasetError` if the
-    whole run has no tokens.
-    """
-    tail = pack_component_tail(recipe, start=start, stages=stages, ended=ended, sizes=sizes)
-    check_has_tokens(recipe, tail.end)
-    return tail
-
-
 def pack_component_tail(
-    recipe: Recipe,
-    *,
-    start: int,
-    stages: Stages,
-    ended: LaneArrays,
-    sizes: Sequence[Ints],
-    component: int = 0,
+    recipe: Recipe, *, stages: Stages, ended: LaneArrays, sizes: Sequence[Ints]
 ) -> Tail:
-    """Pack the tail of one component; see `pack_run_tail`. The tail may have no rows.
+    """Pack the tail of one component. It may have no rows, which are indexed from 0.
 
-    Raises `StreamChangedError` if the lanes do not match the documents.
+    `ended` has the component's lanes at the row where they ended. `stages` are the tail's stages so
+    far; empty if the run did not resume in its tail. `sizes` are as for `tail.pack_tail`. Raises
+    `StreamChangedError` if the lanes do not match the documents.
     """
     residues = ended.residues
     try:
         return pack_tail(
             recipe.packing,
-            start_row=start,
+            start_row=0,
             stages=stages,
-            cursors=ended.cursors[component, :, : tables.CURSOR_SIZE],
-            residues=[b""] * recipe.num_lanes if residues is None else residues[component].tolist(),
+            cursors=ended.cursors[0, :, : tables.CURSOR_SIZE],
+            residues=[b""] * recipe.num_lanes if residues is None else residues[0].tolist(),
             sizes=sizes,
         )
     except ValueError as error:
@@ -55,12 +36,6 @@ def pack_component_tail(
             "transform, or the transform is not deterministic. Load an earlier state, restore the "
             "data and the config, or fix the transform"
         ) from error
-
-
-def check_has_tokens(recipe: Recipe, num_rows: int) -> None:
-    """Raise `DatasetError` if a finite run has no rows, because no document has tokens."""
-    if not num_rows:
-        raise no_tokens(recipe.labels)
 
 
 def no_tokens(labels: Sequence[str], consequence: str = "") -> DatasetError:

@@ -196,7 +196,10 @@ def test_a_worker_halts_between_blocks_and_forgets_what_it_had_read_ahead(
 
     def note(worker: Worker, plan: WorkerPlan) -> None:
         with log.open("a") as file:
-            file.write(f"{worker.index} {type(plan.phase).__name__}\n")
+            asked = "rows"
+            if (request := plan.phase.request) is not None:
+                asked = "sizes" if request.documents is None else "documents"
+            file.write(f"{worker.index} {asked}\n")
 
     note_calls(monkeypatch, Worker, "read_blocks", note)
     loader = make_loader(
@@ -206,10 +209,10 @@ def test_a_worker_halts_between_blocks_and_forgets_what_it_had_read_ahead(
     phases = log.read_text().split("\n")[:-1]
     for worker in "01":
         assert [each[2:] for each in phases if each[0] == worker] == [
-            "Steady",
-            "Measuring",
-            "Sharing",
-            "InTail",
+            "rows",
+            "sizes",
+            "documents",
+            "rows",
         ]
 
 

@@ -6,7 +6,7 @@
                          exchange ◄──── other ranks
 
     passes        passes over the loader                world        the ranks of a run
-    iteration     blocks to batches, by phase           environment  the processes of a job
+    iteration     blocks to batches                     environment  the processes of a job
     block_stream  blocks of workers, by batch           rank_checks  values equal on all ranks
     collate       join blocks into tensors              description  resolved options
     exchange      share the cursors of all lanes        start_log    the log of a start

@@ -16,7 +16,7 @@ from cloudload.loading.delivery.working_set import (
     measure_working_set,
     open_current_orders,
 )
-from cloudload.loading.workers.worker_plan import Mixed, WorkerPlan
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import Weights
 from cloudload.run import state_fields
 from cloudload.stats import MEASURED_S, DeliveryStats
@@ -119,8 +119,9 @@ def _rows(plan: WorkerPlan) -> Iterator[Setting]:
     if config.packing == "best_fit":
         rule = plan.recipe.fields[state_fields.FAIR_FIELD] or None
         yield Setting(state_fields.FAIR_FIELD, rule, DEFAULT if rule else STATE)
-    if isinstance(plan.phase, Mixed):
-        yield Setting("rows", plan.end, DATA, "in the run")
+    if plan.recipe.has_stream_ends and plan.ending is not None:
+        end = plan.ending.end
+        yield Setting("rows", None if end == NEVER else end, DATA, "in the run")
 
 
 def _option(config: Any, name: str) -> Setting:
@@ -195,7 +196,7 @@ def _cache(plan: WorkerPlan) -> Iterator[Setting]:
 def _streams(plan: WorkerPlan) -> Iterator[Setting]:
     recipe = plan.recipe
     weights = dict(zip(recipe.mixture.names, _find_weights(plan), strict=True))
-    ends = plan.phase.ending.stream_ends if isinstance(plan.phase, Mixed) else ()
+    ends = plan.ending.stream_ends if recipe.has_stream_ends and plan.ending else ()
     for stream, label in enumerate(recipe.labels):
         dataset = recipe.corpus.datasets[stream]
         samples = int(dataset.table.samples.sum())

@@ -3,26 +3,21 @@
     workers ─► fetch: join blocks, start an exchange ─► deliver: finish it, move the position
                                                              └─► batch
 
-`workers.worker_plan` defines six phases. A finite run without token lengths has these four:
+A finite run has an `Ending`: the row at which the lanes of each stream end, and what is left for
+its tail. Every rank ends on the same step. If the last batch is not full, it is padded, or dropped
+with tail="drop". With token lengths, the ending is known from the start, unless it is too costly to
+compute. Otherwise, it is found like this:
 
-    Steady       workers cut rows from their lanes, until an exchange reports a dry row: one that
+    no ending    workers cut rows from their lanes, until an exchange reports a dry row: one that
                  its lane cannot fill. The batch with this row and all later batches are discarded.
-    Measuring    workers report the sizes of the documents that remain in their lanes. The ranks
+    request      workers report the sizes of the documents that remain in their lanes. The ranks
                  exchange the sizes and pack the same tail (`tail_sharing`).
-    Sharing      workers read the documents of their lanes that other workers' rows need, and the
-                 ranks exchange their tokens (`tail_sharing`).
-    InTail       workers continue at the first undelivered row. Rows before the dry row are cut
-                 from the lanes, all later rows from the tail. Every rank ends on the same step. If
-                 the last batch is not full, it is padded, or dropped with tail="drop".
+    ending       workers continue at the first undelivered row. Rows before the dry row are cut from
+                 the lanes, all later rows from the tail.
 
-With token lengths, a run may use these phases:
-
-    Foreseen     replaces all four phases. The end of the lanes is known from the start, and workers
-                 pack the tail there, after a phase Sharing if the ranks are on several machines.
-    Measuring    is used only if the end of the run is too costly to compute. Workers report the
-                 known sizes, without measuring.
-    Mixed        is for mixtures with streams that end, at rows known from the start. Workers pack
-                 the tail of each stream when they reach it.
+Before the tail of a corpus, workers read the documents of their lanes that rows of other workers
+need, and the ranks exchange their tokens (`tail_sharing`). If token lengths determine the ending,
+they do so only on several machines.
 
 Token lengths may also replace the exchange of cursors (`KnownLanes`): each rank then computes the
 cursors of all lanes, and ranks exchange only their current row.
@@ -37,8 +32,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from cloudload.errors import WorkerError
 from cloudload.loading.batch import Batch
 from cloudload.loading.delivery import progress, tail_sharing
@@ -48,17 +41,8 @@ from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.tail_sharing import share_documents
-from cloudload.loading.workers.worker_plan import (
-    Foreseen,
-    InTail,
-    Measuring,
-    Mixed,
-    Phase,
-    WorkerPlan,
-)
-from cloudload.rows import next_stages
-from cloudload.run import Ending, LaneLog, Position, join_ranges
-from cloudload.stats import TOKENS
+from cloudload.loading.workers.worker_plan import Phase, Request, WorkerPlan
+from cloudload.run import Ending, LaneLog, Position, end_corpus, join_ranges
 from cloudload.system import NEVER, Ints
 
 
@@ -102,8 +86,9 @@ class Iteration(Iterator[Batch]):
         self._failure: Exception | None = None
         self._wait_log = log.wait_log
         self._wait_log.restart()
-        self._lanes_end = tail_sharing.find_lanes_end(plan)
-        """The position at which the lanes ended, once the tail is packed. Cursors stay there."""
+        is_dry = plan.ending is None and plan.position.is_in_tail
+        self._ended = plan.position if is_dry else None
+        """The position at which the lanes ended, until the ending is known."""
         self._discarded_tokens = 0
         """The number of tokens before the dry row in the discarded batch: those of this rank, or,
         after the tail is packed, those of all ranks."""
@@ -176,12 +161,11 @@ class Iteration(Iterator[Batch]):
 
     def _take(self) -> Batch:
         while not self.is_over:
-            if isinstance(self._plan.phase, Measuring):
-                self._enter_tail()
-            phase, pause = self._plan.phase, self._plan.pause
-            if isinstance(phase, Foreseen) and self._position.rows == pause:
-                self._continue_in(replace(phase, pauses=False))
-                pause = NEVER
+            if self._ended is not None:
+                self._end_lanes(self._ended)
+            if self._position.rows == self._plan.phase.pause:
+                self._continue_with(self._plan.ending)
+            pause = self._plan.phase.pause
             # do not read ahead before the first batch, because the training loop waits for it
             is_ahead = self._has_handed_out and self._exchange.runs_ahead
             while len(self._fetched) <= is_ahead and self._fetched_rows < pause:
@@ -200,7 +184,7 @@ class Iteration(Iterator[Batch]):
         """Take a batch from the workers, and start its exchange. Return None after the last one."""
         plan, start = self._plan, self._fetched_rows
         stop = start + plan.share.global_batch
-        end = NEVER if plan.end is None else plan.end
+        end = NEVER if plan.ending is None else plan.ending.end
         if start >= end or (stop > end and plan.delivery.tail == "drop"):
             return None
         if not self._blocks.is_open:
@@ -223,7 +207,8 @@ class Iteration(Iterator[Batch]):
         plan = self._plan
         self._blocks.advance()
         batch_rows = plan.share.rows_by_worker(rows)
-        if isinstance(plan.phase, Foreseen) or self._known is not None:
+        is_foreseen = plan.ending is not None and plan.ending.packed is None
+        if is_foreseen or self._known is not None:
             progress.check_not_dry(self._blocks.current, stop, plan.recipe.num_lanes)
         if self._known is not None:
             return batch_rows
@@ -257,32 +242,25 @@ class Iteration(Iterator[Batch]):
 
         Returns False if the batch was discarded because the lanes ended in it.
         """
-        before, window, plan = self._position, fetched.window, self._plan
+        before, window = self._position, fetched.window
         lanes, table_rows = before.lanes, before.table_rows
         if window is not None:
             with self._log.meter.exchanging():
                 joined = fetched.finish()
             if joined is not None:
                 recipe, first_dry = window.recipe, window.first_dry(joined)
+                stop = min(first_dry, fetched.stop)
+                update = progress.Update(recipe, joined, stop)
+                lanes = lanes.with_update(update, progress.move_lanes)
                 if first_dry < NEVER:
-                    ended = lanes.with_update(
-                        progress.Update(recipe, joined, first_dry), progress.move_lanes
-                    )
-                    self._start_measuring(ended, first_dry, fetched.batch)
+                    self._discard(lanes, first_dry, fetched.batch)
                     return False
-                lanes = lanes.with_update(
-                    progress.Update(recipe, joined, fetched.stop), progress.move_lanes
-                )
+                tails = self._plan.tails
+                if tails is not None and stop > tails.ending.lane_ends[0]:
+                    lanes = LaneLog(tails.end_lanes(lanes.arrays, stop))
             elif self._known is not None:
                 lanes = self._known.at(fetched.stop)
             table_rows = fetched.stop
-            is_in_tail = plan.end is not None and fetched.stop > plan.phase.start
-            if is_in_tail and self._known is None:
-                seq_len = plan.recipe.config.seq_len
-                start = before.lanes_row if before.is_in_tail else plan.phase.start
-                stages = next_stages(before.stages_of(0), seq_len, start, fetched.stop)
-                counts = lanes.arrays.counts
-                lanes = self._lanes_end.with_lanes(counts=counts, tails=(stages,)).lanes
         rows, skipped = fetched.stop, before.skipped
         if self._is_skipping:
             skipped = join_ranges(skipped, (before.rows, rows))
@@ -299,11 +277,9 @@ class Iteration(Iterator[Batch]):
 
     # ------------------------------------------------------------ the end
 
-    def _start_measuring(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
-        """Discard `batch` and all later batches, and enter the phase `Measuring`.
-
-        The lanes ended at row `first_dry`, which is in `batch`.
-        """
+    def _discard(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
+        """Discard `batch` and all later batches, because the lanes ended at row `first_dry`, which
+        is in `batch`."""
         self._discarded_tokens = batch.count_tokens_before(first_dry)
         for fetched in self._fetched:
             if fetched is not None:
@@ -313,45 +289,30 @@ class Iteration(Iterator[Batch]):
         self._reports = []
         arrays = ended.arrays
         position = self._position.with_lanes(cursors=arrays.cursors, residues=arrays.residues)
-        self._plan = replace(self._plan, position=position, phase=Measuring(first_dry))
+        self._ended = replace(position, rows=first_dry, table_rows=first_dry)
 
-    def _enter_tail(self) -> None:
-        """Pack the tail, and continue at the first undelivered row."""
-        plan = self._plan
+    def _end_lanes(self, ended: Position) -> None:
+        """Measure what is left in the lanes, and continue at the first undelivered row."""
+        plan = replace(self._plan, position=ended, phase=Phase(request=Request()))
         if plan.inputs.lengths is None:
             self._blocks.open(plan)
             self._blocks.advance()
         message = tail_sharing.join_sizes(plan, self._blocks.current, self._discarded_tokens)
         messages = self._exchange.start(message)()
-        tail = tail_sharing.pack_rest(plan, self._position.stages_of(0), messages)
-        self._lanes_end, self._discarded_tokens = plan.position, tail_sharing.sum_tokens(messages)
-        self._continue_in(InTail(plan.phase.start, tail))
+        sizes = tail_sharing.find_sizes(plan, messages)
+        self._ended, self._discarded_tokens = None, tail_sharing.sum_tokens(messages)
+        self._continue_with(end_corpus(plan.recipe, self._position, ended, sizes))
 
-    def _continue_in(self, phase: Phase) -> None:
-        """Enter a phase, share the tail's documents, and continue at the first undelivered row."""
-        self._plan = replace(self._plan, position=self._position, phase=phase)
-        share_documents(self._plan, self._blocks, self._exchange)
+    def _continue_with(self, ending: Ending | None) -> None:
+        """Share the tail's documents, and continue at the first undelivered row."""
+        plan = self._plan = replace(self._plan, position=self._position, phase=Phase(ending))
+        share_documents(plan, self._blocks, self._exchange)
         self._blocks.discard()
         self._reports = []
-        self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
+        self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
 
     def _end(self) -> None:
         """Record the leftover tokens and the documents that no row counts, and stop the workers."""
-        plan, position = self._plan, self._position
-        if isinstance(plan.phase, Mixed):
-            self._end_mixture(plan, plan.phase.ending)
-            return
-        self._log.record_end(*tail_sharing.count_rest(plan, position, self._discarded_tokens))
-        self.close()
-
-    def _end_mixture(self, plan: WorkerPlan, ending: Ending) -> None:
-        """Do the same as `_end` for a mixture with streams that end. All of its lanes are known."""
-        left = 0
-        if plan.end is not None and self._position.rows < plan.end and self._known is not None:
-            counts = self._known.at(plan.end).arrays.counts - self._position.counts
-            left = int(counts[:, TOKENS].sum())
-        rest = np.zeros_like(self._position.counts)
-        if self._position.rows >= ending.end:
-            rest = plan.inputs.open_tails(ending).count_rest()
-        self._log.record_end(left, rest)
+        rest = tail_sharing.count_rest(self._plan, self._position, self._discarded_tokens)
+        self._log.record_end(*rest)
         self.close()

@@ -7,8 +7,8 @@
 
     message    virtual index | number of discarded tokens | sizes of documents, by lane
 
-The plan is in the phase `Measuring`, at the position where the lanes ended. With token lengths,
-each rank knows the sizes, so the messages do not contain any. Discarded tokens are the rank's
+Sizes are those at the position of the request, where the lanes ended. With token lengths, each rank
+knows the sizes, so the messages do not contain any. Discarded tokens are the rank's
 tokens before the dry row in the batch in which the lanes ended.
 
 A row of the tail may have documents of any lane. If the worker of a row read all of the row's
@@ -29,9 +29,9 @@ import numpy as np
 from cloudload.loading.delivery.block_stream import BlockStream
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.workers.block import Block
-from cloudload.loading.workers.worker_plan import Foreseen, SharedDocuments, Sharing, WorkerPlan
-from cloudload.rows import Stages, Tail, counts_of_sizes, tables
-from cloudload.run import Position, pack_run_tail
+from cloudload.loading.workers.worker_plan import Phase, Request, SharedDocuments, WorkerPlan
+from cloudload.rows import tables
+from cloudload.run import Position, Tails
 from cloudload.stats import TOKENS
 from cloudload.system import Flags, Ints, Tokens
 
@@ -61,25 +61,16 @@ def join_sizes(plan: WorkerPlan, blocks: Sequence[Block], tokens_before_end: int
     return np.concatenate([header, *(sizes[lane] for lane in sorted(sizes))])
 
 
-def pack_rest(plan: WorkerPlan, stages: Stages, messages: Sequence[Ints]) -> Tail:
-    """Pack the tail from the messages of all ranks.
+def find_sizes(plan: WorkerPlan, messages: Sequence[Ints]) -> Sequence[Ints]:
+    """Return the sizes of the documents left in each lane, from the messages of all ranks.
 
-    `stages` are the tail's stages at the position; empty if the run did not resume in its tail.
-    Raises `StreamChangedError` if the position does not match the documents, and `DatasetError` if
-    the whole run has no tokens.
+    Token lengths replace the messages. Raises `StreamChangedError` if the position does not match
+    the lengths.
     """
-    if plan.inputs.lengths is not None:
-        [walker] = plan.inputs.open_run_lengths().walkers
-        sizes = walker.measure_rest(plan.position.cursors[0])
-    else:
-        sizes = _sizes_by_lane(plan, messages)
-    return pack_run_tail(
-        plan.recipe,
-        start=plan.phase.start,
-        stages=stages,
-        ended=plan.position.lanes.arrays,
-        sizes=sizes,
-    )
+    if plan.inputs.lengths is None:
+        return _sizes_by_lane(plan, messages)
+    [walker] = plan.inputs.open_run_lengths().walkers
+    return walker.measure_rest(plan.position.cursors[0])
 
 
 def sum_tokens(messages: Sequence[Ints]) -> int:
@@ -87,58 +78,27 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
     return sum(int(message[1]) for message in messages)
 
 
-def find_lanes_end(plan: WorkerPlan) -> Position:
-    """Return the plan's position, which in the phase `Foreseen` has the lanes at their end."""
-    if not isinstance(plan.phase, Foreseen):
-        return plan.position
-    ended = plan.inputs.open_tails(plan.phase.ending).ended(0)
-    return plan.position.with_lanes(cursors=ended.cursors, residues=ended.residues)
-
-
 def count_rest(plan: WorkerPlan, position: Position, discarded: int) -> tuple[int, Ints]:
     """Return the number of tokens that are left over when a run ends at a position.
 
     Also returns the statistics of the documents that are not counted with any row: int64 [streams,
-    counts]. The position may be before the tail. `discarded` is the number of tokens, on all ranks,
-    in rows that were discarded although the lanes filled them. It is not used in the phase
-    `Foreseen`.
+    counts]. `discarded` is the number of tokens, on all ranks, in rows that were discarded although
+    the lanes filled them. It is not used if token lengths determined the end.
     """
-    tail = plan.tail
-    assert tail is not None
-    dropped, uncounted = tail.num_tokens(position.rows), np.zeros_like(position.counts)
-    if position.rows < plan.phase.start:
-        dropped += count_discarded(plan, position, discarded)
-    elif not tail.num_rows:
-        uncounted = count_remnants(plan, tail.remnants)
-    return dropped, uncounted
-
-
-def count_discarded(plan: WorkerPlan, position: Position, discarded: int) -> int:
-    """Count the tokens of all ranks from a position to the row at which the lanes end.
-
-    In the phase `Foreseen`, the number is computed from the lanes. Otherwise, it is `discarded`.
-    """
-    if not isinstance(plan.phase, Foreseen):
-        return discarded
-    arrays = plan.inputs.open_tails(plan.phase.ending).advance(position, plan.phase.start)
-    assert arrays is not None
-    return int((arrays.counts - position.counts)[:, TOKENS].sum())
-
-
-def count_remnants(plan: WorkerPlan, remnants: Ints) -> Ints:
-    """Count the documents of a tail that has no rows, because no document has tokens left.
-
-    `remnants` is int64 [remnants, 5]. Returns int64 [streams, counts].
-    """
-    recipe = plan.recipe
-    [component] = recipe.components
-    orders, counts = component.orders(plan.inputs.cache_root), np.zeros_like(plan.position.counts)
-    remnants = remnants[remnants[:, tables.REMNANT_SIZE] != tables.Size.ABSENT]
-    counted = counts_of_sizes(remnants[:, tables.REMNANT_SIZE]).tolist()
-    for (lane, ordinal, *_), count in zip(remnants.tolist(), counted, strict=True):
-        epoch, position = component.lanes.epoch_position(lane, ordinal)
-        counts[recipe.corpus.streams_of(orders(epoch)[position]), count] += 1
-    return counts
+    tails = plan.tails
+    assert tails is not None
+    ending, rows = tails.ending, position.rows
+    if rows >= ending.end:
+        return 0, tails.count_rest(position)
+    if ending.packed is None:
+        arrays = tails.advance(position, ending.end)
+        assert arrays is not None
+        left = int((arrays.counts - position.counts)[:, TOKENS].sum())
+    else:
+        first = ending.lane_ends[0]
+        left = tails.tail(0).num_tokens(tails.count_rows(0, max(rows, first)))
+        left += discarded if rows < first else 0
+    return left, np.zeros_like(position.counts)
 
 
 def _sizes_by_lane(plan: WorkerPlan, messages: Sequence[Ints]) -> list[Ints]:
@@ -164,8 +124,8 @@ def share_documents(plan: WorkerPlan, blocks: BlockStream, exchange: Exchange) -
     Includes only rows from the plan's position on. All ranks must call this together. Raises the
     errors of the workers and of `Exchange.start`.
     """
-    assert plan.tail is not None
-    uses = RemnantUses(plan, plan.tail)
+    assert plan.tails is not None
+    uses = RemnantUses(plan, plan.tails)
     if not len(uses.documents):
         return
     texts = _read_own(plan, uses, blocks)
@@ -179,9 +139,10 @@ class RemnantUses:
     A use is one document in one row.
     """
 
-    def __init__(self, plan: WorkerPlan, tail: Tail) -> None:
-        rows = tail.first_row + tail.pieces[:, tables.PIECE_ROW]
-        is_left = (rows >= plan.position.rows) & (rows < _find_end(plan, tail))
+    def __init__(self, plan: WorkerPlan, tails: Tails) -> None:
+        tail, first = tails.tail(0), tails.ending.tail_start
+        rows = first + tail.first_row + tail.pieces[:, tables.PIECE_ROW]
+        is_left = (rows >= plan.position.rows) & (rows < _find_end(plan, tails.ending.end))
         used = tail.pieces[is_left, tables.PIECE_DOCUMENT]
         _, firsts, indices = np.unique(tail.keys[used], return_index=True, return_inverse=True)
         self.documents: Ints = tail.remnants[used[firsts]][
@@ -255,11 +216,11 @@ class RemnantUses:
         return SharedDocuments(lanes, ordinals, sizes, _concatenate(texts, numbers))
 
 
-def _find_end(plan: WorkerPlan, tail: Tail) -> int:
-    """Return the row after the last row that the run delivers."""
+def _find_end(plan: WorkerPlan, end: int) -> int:
+    """Return the row after the last row that a run with `end` rows delivers."""
     if plan.delivery.tail == "pad":
-        return tail.end
-    return plan.share.end_whole_batches(plan.position.rows, tail.end)
+        return end
+    return plan.share.end_whole_batches(plan.position.rows, end)
 
 
 def _concatenate(texts: Texts, numbers: Ints) -> Tokens:
@@ -277,7 +238,7 @@ def _read_own(plan: WorkerPlan, uses: RemnantUses, blocks: BlockStream) -> Texts
     num_blocks = max(1, *(-(-int(each.sum()) // _TOKENS_OF_BLOCK) for each in sizes))
     documents = tuple(uses.documents[numbers] for numbers in lists)
     blocks.discard()
-    blocks.open(replace(plan, phase=Sharing(plan.phase.start, documents, num_blocks)))
+    blocks.open(replace(plan, phase=Phase(plan.ending, request=Request(documents, num_blocks))))
     parts: list[list[Tokens]] = [[] for _ in lists]
     for _ in range(num_blocks):
         blocks.advance()

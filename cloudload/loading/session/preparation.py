@@ -20,17 +20,11 @@ from cloudload.loading.delivery.rank_checks import check_can_end
 from cloudload.loading.delivery.working_set import check_cache_limit, open_current_orders
 from cloudload.loading.delivery.world import count_cores, default_num_workers, explain_lone_rank
 from cloudload.loading.session.current_run import CurrentRun, Membership
-from cloudload.loading.workers.worker_plan import (
-    Foreseen,
-    Measuring,
-    Mixed,
-    Phase,
-    Steady,
-    WorkerPlan,
-)
+from cloudload.loading.workers.worker_plan import Phase, WorkerPlan
 from cloudload.order import share_rows
 from cloudload.rows import Choice
 from cloudload.run import Recipe
+from cloudload.system import NEVER
 
 logger = logging.getLogger("cloudload.loader")
 
@@ -47,11 +41,10 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
         advanced = run.advance(position, position.rows)
         position, has_jumped = advanced or position, has_jumped or advanced is not None
     run.check_world(world.size)
-    phase: Phase = Measuring(position.lanes_row) if position.is_in_tail else Steady()
-    lengths, inputs = run.lengths, run.inputs
+    lengths, inputs, ending = run.lengths, run.inputs, None
     if run.recipe.has_stream_ends:
         assert lengths is not None, "without lengths, the ends of the streams would be lost"
-        phase = Mixed(lengths.find_tails(position).ending)
+        ending = lengths.find_tails(position).ending
     num_workers = delivery.num_workers
     if num_workers is None:
         is_fast = is_worker_fast(run.recipe, inputs.backend)
@@ -64,7 +57,7 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
         delivery=delivery,
         share=share_rows(lanes, world, delivery.batch_size, num_workers),
         position=position,
-        phase=phase,
+        phase=Phase(ending),
         has_jumped=has_jumped and lengths is not None and member.is_first,
     )
 
@@ -87,26 +80,29 @@ def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
 def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan:
     """Add the end of a finite run to its plan, if the lengths determine it."""
     lengths = run.lengths
-    if lengths is None or plan.recipe.config.epochs is None or isinstance(plan.phase, Mixed):
+    if lengths is None or plan.recipe.config.epochs is None or plan.ending is not None:
         return plan
     share = plan.share
     is_needed = (exchange.is_alone and share.world_size > 1) or not share.is_even
     if not lengths.can_foresee(plan.position, is_needed=is_needed):
         return plan
     pauses = len(set(share.world.hosts)) > 1 and share.is_even and not exchange.is_alone
-    return replace(plan, phase=Foreseen(lengths.find_tails(plan.position).ending, pauses))
+    ending, pause = lengths.find_tails(plan.position).ending, NEVER
+    if pauses:
+        pause = share.end_whole_batches(plan.position.rows, ending.lane_ends[0])
+    return replace(plan, phase=Phase(ending, pause))
 
 
 def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> progress.KnownLanes | None:
     """Return the lanes of all ranks, or None if ranks must exchange them or there is one rank."""
     lengths = run.lengths
-    if lengths is not None and isinstance(plan.phase, Mixed):
+    if lengths is not None and plan.ending is not None and len(plan.recipe.components) > 1:
         return progress.KnownLanes(lengths, plan.position)
     if plan.share.world_size == 1 or lengths is None:
         return None
     # computing all best_fit lanes takes time, and workers know their own lanes anyway
     is_exchanged = plan.recipe.packing.has_residue and plan.share.is_even and not exchange.is_alone
-    is_known = isinstance(plan.phase, Foreseen) or plan.recipe.config.epochs is None
+    is_known = plan.ending is not None or plan.recipe.config.epochs is None
     return progress.KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
 
 

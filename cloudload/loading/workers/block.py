@@ -56,11 +56,11 @@ class Block:
     """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the
     block."""
     tokens: Tokens
-    """int32 [rows, seq_len], in ascending order of rows; [0, seq_len] for replayed rows, [0, 0] in
-    the phase `Measuring`, and [1, tokens] in the phase `Sharing`."""
+    """int32 [rows, seq_len], in ascending order of rows; [0, seq_len] for replayed rows. The answer
+    to a `Request` has [0, 0] if it is sizes, and [1, tokens] if it is documents."""
     lengths: Ints
-    """int64 [rows]: the number of tokens in each row; the rest is padding. In the phase
-    `Measuring`, the sizes of documents, int64 [documents]."""
+    """int64 [rows]: the number of tokens in each row; the rest is padding. In an answer with sizes,
+    those of documents, int64 [documents]."""
     cursors: Ints
     """int64 [rows, 3]: the lane's cursor after each row; zeros for rows of the tail."""
     residues: list[bytes]

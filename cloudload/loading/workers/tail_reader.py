@@ -1,8 +1,8 @@
 """Measure and keep the documents at the end of a finite run, and cut a worker's rows of the tail.
 
-    Measuring    lanes ─► remaining documents of each ─► their sizes, to exchange
-    Sharing      documents of own lanes, needed in other workers' rows ─► their tokens
-    InTail       tail ─► pieces of this worker's rows ─► documents of any lane
+    measure       lanes ─► remaining documents of each ─► their sizes, to exchange
+    read_whole    documents of own lanes, needed in other workers' rows ─► their tokens
+    cut           tail ─► pieces of this worker's rows ─► documents of any lane
 
     measured by this worker ─┐
     read by other workers ───┴─► KeptDocuments ─► rows of the tail, documents for others

@@ -37,10 +37,10 @@ from cloudload.loading.workers.lane_reader import LaneReader, find_ends
 from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.row_reader import RowReader
 from cloudload.loading.workers.tail_reader import RowOfTail, TailReader
-from cloudload.loading.workers.worker_plan import Measuring, Mixed, NextPhase, Sharing, WorkerPlan
+from cloudload.loading.workers.worker_plan import NextPhase, Request, WorkerPlan
 from cloudload.order import RankShare
 from cloudload.rows import Framing, fill_rows, list_spans, row_lengths, tables
-from cloudload.run import Recipe, RowFinder, Tails, lengths_index
+from cloudload.run import Recipe, RowFinder, lengths_index
 from cloudload.system import NEVER, Ints, Tokens, count_within
 
 logger = logging.getLogger("cloudload.workers")
@@ -77,9 +77,8 @@ class Worker:
         `plan` is the worker's own plan, or a later phase of it. The first blocks are those of
         replayed rows, which have cursors but no tokens. The next block has one batch, so that
         training starts early. Each later block has twice as many batches as the previous one, up to
-        `limit_batches`. The blocks end only at a pause and in two phases: `Measuring`
-        has one block, with the sizes of documents, and `Sharing` has blocks of one row each, with
-        the tokens of documents.
+        `limit_batches`. The blocks end only at a pause, and after a request: sizes of documents are
+        one block, and their tokens are blocks of one row each.
 
         Raises `StreamChangedError` if the plan's position does not match the documents,
         `DatasetError` if an endless lane has no tokens, and the errors of `LaneDocuments.find` and
@@ -103,13 +102,6 @@ def compares_ids(share: RankShare, worker: int) -> bool:
     return worker == 0 and int(np.argmax(share.hosts == host)) == share.index
 
 
-def _open_mixture(plan: WorkerPlan) -> Tails | None:
-    """The tails of a mixture with streams that end; None in other runs."""
-    if not isinstance(plan.phase, Mixed):
-        return None
-    return plan.inputs.open_tails(plan.phase.ending)
-
-
 def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
     return np.empty((num_rows, seq_len), np.int32)
 
@@ -125,7 +117,6 @@ class _Rows:
         self._dealt = (
             None if plan.share.is_even else DealtRows(plan, worker.index, worker.documents)
         )
-        self._mixture = _open_mixture(plan)
         self._first_dry, self._is_awaited = NEVER, True
 
     @cached_property
@@ -136,22 +127,25 @@ class _Rows:
         plan = self._plan
         if plan.has_jumped and self._worker == 0:
             check_some_lengths(plan.recipe, self._documents)
-        if isinstance(plan.phase, Measuring):
-            yield self._measure()
-            return
-        if isinstance(plan.phase, Sharing):
-            own = plan.phase.documents[self._worker]
-            yield from map(self._share, np.array_split(own, plan.phase.num_blocks))
+        if plan.phase.request is not None:
+            yield from self._answer(plan.phase.request)
             return
         for start, stop in plan.replays():
             yield self._make_block(start, [stop], keeps_tokens=False)
-        step, pause = plan.share.global_batch, plan.pause
+        step, pause = plan.share.global_batch, plan.phase.pause
         first, count, most_batches = plan.position.rows, 1, limit_batches(plan.inputs, plan.share)
         while first < pause:
             stop = first + min(count, (pause - first) // step) * step
             yield self._make_block(first, list(range(first + step, stop + 1, step)))
             self._is_awaited = False
             first, count = stop, min(2 * count, most_batches)
+
+    def _answer(self, request: Request) -> Iterator[Block]:
+        if request.documents is None:
+            yield self._measure()
+        else:
+            own = request.documents[self._worker]
+            yield from map(self._share, np.array_split(own, request.num_blocks))
 
     def _measure(self) -> Block:
         own = self._plan.share.own_lanes(self._worker)
@@ -162,7 +156,7 @@ class _Rows:
         return self._build(block, self._new_tokens(0, 0))
 
     def _share(self, documents: Ints) -> Block:
-        """Make a block of the tokens of `documents`, int64 [documents, 3], as in `Sharing`."""
+        """Make a block of the tokens of `documents`, int64 [documents, 3], as in `Request`."""
         pieces, num_tokens = self._tail.read_whole(documents), int(documents[:, -1].sum())
         tokens = self._new_tokens(1, num_tokens)
         fill_rows(tokens, *pieces, self._framing)
@@ -203,21 +197,11 @@ class _Rows:
         return streams
 
     def _cut(self, block: BlockBuilder, *, num_batches: int) -> Pieces:
-        """Cut the block's rows: from the lanes before row `phase.start`, then from the tail."""
-        if self._mixture is not None:
-            return self._cut_mixture(block, self._mixture, num_batches)
-        num_of_lanes = int(np.searchsorted(block.rows, self._plan.phase.start))
-        pieces = self._cut_lanes(block, np.arange(num_of_lanes), num_batches)
-        if num_of_lanes < len(block.rows):
-            tail = self._plan.tail
-            assert tail is not None
-            left = enumerate(block.rows[num_of_lanes:].tolist(), num_of_lanes)
-            pieces += self._tail.cut(block, (RowOfTail(index, tail, row) for index, row in left))
-        return pieces
-
-    def _cut_mixture(self, block: BlockBuilder, tails: Tails, num_batches: int) -> Pieces:
         """Cut each of the block's rows before the end of the run from a lane, or from the tail of
         the row's stream."""
+        tails = self._plan.tails
+        if tails is None:
+            return self._cut_lanes(block, np.arange(len(block.rows)), num_batches)
         num_rows = int(np.searchsorted(block.rows, tails.ending.end))
         rows = block.rows[:num_rows]
         components = self._plan.recipe.components_of(rows)

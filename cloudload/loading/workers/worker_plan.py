@@ -1,97 +1,59 @@
 """A plan determines the rows that a rank's workers make, and the position at which they start.
 
-    WorkerPlan: the run's recipe, the rank's share of it, the position of the lanes, the phase
+    WorkerPlan: the run's recipe, the rank's share of it, the position of the lanes, the ending
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
 
-A run is always in one of these phases. An endless run in which no stream ends is always Steady:
+Workers make rows. Without an ending, all rows are cut from lanes, until a lane cannot fill one. An
+ending says at which row the lanes of each stream end, and what is packed in the rows of its tail:
 
-    Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged
-                             end ◄── InTail ◄── documents exchanged ── Sharing ◄──┘
-    Foreseen ── token lengths determine the row `start` and the tail in advance ───────────► end
-             └── several machines ──► Sharing ── documents exchanged ──► Foreseen ─────────► end
-    Mixed ── token lengths determine the ends and tails of a mixture's streams ────────────► end
+    token lengths ──────────────────────────────────────────────────────────┐
+    a lane cannot fill a row ─► Request: measure what is left ─► exchanged ─┴─► Ending
+                                Request: read what is left ───► exchanged ────► SharedDocuments
 
-Workers keep running through all phases. At the start of each phase, they receive a `NextPhase`.
+Workers keep running when they receive a `NextPhase`: rows from another position, or a request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from cloudload.config import DeliveryConfig
 from cloudload.order import RankShare
-from cloudload.rows import Tail, take_rows
-from cloudload.run import Ending, Position, Recipe, RunInputs
+from cloudload.run import Ending, Position, Recipe, RunInputs, Tails
 from cloudload.system import NEVER, Ints, Tokens
 
 _REPLAYED_ROWS_AT_ONCE = 2_048
 
 
 @dataclass(frozen=True)
-class Steady:
-    """The phase in which all rows are cut from the lanes."""
+class Request:
+    """What the training process asks of the workers before they make the rows of a tail.
 
-    start: int = NEVER
-    """The row at which the lanes end, which is not known in this phase."""
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """The phase in which workers report the sizes of the documents left in lanes at row `start`."""
-
-    start: int
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """The phase in which workers read documents of their lanes for the tail rows of other workers.
-
-    Only the owner of a document's lane reads the document, because the owner's machine has the
-    document's shard.
+    Either the sizes of the documents left in their lanes at the plan's position, or documents for
+    tail rows of other workers. Only the owner of a document's lane reads the document, because the
+    owner's machine has the document's shard.
     """
 
-    start: int
-    """The row at which the lanes ended."""
-    documents: tuple[Ints, ...]
-    """For each worker, int64 [documents, 3]: the lane, ordinal, and size of each document."""
-    num_blocks: int
+    documents: tuple[Ints, ...] | None = None
+    """For each worker, the documents to read: int64 [documents, 3], with the lane, ordinal, and
+    size of each. None to measure documents."""
+    num_blocks: int = 1
     """The number of blocks into which each worker divides its documents."""
 
 
 @dataclass(frozen=True)
-class InTail:
-    """The phase of the tail, which consists of row `start` and all later rows."""
+class Phase:
+    """What workers do now: make rows, or answer a request."""
 
-    start: int
-    tail: Tail
-
-
-@dataclass(frozen=True)
-class Foreseen:
-    """The phase of a run whose end is computed in advance, from token lengths."""
-
-    ending: Ending
-    pauses: bool = False
-    """Whether the workers pause before the tail, to share the tail's documents."""
-
-    @property
-    def start(self) -> int:
-        """The first row, from the position on, that is in the tail."""
-        return self.ending.lane_ends[0]
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """The phase of a mixture whose streams end. Token lengths determine each stream's own tail."""
-
-    ending: Ending
-    start: int = NEVER
-    """`NEVER`, because no row is in a tail of all lanes."""
-
-
-Phase = Steady | Measuring | Sharing | InTail | Foreseen | Mixed
+    ending: Ending | None = None
+    """The ends of the run's streams, or None if they are not known."""
+    pause: int = NEVER
+    """The row at which workers pause, to share the tail's documents; `NEVER` if they do not."""
+    request: Request | None = None
+    """What workers do instead of making rows."""
 
 
 @dataclass(frozen=True)
@@ -138,49 +100,34 @@ class WorkerPlan:
         """The recipe of the run."""
         return self.inputs.recipe
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields: a pickle has no open tails."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     def enter(self, change: NextPhase) -> WorkerPlan:
         """Return a copy of the plan for its next phase, at the position where that phase begins."""
         return replace(self, position=change.position, phase=change.phase, has_jumped=False)
 
     def part_of(self, change: NextPhase, worker: int) -> NextPhase:
-        """Return the part of a change that one worker needs. The plan must be in the new phase."""
-        phase, first = change.phase, change.position.rows
-        if isinstance(phase, InTail):
-            step = self.share.global_batch
-            batches = max(0, -(-(phase.tail.end - first) // step))
+        """Return the part of a change that one worker needs."""
+        phase, ending = change.phase, change.phase.ending
+        if ending is not None and ending.packed is not None:
+            first, step = change.position.rows, self.share.global_batch
+            batches = max(0, -(-(ending.end - first) // step))
             rows = self.share.worker_rows(worker, first, first + batches * step)
-            phase = InTail(phase.start, take_rows(phase.tail, rows))
+            phase = replace(phase, ending=ending.take(rows))
         return replace(change, phase=phase, documents=change.documents[worker : worker + 1])
 
-    @cached_property
-    def tail(self) -> Tail | None:
-        """The tail, or None before it is packed. In the phase `Foreseen`, it is packed on first
-        use."""
-        if isinstance(self.phase, Foreseen):
-            tail = self.inputs.open_tails(self.phase.ending).tail(0)
-            before = sum(rows for _, rows in self.phase.ending.stages_of(0))
-            return replace(tail, first_row=self.phase.start - before + tail.first_row)
-        return self.phase.tail if isinstance(self.phase, InTail) else None
+    @property
+    def ending(self) -> Ending | None:
+        """The ends of the run's streams, or None if they are not known."""
+        return self.phase.ending
 
     @cached_property
-    def end(self) -> int | None:
-        """The number of rows in the run, or None if it is not known."""
-        if isinstance(self.phase, Foreseen):
-            return self.phase.ending.end
-        if isinstance(self.phase, Mixed):
-            end = self.phase.ending.end
-            return None if end == NEVER else end
-        return self.phase.tail.end if isinstance(self.phase, InTail) else None
-
-    @cached_property
-    def pause(self) -> int:
-        """The first row of the batch in which the tail begins, if the workers pause there.
-
-        `NEVER` if the workers do not pause.
-        """
-        if not (isinstance(self.phase, Foreseen) and self.phase.pauses):
-            return NEVER
-        return self.share.end_whole_batches(self.position.rows, self.phase.start)
+    def tails(self) -> Tails | None:
+        """The tails of the run's streams, or None if the ends are not known. They are packed when
+        they are read."""
+        return None if self.ending is None else self.inputs.open_tails(self.ending)
 
     @property
     def window_start(self) -> int:

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from cloudload.order import Mixture, mixture_counts
-from cloudload.rows import Stages, Tail, counts_of_sizes, next_stages, tables
+from cloudload.rows import Stages, Tail, counts_of_sizes, next_stages, tables, take_rows
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.position import LaneArrays, Position, Residues
 from cloudload.run.recipe import Recipe
-from cloudload.run.run_tail import pack_component_tail
+from cloudload.run.run_tail import no_tokens, pack_component_tail
 from cloudload.stats import COUNTS, PADDING, TOKENS, TRUNCATED
 from cloudload.system import NEVER, Flags, Ints
 
@@ -53,10 +54,22 @@ class Ending:
     ended: tuple[LaneArrays | None, ...] = ()
     """Each stream's lanes at the row where its tail starts, as arrays with a single component. None
     for a stream whose lanes at that row are not computed yet."""
+    packed: Tail | None = None
+    """The tail of a corpus, if its documents were measured. Otherwise, lengths determine it."""
 
     def stages_of(self, component: int) -> Stages:
         """The stages of a stream's tail at the position; empty before its tail."""
         return self.lanes.tails[component] if self.lanes.tails else ()
+
+    @property
+    def tail_start(self) -> int:
+        """The row at which the tail of a corpus starts, which may be before the position."""
+        return self.lane_ends[0] - sum(rows for _, rows in self.stages_of(0))
+
+    def take(self, rows: Ints) -> Ending:
+        """Return a copy whose `packed` tail has only the rows `rows` of the run (int64 [rows])."""
+        assert self.packed is not None
+        return replace(self, packed=take_rows(self.packed, rows - self.tail_start))
 
 
 class TailCounts:
@@ -108,13 +121,17 @@ class TailCounts:
 class Tails:
     """The tails of a run's streams, each packed when it is first needed.
 
-    `recipe` must have the mixture of `ending`. A tail's rows are indexed from 0.
+    `recipe` must have the mixture of `ending`, and `root` is the cache folder. There are no
+    `walkers` if the documents were measured. A tail's rows are indexed from 0.
     """
 
-    def __init__(self, recipe: Recipe, walkers: Sequence[LaneWalker], ending: Ending) -> None:
+    def __init__(
+        self, recipe: Recipe, root: Path, walkers: Sequence[LaneWalker], ending: Ending
+    ) -> None:
         self.ending, self.recipe = ending, recipe
-        self._walkers = walkers
-        self._packed: dict[int, tuple[Tail, TailCounts]] = {}
+        self._root, self._walkers = root, walkers
+        self._packed: dict[int, Tail] = {}
+        self._counts: dict[int, TailCounts] = {}
         self._ended: dict[int, LaneArrays] = {}
 
     def is_in_tail(self, components: Ints, rows: Ints) -> Flags:
@@ -184,35 +201,49 @@ class Tails:
 
         Raises `StreamChangedError` if a cursor does not match the lengths.
         """
-        return self._pack(component)[0]
+        if component not in self._packed:
+            tail = self.ending.packed
+            if tail is None:
+                stages, ended = self.ending.stages_of(component), self.ended(component)
+                tail = pack_stream_tail(self.recipe, self._walkers[component], ended, stages)
+            remnants = tail.remnants.copy()
+            remnants[:, tables.REMNANT_LANE] += component * self.recipe.num_lanes
+            self._packed[component] = replace(tail, remnants=remnants)
+        return self._packed[component]
 
     def counts(self, component: int) -> TailCounts:
         """The statistics of a stream's tail. Raises the errors of `tail`."""
-        return self._pack(component)[1]
+        if component not in self._counts:
+            tail, own = self.tail(component), self.recipe.components[component]
+            streams = self._find_streams(component, tail.remnants)
+            self._counts[component] = TailCounts(self.recipe, tail, streams, own.streams.start)
+        return self._counts[component]
 
-    def count_rest(self) -> Ints:
-        """The statistics of the documents that no row counts when the run has ended.
+    def _find_streams(self, component: int, remnants: Ints) -> Ints:
+        """The stream of each remnant of a component: int64 [remnants]."""
+        own = self.recipe.components[component]
+        if len(own.streams) == 1:
+            return np.full(len(remnants), own.streams.start)
+        lanes, ordinals = remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
+        lanes = lanes - component * self.recipe.num_lanes
+        epochs, positions = own.lanes.epoch_positions(lanes, ordinals)
+        samples, orders = np.full(len(remnants), own.first_sample), own.orders(self._root)
+        for epoch in np.unique(epochs).tolist():
+            chosen = epochs == epoch
+            samples[chosen] += np.asarray(orders(epoch)[positions[chosen]], np.int64)
+        return self.recipe.corpus.streams_of(samples)
+
+    def count_rest(self, position: Position) -> Ints:
+        """The statistics of the documents that no row counts when the run ends at a position.
 
         They are the last ones of a corpus, if none has tokens. Returns int64 [streams, counts].
         """
-        if len(self.ending.lane_ends) > 1 or self.tail(0).num_rows:
+        stages = position.stages_of(0)
+        # older states of a mixture of one stream count them, which a stage without rows records
+        is_counted = bool(stages) and not sum(rows for _, rows in stages)
+        if is_counted or len(self.ending.lane_ends) > 1 or self.tail(0).num_rows:
             return np.zeros((len(self.recipe.labels), len(COUNTS)), np.int64)
         return self.counts(0).of_rest()
-
-    def _pack(self, component: int) -> tuple[Tail, TailCounts]:
-        if component not in self._packed:
-            recipe, walker = self.recipe, self._walkers[component]
-            stages = self.ending.stages_of(component)
-            tail = pack_stream_tail(recipe, walker, self.ended(component), stages)
-            remnants = tail.remnants.copy()
-            streams = walker.streams_of(
-                *remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
-            )
-            remnants[:, tables.REMNANT_LANE] += component * recipe.num_lanes
-            tail = replace(tail, remnants=remnants)
-            stream = recipe.components[component].streams.start
-            self._packed[component] = tail, TailCounts(recipe, tail, streams, stream)
-        return self._packed[component]
 
     def advance(self, position: Position, row: int) -> LaneArrays | None:
         """Compute the lanes at `row`. Only a corpus may be padded, to a row after its end.
@@ -251,6 +282,12 @@ class Tails:
             return ()
         return next_stages(ending.stages_of(component), self.recipe.config.seq_len, 0, stop)
 
+    def end_lanes(self, arrays: LaneArrays, row: int) -> LaneArrays:
+        """Return the lanes of a corpus at a row of its tail, whose counts are those of `arrays`."""
+        stages, seq_len = self.ending.stages_of(0), self.recipe.config.seq_len
+        stages = next_stages(stages, seq_len, 0, self.count_rows(0, row))
+        return replace(self.ended(0), counts=arrays.counts, tails=(stages,))
+
 
 def advance_lanes(
     recipe: Recipe, walkers: Sequence[LaneWalker], position: Position, stops: Sequence[int]
@@ -276,6 +313,33 @@ def advance_lanes(
     return arrays
 
 
+def end_corpus(
+    recipe: Recipe, position: Position, ended: Position, sizes: Sequence[Ints]
+) -> Ending:
+    """Return the ending of a corpus whose first lane ran dry, for a run that is at `position`.
+
+    `ended` has the lanes and the row at which they ended. `sizes` has the sizes of the documents
+    left in each lane; see `pack_tail`. Raises `StreamChangedError` if the lanes do not match the
+    documents, and `DatasetError` if the whole run has no tokens.
+    """
+    stages = position.stages_of(0)
+    start = ended.lanes_row + sum(rows for _, rows in stages)
+    tail = pack_component_tail(recipe, stages=stages, ended=ended.lanes.arrays, sizes=sizes)
+    end = max(start, ended.lanes_row + tail.end)
+    if not end:
+        raise no_tokens(recipe.labels)
+    return Ending(
+        mixture=recipe.mixture,
+        start=position.table_rows,
+        end=end,
+        stream_ends=(end,),
+        lane_ends=(start,),
+        lanes=position.lanes.arrays,
+        ended=(ended.lanes.arrays,),
+        packed=tail,
+    )
+
+
 def arrays_of_stream(cursors: Ints, residues: Residues | None) -> LaneArrays:
     """Return a stream's lanes as arrays of one component without statistics.
 
@@ -291,4 +355,4 @@ def pack_stream_tail(recipe: Recipe, walker: LaneWalker, ended: LaneArrays, stag
     Raises `StreamChangedError` if a cursor or a residue does not match the lengths.
     """
     sizes = walker.measure_rest(ended.cursors[0])
-    return pack_component_tail(recipe, start=0, stages=stages, ended=ended, sizes=sizes)
+    return pack_component_tail(recipe, stages=stages, ended=ended, sizes=sizes)

@@ -27,7 +27,6 @@ from cloudload.order import Mixture, Weights, merge_entries, mixture_counts
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.ending import (
     Ending,
-    Tails,
     arrays_of_stream,
     pack_stream_tail,
 )
@@ -68,7 +67,6 @@ class _Search:
 
     def __init__(self, recipe: Recipe, walkers: Sequence[LaneWalker], unknown: Ending) -> None:
         self._recipe, self._walkers, self._unknown = recipe, walkers, unknown
-        self._tails = Tails(recipe, walkers, unknown)
         self._lane_rows: list[Ints | None] = []
         """For each stream, the number of rows that each lane can fill, int64 [lanes]; None if the
         stream is endless."""
@@ -88,9 +86,12 @@ class _Search:
         return self._build(self._end_streams(), ())
 
     def _count_in_tail(self, stream: int) -> int:
-        tails = self._tails
+        lanes, stages = self._unknown.lanes, self._unknown.stages_of(stream)
+        residues = None if lanes.residues is None else lanes.residues[stream]
+        ended = arrays_of_stream(lanes.cursors[stream], residues)
+        tail = pack_stream_tail(self._recipe, self._walkers[stream], ended, stages)
         # a corpus may have delivered padding, too
-        return max(0, tails.tail(stream).end - tails.count_rows(stream, self._unknown.start))
+        return max(0, tail.end - sum(rows for _, rows in stages))
 
     def _count(self, stream: int) -> tuple[Ints, int | None]:
         """Count the rows that each lane of a stream can fill, and the stream's remaining rows."""

@@ -182,7 +182,7 @@ class RunLengths:
         recipe = self._asked
         if ending.mixture != recipe.mixture:
             recipe = replace(recipe, mixture=ending.mixture)
-        tails = self.tails = Tails(recipe, self.walkers, ending)
+        tails = self.tails = Tails(recipe, self._root, self.walkers, ending)
         return tails
 
     def count_rows(self, position: Position) -> int | None:

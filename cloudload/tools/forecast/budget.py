@@ -111,7 +111,7 @@ def find_extent(
     is_whole = rows == most
     counts = count_at(lengths, start, rows)
     if rows == all_rows:
-        counts = counts + lengths.find_tails(start).count_rest()
+        counts = counts + lengths.find_tails(start).count_rest(start)
     return Extent(
         rows,
         -(-rows // global_batch),

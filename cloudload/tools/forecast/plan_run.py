@@ -29,7 +29,6 @@ import numpy as np
 from cloudload.config import DeliveryConfig, checks, choices
 from cloudload.data import redact
 from cloudload.loading import (
-    Mixed,
     default_num_workers,
     is_worker_fast,
     limit_batches,
@@ -120,7 +119,7 @@ def plan_run(
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     with CloudLoader(**alone) as loader:
         plan = loader.worker_plan()
-    inputs, ending = plan.inputs, plan.phase.ending if isinstance(plan.phase, Mixed) else None
+    inputs, ending = plan.inputs, plan.ending
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
     limit = delivery.cache_limit_bytes()
     share = _share_rows(inputs, delivery, World(0, world_size, ranks_per_node))

@@ -8,8 +8,9 @@ import pytest
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.rows.packing.residue import encode_residue
 from cloudload.rows.packing.tables import Size
-from cloudload.run.position import LaneArrays
-from cloudload.run.run_tail import check_has_tokens, pack_component_tail, pack_run_tail
+from cloudload.run.lengths.ending import end_corpus
+from cloudload.run.position import LaneArrays, LaneLog, Position
+from cloudload.run.run_tail import pack_component_tail
 from testkit.tiny_runs import tiny_recipe
 
 RECIPE = tiny_recipe([4], epochs=1)
@@ -25,27 +26,26 @@ def sizes(*lanes: list[int]) -> list[np.ndarray]:  # type: ignore[type-arg]
 
 def test_the_rest_of_all_lanes_is_packed_by_ordinal_and_then_by_lane() -> None:
     """Lane 0 has 2 of 6 tokens left, and document 3 of 4; lane 1 has document 2 of 3."""
-    tail = pack_run_tail(
-        RECIPE, start=9, stages=(), ended=ended((2, 4, 6), (2, 0, 0)), sizes=sizes([6, 4], [3])
+    tail = pack_component_tail(
+        RECIPE, stages=(), ended=ended((2, 4, 6), (2, 0, 0)), sizes=sizes([6, 4], [3])
     )
     assert tail.remnants[:, :4].tolist() == [[0, 2, 4, 6], [1, 2, 0, 3], [0, 3, 0, 4]]
-    assert (tail.first_row, tail.end) == (9, 11)
-    assert tail.row_pieces(9).tolist() == [[0, 0, 4, 6], [0, 1, 0, 3]]
-    assert tail.row_pieces(10).tolist() == [[1, 2, 0, 4]]
+    assert (tail.first_row, tail.end) == (0, 2)
+    assert tail.row_pieces(0).tolist() == [[0, 0, 4, 6], [0, 1, 0, 3]]
+    assert tail.row_pieces(1).tolist() == [[1, 2, 0, 4]]
 
 
 def test_earlier_stages_keep_the_rows_that_were_delivered() -> None:
-    tail = pack_run_tail(
-        RECIPE, start=9, stages=((4, 2),), ended=ended((0, 0, 0), (0, 0, 0)), sizes=sizes([9], [4])
+    tail = pack_component_tail(
+        RECIPE, stages=((4, 2),), ended=ended((0, 0, 0), (0, 0, 0)), sizes=sizes([9], [4])
     )
-    assert (tail.first_row, tail.end) == (11, 12)
-    assert tail.row_pieces(11).tolist() == [[0, 0, 8, 9], [0, 1, 0, 4]]
+    assert (tail.first_row, tail.end) == (2, 3)
+    assert tail.row_pieces(2).tolist() == [[0, 0, 8, 9], [0, 1, 0, 4]]
 
 
 def test_holes_are_not_documents_and_filtered_ones_have_no_piece() -> None:
-    tail = pack_run_tail(
+    tail = pack_component_tail(
         RECIPE,
-        start=0,
         stages=(),
         ended=ended((0, 0, 0), (0, 0, 0)),
         sizes=sizes([Size.FILTERED, 2], [Size.ABSENT, 0]),
@@ -58,46 +58,50 @@ def test_waiting_spans_of_best_fit_are_left_too_and_were_counted() -> None:
     recipe = tiny_recipe([4], epochs=1, packing="best_fit")
     residues = np.array([[encode_residue(()) + encode_residue([(0, 1, 4)]), b""]], object)
     arrays = LaneArrays(ended((1, 0, 0), (1, 0, 0)).cursors, residues, np.zeros((1, 7), np.int64))
-    tail = pack_run_tail(recipe, start=0, stages=(), ended=arrays, sizes=sizes([], [2]))
+    tail = pack_component_tail(recipe, stages=(), ended=arrays, sizes=sizes([], [2]))
     assert tail.remnants.tolist() == [[0, 0, 1, 4, Size.ABSENT], [1, 1, 0, 2, 2]]
     assert tail.row_pieces(0).tolist() == [[0, 0, 1, 4], [0, 1, 0, 2]]
-
-
-def test_a_tail_of_the_second_component_uses_its_cursors() -> None:
-    recipe = tiny_recipe([4], [4], proportions=[1, 1], epochs=1)
-    cursors = np.array([[(0, 0, 0)] * 2, [(1, 2, 4), (3, 0, 0)]])
-    arrays = LaneArrays(cursors, None, np.zeros((2, 7), np.int64))
-    tail = pack_component_tail(
-        recipe, start=0, stages=(), ended=arrays, sizes=sizes([4], [5]), component=1
-    )
-    assert tail.remnants[:, 1:4].tolist() == [[1, 2, 4], [3, 0, 5]]
 
 
 def test_a_cursor_beyond_its_document_is_a_state_of_other_data() -> None:
     with pytest.raises(
         StreamChangedError, match=r"lane 1 is at token 4 of document 2, which has 3"
     ):
-        pack_run_tail(
-            RECIPE, start=9, stages=(), ended=ended((2, 0, 0), (2, 4, 6)), sizes=sizes([6], [3])
+        pack_component_tail(
+            RECIPE, stages=(), ended=ended((2, 0, 0), (2, 4, 6)), sizes=sizes([6], [3])
         )
 
 
-def test_a_stream_may_have_no_rows_but_a_run_may_not() -> None:
-    lanes = {"ended": ended((0, 0, 0), (0, 0, 0)), "sizes": sizes([0], [0])}
-    tail = pack_component_tail(RECIPE, start=0, stages=(), **lanes)  # type: ignore[arg-type]
-    assert tail.num_rows == 0
+# ------------------------------------------------------------------------- measured endings
+
+
+def dry(row: int, *cursors: tuple[int, int, int]) -> Position:
+    """The position of lanes that ended at a row."""
+    return Position(row, row, LaneLog(ended(*cursors)))
+
+
+def test_a_corpus_ends_after_the_rows_of_the_tail_that_begins_at_the_dry_row() -> None:
+    """The run has delivered 6 rows when row 9 is dry, and its tail has 2 rows."""
+    at = dry(6, (1, 0, 0), (1, 0, 0))
+    ending = end_corpus(RECIPE, at, dry(9, (2, 4, 6), (2, 0, 0)), sizes([6, 4], [3]))
+    assert (ending.start, ending.lane_ends, ending.end) == (6, (9,), 11)
+    assert (ending.stream_ends, ending.tail_start) == ((11,), 9)
+    taken = ending.take(np.array([7, 10])).packed
+    assert taken is not None
+    assert taken.row_pieces(0).tolist() == []
+    assert len(taken.row_pieces(1)) == 1
+
+
+def test_a_run_that_resumes_in_its_tail_ends_where_it_did() -> None:
+    at = dry(11, (0, 0, 0), (0, 0, 0)).with_lanes(tails=(((4, 2),),))
+    ending = end_corpus(RECIPE, at, at, sizes([9], [4]))
+    assert (ending.lane_ends, ending.end, ending.tail_start) == ((11,), 12, 9)
+    assert ending.stages_of(0) == ((4, 2),)
+
+
+def test_a_corpus_may_end_with_its_lanes_but_not_without_rows() -> None:
+    full = dry(4, (2, 0, 0), (2, 0, 0))
+    assert end_corpus(RECIPE, full, full, sizes([], [])).end == 4
+    nothing = dry(0, (0, 0, 0), (0, 0, 0))
     with pytest.raises(DatasetError, match="no document of a has any tokens"):
-        pack_run_tail(RECIPE, start=0, stages=(), **lanes)  # type: ignore[arg-type]
-
-
-def test_a_run_whose_lanes_filled_all_rows_needs_no_tail() -> None:
-    tail = pack_run_tail(
-        RECIPE, start=4, stages=(), ended=ended((2, 0, 0), (2, 0, 0)), sizes=sizes([], [])
-    )
-    assert tail.end == 4
-
-
-def test_the_streams_without_tokens_are_named() -> None:
-    check_has_tokens(RECIPE, 1)
-    with pytest.raises(DatasetError, match="no document of a, b has any tokens"):
-        check_has_tokens(tiny_recipe([1], [1], epochs=1), 0)
+        end_corpus(RECIPE, nothing, nothing, sizes([0], [0]))

@@ -98,7 +98,7 @@ def test_at_its_end_a_run_has_counted_every_document_once(
     tails = run.lengths.find_tails(run.start)
     found = run.lengths.advance(run.start, tails.ending.end)
     assert found is not None
-    counts = named(found.with_lanes(counts=found.counts + tails.count_rest()))
+    counts = named(found.with_lanes(counts=found.counts + tails.count_rest(found)))
     assert counts["tokens"] + counts.get("truncated", 0) == epochs * sum(lengths)
     assert counts["documents"] == epochs * sum(length > 0 for length in lengths)
     assert counts.get("empty", 0) == epochs * lengths.count(0)
