@@ -35,7 +35,7 @@ from cloudload.tools.convert.segment_journal import SegmentJournal
 from cloudload.tools.convert.values import BadRecordError, NoTextError, values_of
 from cloudload.tools.count.group import CountWork
 
-_TWO_SIZES = struct.Struct("<II")
+_SIZE, _TWO_SIZES = struct.Struct("<I"), struct.Struct("<II")
 
 MOST_CHARACTERS = 1 << 16
 
@@ -107,8 +107,8 @@ def encode_block(context: ShardContext, block: input_records.InputBlock) -> Enco
     Raises `StoreError` if an input file cannot be read.
     """
     columns, config, shares = context.form.columns, context.config, context.config.shares
-    variable = [column.name for column in columns if column.bytes is None]
-    text_offset, text_size = 4 * variable.index("text"), struct.Struct("<I")
+    size_offset = _find_size(columns)
+    # most conversions have only an ID and a text, which take a faster way
     is_plain = len(columns) == 2 and not shares and not config.is_json_text
     samples: dict[str, list[bytes]] = {name: [] for name in config.split_names}
     split_bytes = dict.fromkeys(samples, 0)
@@ -125,10 +125,12 @@ def encode_block(context: ShardContext, block: input_records.InputBlock) -> Enco
         except BadRecordError as error:
             bad.add(record, error)
             continue
-        size = text_size.unpack_from(sample, text_offset)[0]
+        # a document without text is no sample, but it is counted
+        [size] = _SIZE.unpack_from(sample, size_offset)
         if not size:
             empty += 1
             continue
+        # a document's split depends only on its ID or text, so all processes agree on it
         split = shares.choose(found.own_id, found.by_column["text"]) if shares else ""
         samples[split].append(sample)
         split_bytes[split] += size
@@ -145,8 +147,18 @@ def encode_block(context: ShardContext, block: input_records.InputBlock) -> Enco
         causes=merge_causes([bad.causes]),
         replaced=replaced,
     )
-    joined = {name: _join_samples(several) for name, several in samples.items()}
-    return EncodedBlock(joined, counts, bad.first, b"".join(bad.rejects))
+    return EncodedBlock(
+        {name: _join_samples(several) for name, several in samples.items()},
+        counts,
+        bad.first,
+        b"".join(bad.rejects),
+    )
+
+
+def _find_size(columns: Sequence[shard_entries.Column]) -> int:
+    """The offset of the text's size in a sample, which begins with its variable sizes, in order."""
+    variable = [column.name for column in columns if column.bytes is None]
+    return _SIZE.size * variable.index("text")
 
 
 def _read_records(

@@ -107,10 +107,8 @@ def sample_lengths(recipe: Recipe, backend: str, share: float) -> LengthSample:
     if not 0 < share <= 1:
         raise ValueError(f"sample is {share:.3%}. Use a share above 0% and at most 100%")
     corpus = recipe.corpus
-    full = np.flatnonzero(corpus.shard_sizes)
     wanted = min(corpus.num_samples, max(_LEAST_DOCUMENTS, round(share * corpus.num_samples)))
-    num_shards = min(len(full), max(_LEAST_SHARDS, math.ceil(share * len(full))))
-    chosen = full[_spread(len(full), num_shards)]
+    chosen = _choose_shards(corpus.shard_sizes, share)
     found, rows, text_bytes = [], [], 0
     with (
         temp_files.explained_full_disk(),
@@ -118,6 +116,7 @@ def sample_lengths(recipe: Recipe, backend: str, share: float) -> LengthSample:
         open_meter(recipe, backend, Path(folder)) as meter,
     ):
         for shard in chosen.tolist():
+            # as large a share of this shard as of all chosen ones, at least one sample
             size = int(corpus.shard_sizes[shard])
             num_read = max(1, round(wanted * size / int(corpus.shard_sizes[chosen].sum())))
             within = _spread(size, min(size, num_read))
@@ -128,6 +127,13 @@ def sample_lengths(recipe: Recipe, backend: str, share: float) -> LengthSample:
             rows.append((size, len(within), *_sums(lengths, sizes[within]), int(sizes.sum())))
     table = np.array(rows, np.float64)
     return LengthSample(recipe, np.concatenate(found), text_bytes, chosen, table)
+
+
+def _choose_shards(shard_sizes: Ints, share: float) -> Ints:
+    """Choose about `share` of the shards with samples, evenly spaced: int64 [shards]."""
+    full = np.flatnonzero(shard_sizes)
+    wanted = min(len(full), max(_LEAST_SHARDS, math.ceil(share * len(full))))
+    return full[_spread(len(full), wanted)]
 
 
 def _spread(size: int, wanted: int) -> Ints:

@@ -127,12 +127,14 @@ class LengthCounter:
 
     def summarize(self) -> LengthStats:
         """Compute the exact percentiles, histogram and fits of the lengths added so far."""
+        # short lengths are counted as they are added, and long ones only now
         long, of_long = np.unique(
             np.concatenate([np.empty(0, np.int64), *self._long]), return_counts=True
         )
         short = np.flatnonzero(self._short)
         lengths = np.concatenate([short, long])
         counts = np.concatenate([self._short[short], of_long])
+        # documents and tokens up to each length, so percentiles, bins and fits are lookups
         ends, tokens = np.cumsum(counts), np.cumsum(counts * lengths)
         total, all_tokens = (int(ends[-1]), int(tokens[-1])) if len(ends) else (0, 0)
 

@@ -173,10 +173,13 @@ def _limit_rows(lengths: RunLengths, global_batch: int) -> int:
     In these rows, every component repeats its data at most 32 to 104 times, fewer for large data.
     """
     recipe, most = lengths.recipe, float("inf")
+    # each component's share of the rows, from the first ones
     shares = np.bincount(recipe.components_of(np.arange(1 << 12)), minlength=len(recipe.components))
     for index, each in enumerate(recipe.components):
         num_positions = each.num_positions
+        # as many epochs as a fixed amount of work allows, which are few epochs of large data
         epochs = max(FEWEST_EPOCHS, MOST_WORK // (num_positions + _WORK_OF_EPOCH))
+        # rows in an epoch, from the mean size of its first documents
         ordinals = np.arange(-(-min(_MOST_MEASURED, num_positions) // recipe.num_lanes))[:, None]
         lanes = np.arange(recipe.num_lanes)[None, :] + 0 * ordinals
         sizes = lengths.walkers[index].measure(lanes, ordinals + 0 * lanes).tokens

@@ -112,6 +112,7 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
     lengths, component = reading.lengths, reading.recipe.components[index]
     lanes, num_nodes = component.lanes, component.lanes.num_nodes
     lane_hosts = reading.share.lane_hosts
+    # a lane's row at any ordinal is estimated from these samples
     rows, cursors = _sample_cursors(reading, index)
     first_shard = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
     last_epoch = int(lanes.epoch_positions(np.arange(lanes.num_lanes), cursors[-1])[0].max())
@@ -132,6 +133,7 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
             own, begins, ends = (each[ends > begins] for each in (own, begins, ends))
             # the lane's row at an ordinal, between the rows at which its cursor was computed
             firsts, lasts = (np.interp(each, cursors[:, lane], rows) for each in (begins, ends))
+            # prefetching reaches beyond the lane's last document in the run
             is_read = begins < cursors[-1, lane] + reading.documents_ahead[index]
             uses_of_lane = ShardUses(
                 np.full(len(own), lane_hosts[lane]),
@@ -208,28 +210,38 @@ def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
 
 def _list_cut(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
     """Yield the uses of `concat` or `one_per_row` lanes. A row has `units_of_row` units."""
-    lengths, packing = reading.lengths, reading.recipe.packing
-    tail_start, stops = reading.tail_starts[index], _find_stops(reading, index)
-    before = np.zeros(len(stops), np.int64)
+    lengths, stops = reading.lengths, _find_stops(reading, index)
+    tail_start = reading.tail_starts[index]
     rows = _LaneRows(reading, index, min(reading.last_row, tail_start))
+    before = np.zeros(len(stops), np.int64)
     for lanes, ordinals in _share_ordinals(stops):
         # where each document begins and ends in its lane, in units since the start
         found = lengths.walkers[index].measure(lanes, ordinals)
-        ends = before + np.cumsum(units_of(packing, found.tokens), axis=0)
-        starts = ends - units_of(packing, found.tokens)
+        units = units_of(reading.recipe.packing, found.tokens)
+        ends = before + np.cumsum(units, axis=0)
         before = ends[-1]
         is_read = (ordinals < stops) & (found.sizes != tables.Size.ABSENT)
-        # a document without units is read with the row that follows, so it counts as in one row
-        firsts = starts // lengths.units_of_row
-        counts = np.maximum(starts, ends - 1) // lengths.units_of_row - firsts + 1
         for chosen, is_ahead in find.split(is_read, found.tokens):
-            num_rows = counts[chosen]
-            own, ordinal = (np.repeat(each[chosen], num_rows) for each in (lanes, ordinals))
-            in_rows = rows.at(own, np.repeat(firsts[chosen], num_rows) + count_within(num_rows))
+            of, in_lane = _list_rows((ends - units)[chosen], ends[chosen], lengths.units_of_row)
+            in_rows = rows.at(lanes[chosen][of], in_lane)
             # rows from the start of the tail on are made of what is left in all lanes
             is_cut = in_rows < tail_start
-            cut = own[is_cut], ordinal[is_cut], in_rows[is_cut]
-            yield from find.list_uses(*cut, is_ahead=is_ahead)
+            of, in_rows = of[is_cut], in_rows[is_cut]
+            yield from find.list_uses(
+                lanes[chosen][of], ordinals[chosen][of], in_rows, is_ahead=is_ahead
+            )
+
+
+def _list_rows(starts: Ints, ends: Ints, units_of_row: int) -> tuple[Ints, Ints]:
+    """List the rows of a lane that have units [starts, ends), which are int64 [documents].
+
+    Returns the document and the row, as an index in its lane, of each pair: int64 [pairs] each.
+    """
+    # a document without units is read with the row that follows, so it counts as in one row
+    firsts = starts // units_of_row
+    counts = np.maximum(starts, ends - 1) // units_of_row - firsts + 1
+    of = np.repeat(np.arange(len(starts)), counts)
+    return of, firsts[of] + count_within(counts)
 
 
 def _list_played(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
@@ -367,7 +379,7 @@ class _LaneRows:
         self._firsts = np.cumsum(self.counts) - self.counts
 
     def at(self, lanes: Ints, in_lane: Ints) -> Ints:
-        """Return the run index of the rows with these numbers in their lanes: int64 [rows].
+        """Return the run index of rows, given by their indices in their lanes: int64 [rows].
 
         The index is at most `stop`, which stands for all later rows.
         """
@@ -379,6 +391,6 @@ class _LaneRows:
         return found
 
     def list_between(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """List the lane and number of each row with `start ≤ number < stop`: int64 [rows] each."""
+        """List the lane, and the index in it, of each row of [start, stop): int64 [rows] each."""
         each = np.clip(self.counts - start, 0, stop - start)
         return np.repeat(np.arange(self._num_lanes), each), start + count_within(each)

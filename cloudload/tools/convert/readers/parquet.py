@@ -72,13 +72,14 @@ class ParquetUnit(input_records.FileUnit):
             group = parquet.metadata.row_group(index)
             is_elsewhere = self.range and not _is_within(group, self.range)
             if not is_elsewhere and row + group.num_rows > start.line:
-                few = parquet.iter_batches(
+                # few rows at a time, to bound memory, become blocks of about `block_bytes`
+                batches = parquet.iter_batches(
                     _rows_to_decode(group, block_bytes), row_groups=[index], columns=columns
                 )
-                batches = arrow_block.cut_batches(
-                    arrow_block.join_batches(few, block_bytes), block_bytes
-                )
+                batches = arrow_block.join_batches(batches, block_bytes)
+                batches = arrow_block.cut_batches(batches, block_bytes)
                 for first, batch in arrow_block.number_batches(batches, row, start.line):
+                    # a batch counts as its share of the file's bytes, by rows
                     end = first - 1 + batch.num_rows
                     stored = size * (first - 1) // rows
                     at = input_records.BlockStart(0, first, stored)
