@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -53,6 +54,11 @@ FLOORS = {
 """The packages and modules of a room. Each may import only from the lines before its own."""
 MOST_NAMES = 250
 """The most names that the rooms may use of each other."""
+SCOPES = (
+    *(ast.FunctionDef, ast.ClassDef, ast.Lambda),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
+"""Parts of a function that bind names of their own."""
 DISKS = {"order": "order_cache", "rows/packing": None}
 """For each package of pure arithmetic, the only module that may access files, or None."""
 FOLDERS = {
@@ -183,6 +189,28 @@ def test_one_word_has_one_meaning() -> None:
             ):
                 names[node.name] += 1
     assert not [name for name, times in names.items() if times > 1]
+
+
+def names_bound_in(node: ast.AST) -> Iterator[str]:
+    """The names that a function's own statements bind, without comprehensions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            yield child.id
+        if not isinstance(child, SCOPES):
+            yield from names_bound_in(child)
+
+
+def test_no_function_has_too_many_names() -> None:
+    """A function binds up to 20 names, besides options that are passed by name."""
+    crowded = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                arguments = [*node.args.posonlyargs, *node.args.args]
+                names = {*names_bound_in(node), *(each.arg for each in arguments)}
+                if len(names - {each.arg for each in node.args.kwonlyargs}) > 20:
+                    crowded.append(f"{module}.{node.name}")
+    assert not crowded
 
 
 def test_few_files_share_a_name() -> None:

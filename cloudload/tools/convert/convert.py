@@ -243,8 +243,11 @@ def convert_to_mds(
         check_rejects(kept)
     recipe = config.recipe() | {rerun_check.SEGMENT_BYTES: segment_bytes}
     output = Output(location, config.split_names)
-    documents = {"transform": transform, "transform_id": transform_id, "on_error": on_error}
-    count = _open_count(location, tokenizer, documents)
+    count = _open_count(
+        location,
+        tokenizer,
+        {"transform": transform, "transform_id": transform_id, "on_error": on_error},
+    )
     if count is None and (key := stored.get(rerun_check.LENGTHS_FIELD)):
         count = join_count_work(location, key)
     recipe |= {rerun_check.LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
@@ -263,9 +266,14 @@ def convert_to_mds(
     )
     if (share or finish) and (plan := _read_plan(location, recipe)):
         return convert_segments(run, plan, plan.files(list_roots(inputs), config.format))
-    parent = None if split is None else _locate(os.fspath(out), None)
     found, skipped = _list_and_plan(
-        run, inputs, split, recipe, parent=parent, overwrite=overwrite, append=append
+        run,
+        inputs,
+        split,
+        recipe,
+        parent=None if split is None else _locate(os.fspath(out), None),
+        overwrite=overwrite,
+        append=append,
     )
     # on return, `_list_and_plan` has freed its listing, which may have a million files
     report = found if isinstance(found, ConvertReport) else convert_segments(run, *found)

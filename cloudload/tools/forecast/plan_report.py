@@ -243,10 +243,7 @@ def _draw(plan: RunPlan) -> str:
         shown = f"{min(step, last - 1):,.0f}"  # the last label is the run's last step
         parts.append(_write(shown, x(step), _HEIGHT - 8, anchor))
     for line, (step, name) in enumerate(list_early_ends(plan)):
-        at, is_left = x(step + 1), step < (last + 1) / 4
-        first, index = _TOP + 24, at + 5 if is_left else at - 5  # below the level labels
-        parts.append(f'<line class="end" x1="{at}" x2="{at}" y1="{first}" y2="{y(0)}"/>')
-        parts.append(_write(name, index, first + 10 + 15 * line, "start" if is_left else "end"))
+        parts += _draw_end(name, x(step + 1), y(0), line, is_left=step < (last + 1) / 4)
     for kind, text, level in lines:
         parts.append(_draw_line(kind, y(level)))
         parts.append(_write(text, _WIDTH - 14, y(level) - 5))
@@ -264,6 +261,13 @@ def _list_levels(plan: RunPlan) -> list[tuple[str, str, float]]:
     if plan.cache_limit_bytes is not None:
         levels.append(("limit", "cache_limit", float(plan.cache_limit_bytes)))
     return [(kind, f"{name}: {shorten_bytes(level)}", level) for kind, name, level in levels]
+
+
+def _draw_end(name: str, x: float, bottom: float, line: int, *, is_left: bool) -> Iterator[str]:
+    """Draw where a stream ends, and its name on line `line`, on the side with more space."""
+    top, at = _TOP + 24, x + 5 if is_left else x - 5  # below the level labels
+    yield f'<line class="end" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
+    yield _write(name, at, top + 10 + 15 * line, "start" if is_left else "end")
 
 
 def _draw_line(kind: str, y: float) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.order import SeekableOrder, mixture_counts
+from cloudload.order import Lanes, SeekableOrder, mixture_counts
 from cloudload.rows import tables
 from cloudload.run import BestFitRows, BestFitWalker, units_of
 from cloudload.system import NEVER, Flags, Ints, count_within
@@ -109,25 +109,20 @@ def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
 
 def _list_blocks(reading: NodeReads, index: int) -> Parts:
     """Yield a component's uses, epoch by epoch, from the shuffle blocks of its order."""
-    lengths, component = reading.lengths, reading.recipe.components[index]
-    lanes, num_nodes = component.lanes, component.lanes.num_nodes
-    lane_hosts = reading.share.lane_hosts
+    component = reading.recipe.components[index]
+    lanes, lane_hosts = component.lanes, reading.share.lane_hosts
     # a lane's row at any ordinal is estimated from these samples
     rows, cursors = _sample_cursors(reading, index)
     first_shard = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
-    last_epoch = int(lanes.epoch_positions(np.arange(lanes.num_lanes), cursors[-1])[0].max())
-    num_epochs = min(last_epoch + 1, NEVER if lanes.epochs is None else lanes.epochs)
-    for epoch in range(num_epochs):
-        order = lengths.walkers[index].orders(epoch)
+    for epoch in range(_count_epochs(lanes, cursors[-1])):
+        order = reading.lengths.walkers[index].orders(epoch)
         assert isinstance(order, SeekableOrder)
         uses = order.uses()
         for lane in range(lanes.num_lanes):
-            first = int(lanes.first_positions[lane])
             # a lane reads documents of one canonical node only
-            own = np.flatnonzero(uses.nodes == first % num_nodes)
-            # a round has one document of each node, so it is `num_nodes` positions of the order
+            own = np.flatnonzero(uses.nodes == lanes.first_positions[lane] % lanes.num_nodes)
             begins, ends = (
-                -(-(epoch * lanes.stride + rounds[own] * num_nodes - first) // lanes.num_lanes)
+                _ordinals_at(lanes, lane, epoch, rounds[own])
                 for rounds in (uses.first_rounds, uses.stop_rounds)
             )
             own, begins, ends = (each[ends > begins] for each in (own, begins, ends))
@@ -144,12 +139,29 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
             )
             yield uses_of_lane.take(is_read), False
             if (tail_start := reading.tail_starts[index]) < reading.num_rows:
-                tail = uses_of_lane.take(is_read & (lasts > tail_start))
-                firsts_of_tail = np.maximum(tail.first_rows, tail_start)
-                # rows of a tail have documents of any lane, so every node reads the tail's shards
-                for node in range(int(lane_hosts.max()) + 1):
-                    nodes = np.full_like(tail.nodes, node)
-                    yield tail._replace(nodes=nodes, first_rows=firsts_of_tail), False
+                uses_of_lane = uses_of_lane.take(is_read & (lasts > tail_start))
+                yield from _share_tail(uses_of_lane, tail_start, int(lane_hosts.max()) + 1)
+
+
+def _count_epochs(lanes: Lanes, heads: Ints) -> int:
+    """The number of epochs that any lane has begun at ordinals `heads`, int64 [lanes]."""
+    last = int(lanes.epoch_positions(np.arange(lanes.num_lanes), heads)[0].max())
+    return min(last + 1, NEVER if lanes.epochs is None else lanes.epochs)
+
+
+def _ordinals_at(lanes: Lanes, lane: int, epoch: int, rounds: Ints) -> Ints:
+    """A lane's first ordinal at or after the start of each round of an epoch: int64 [rounds]."""
+    # a round has one document of each node, so it is `num_nodes` positions of the order
+    positions = epoch * lanes.stride + rounds * lanes.num_nodes
+    ordinals: Ints = -(-(positions - int(lanes.first_positions[lane])) // lanes.num_lanes)
+    return ordinals
+
+
+def _share_tail(tail: ShardUses, tail_start: int, num_nodes: int) -> Parts:
+    """Yield each node's uses in a tail, whose rows have documents of any lane."""
+    firsts = np.maximum(tail.first_rows, tail_start)
+    for node in range(num_nodes):
+        yield tail._replace(nodes=np.full_like(tail.nodes, node), first_rows=firsts), False
 
 
 def _sample_cursors(reading: NodeReads, index: int) -> tuple[Ints, Ints]:

@@ -158,8 +158,10 @@ def _find_in_lanes(
                         found[occurrence.epoch].append(occurrence)
         yield from sorted(found.pop(epoch, []), key=lambda each: (each.step, each.row))
         advance = max(end - starts[lane] for lane, end in ends.items())
-        is_known = len(ends) == num_lanes
-        last_epoch = max(ends.values()) if is_known else max(starts) + 2 * advance + margin
+        # lanes that were not read may advance further than those read, so allow twice as much
+        last_epoch = max(starts) + 2 * advance + margin
+        if len(ends) == num_lanes:
+            last_epoch = max(ends.values())
         epoch += 1
 
 
