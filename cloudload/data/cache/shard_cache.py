@@ -167,6 +167,6 @@ class ShardCache:
     def _unmap_evicted(self) -> None:
         """Unmap evicted shards, because a deleted file uses disk space until it is unmapped."""
         self._last_check = time.monotonic()
-        for number, (shard, _) in list(self._open.items()):
+        for index, (shard, _) in list(self._open.items()):
             if not shard.path.exists():
-                del self._open[number]
+                del self._open[index]
