@@ -29,7 +29,7 @@ def settle_together(rows: RowsConfig, delivery: DeliveryConfig) -> DeliveryConfi
             f"stop_every is {choices.EPOCH!r}, but streams that are mixed by proportion each have "
             "their own epochs. Set stop_every to a number of batches"
         )
-    if rows.epochs is not None or rows.has_stream_ends or delivery.stop_every == choices.EPOCH:
+    if rows.has_ends or delivery.stop_every == choices.EPOCH:
         return replace(delivery, exchange_every=1)
     return delivery
 

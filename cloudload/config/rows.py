@@ -265,10 +265,16 @@ class RowsConfig:
         return self.epochs if own is None else own
 
     @property
+    def has_ends(self) -> bool:
+        """Whether the run or any of its streams ends, due to `epochs` or `max_epochs`."""
+        return self.epochs is not None or any(
+            stream.max_epochs is not None for stream in self.streams
+        )
+
+    @property
     def has_stream_ends(self) -> bool:
-        """Whether streams of a mixture end, due to `epochs` or `max_epochs`."""
-        capped = [stream.max_epochs for stream in self.streams if stream.max_epochs is not None]
-        return self.is_mixed and (self.epochs is not None or bool(capped))
+        """Whether streams of a mixture end, each on its own. This requires token lengths."""
+        return self.is_mixed and self.has_ends
 
     @property
     def is_mixed(self) -> bool:

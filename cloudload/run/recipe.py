@@ -81,7 +81,7 @@ class Recipe:
     @property
     def has_tails(self) -> bool:
         """Whether the run or any of its streams ends, so that tails may have incomplete rows."""
-        return self.config.epochs is not None or self.has_stream_ends
+        return self.config.has_ends
 
     @property
     def has_text(self) -> bool:

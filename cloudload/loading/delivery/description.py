@@ -218,7 +218,7 @@ def _streams(plan: WorkerPlan) -> Iterator[Setting]:
 def _find_weights(plan: WorkerPlan) -> Weights:
     """Return the last weights in a mixture's schedule, or the current ones if its streams end."""
     mixture = plan.recipe.mixture
-    if plan.recipe.has_stream_ends:
+    if plan.ending is not None:
         return mixture.weights_at(plan.position.rows)
     return mixture.schedule[-1][1]
 

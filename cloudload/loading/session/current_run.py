@@ -226,7 +226,7 @@ class CurrentRun:
     def count_rows(self) -> int | None:
         """Return the number of rows of a finite run at its current `seq_len`. None if unknown."""
         epochs, recipe = self.recipe.config.epochs, self.recipe
-        if epochs is None and not recipe.has_stream_ends:
+        if not recipe.has_tails:
             return None
         origin = self.position.origin
         if epochs is not None and recipe.has_row_per_document:

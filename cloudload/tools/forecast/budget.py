@@ -89,13 +89,13 @@ def find_extent(
     all_rows = lengths.count_rows(start) if lengths.recipe.has_tails else None
     if tokens is None and steps is None and all_rows is None:
         instead = "the loader's epochs"
-        if lengths.recipe.has_stream_ends:
+        if lengths.recipe.has_tails:
             instead += " (because some streams have no max_epochs), or use stopping='first'"
         raise ValueError(
             "the run is endless, so its length is unknown. Set tokens (--tokens 300B), steps, or "
             f"{instead}"
         )
-    if not lengths.recipe.has_tails and not lengths.recipe.has_stream_ends:
+    if not lengths.recipe.has_tails:
         return _find_endless(_Counter(lengths, global_batch), global_batch, tokens, steps)
     most = None if all_rows is None else all_rows // global_batch * global_batch
     if all_rows is not None and not drops_tail:

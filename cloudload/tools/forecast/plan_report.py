@@ -62,7 +62,7 @@ def _stream(each: StreamPlan, plan: RunPlan) -> str:
     tokens = each.tokens.with_unit("tokens", "token")
     epochs = each.epochs.with_unit("epochs", "epoch")
     text = f"{describe_share(each.share)} of tokens; {tokens}; {epochs}"
-    if not has_stream_ends(plan):
+    if not any_stream_ends(plan):
         return text
     if each.last_step is None or each.tail_rows is None:
         return f"{text}; does not end"
@@ -70,7 +70,7 @@ def _stream(each: StreamPlan, plan: RunPlan) -> str:
     return f"{text}; ends in step {each.last_step}, with a tail of {tail}"
 
 
-def has_stream_ends(plan: RunPlan) -> bool:
+def any_stream_ends(plan: RunPlan) -> bool:
     """Whether any stream ends within the run."""
     return any(each.last_step is not None for each in plan.streams)
 
@@ -299,7 +299,7 @@ def _render_streams(plan: RunPlan) -> str:
         ]
         for each in plan.streams
     ]
-    if has_stream_ends(plan):
+    if any_stream_ends(plan):
         heads += ["last step", "rows of tail"]
         for row, each in zip(rows, plan.streams, strict=True):
             row += ["none" if end is None else str(end) for end in (each.last_step, each.tail_rows)]

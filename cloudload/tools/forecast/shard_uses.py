@@ -170,7 +170,7 @@ def _sample_cursors(reading: NodeReads, index: int) -> tuple[Ints, Ints]:
     Returns the rows, int64 [rows], and the numbers of documents, int64 [rows, lanes].
     """
     tail_start, end = min(reading.tail_starts[index], reading.last_row), reading.last_row
-    if reading.recipe.has_stream_ends:
+    if reading.recipe.has_tails:
         end = min(end, reading.lengths.find_tails(reading.start).ending.stream_ends[index])
     wanted = np.concatenate(
         [
