@@ -225,3 +225,21 @@ def test_the_command_counts_and_a_loader_finds_the_lengths(
     options = {"tokenizer": tokenizer_file, "epochs": 1, "lengths": "require"}
     with make_loader(str(tmp_path / "out"), **options) as loader:
         assert len(loader) > 0  # unknown without lengths
+
+
+def test_finishing_an_append_needs_the_tokenizer_if_older_shards_are_not_counted(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, more = tmp_path / "out", mixed_corpus(tmp_path / "more", part=2)
+    (more / "e00.jsonl").unlink()
+    convert_to_mds(corpus, out, **SETTINGS)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "write_groups", None)
+        with pytest.raises(TypeError):
+            convert_to_mds(more, out, append=True, worker="0/1", **COUNTING)
+    with pytest.raises(ConvertError, match=r"older shards without token lengths.*--tokenizer NAME"):
+        convert_to_mds(more, out, append=True, finish=True, **SETTINGS)
+    assert convert_to_mds(more, out, append=True, finish=True, **COUNTING).tokens
+    again = count_again(out, tmp_path / "again")
+    found = dataset_bytes(str(out / "lengths"))
+    assert {name: found.get(name) for name in again} == again

@@ -284,6 +284,12 @@ def _write_lengths(
     dataset = Dataset(run.location, index, "")
     lengths = map(ShardLengths.decode, _read_lengths(run, plan, segments))
     uncounted = write_groups(run.count, dataset, num_old, lengths)
+    if uncounted and run.count.recipe is None:
+        raise ConvertError(
+            f"{run.location} has older shards without token lengths, and counting them needs the "
+            "tokenizer, which the stored plan does not have. Finish with the tokenizer of the other "
+            "runs (--tokenizer NAME)"
+        )
     with choose_engine(run.executor, 1) as engine:
         for _ in run_units(partial(count_group, run.count), uncounted, engine):
             pass
