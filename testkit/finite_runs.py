@@ -55,7 +55,7 @@ class Corpus:
     stats: list[Stats] = field(default_factory=list)
     """The statistics of each rank at the end of the last leg."""
 
-    def make_loader(self, **settings: Any) -> CloudLoader:
+    def open(self, **settings: Any) -> CloudLoader:
         options = {"local": self.folder / "cache", **self.settings, **settings}
         loader = make_loader(self.folder / "mds", **options)
 
@@ -67,7 +67,7 @@ class Corpus:
         return loader
 
     def loaders(self, **changes: Any) -> Callable[..., CloudLoader]:
-        return lambda **rank: self.make_loader(**changes, **rank)
+        return lambda **rank: self.open(**changes, **rank)
 
     def run(
         self, leg: Leg, state: State | None = None, **changes: Any

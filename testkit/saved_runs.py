@@ -43,7 +43,7 @@ class SavedRun:
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"web": {}})
     in_tail: int | None = None
 
-    def make_loader(self, data: str, cache: str) -> MakeLoader:
+    def opener(self, data: str, cache: str) -> MakeLoader:
         streams = [
             Stream(f"{data}/{name}", name=name, **options) for name, options in self.streams.items()
         ]
@@ -117,6 +117,6 @@ def save(run: SavedRun, make_loader: MakeLoader) -> dict[str, Any]:
 if __name__ == "__main__":
     [data] = sys.argv[1:]
     written: dict[str, Any] = {
-        name: save(run, run.make_loader(data, f"{data}/cache")) for name, run in RUNS.items()
+        name: save(run, run.opener(data, f"{data}/cache")) for name, run in RUNS.items()
     }
     json.dump({"runs": written}, sys.stdout)

@@ -40,7 +40,7 @@ class Corpus:
             folder / "cache",
         )
 
-    def make_loader(self, *, mixed: bool = False, **settings: Any) -> CloudLoader:
+    def open(self, *, mixed: bool = False, **settings: Any) -> CloudLoader:
         """A loader of the first dataset, or of a mixture of both if `mixed`."""
         defaults: dict[str, Any] = {"seq_len": 32, "local": self.cache}
         data = streams_of(self.folder, self.other_folder) if mixed else self.folder
@@ -54,7 +54,7 @@ class Corpus:
 
     def ranks(self, **settings: Any) -> partial[CloudLoader]:
         """A function that makes the loader of each rank, for `run_leg`."""
-        return partial(self.make_loader, **settings)
+        return partial(self.open, **settings)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from cloudload import CloudLoader
 from testkit import loaders
 
 
-def make_loader(data: Any, local: Path, **settings: Any) -> CloudLoader:
+def open_epoch(data: Any, local: Path, **settings: Any) -> CloudLoader:
     """Make a loader of one epoch, with 2 lanes and batches of 2 rows."""
     defaults = {"num_lanes": 2, "batch_size": 2, "epochs": 1}
     return loaders.make_loader(data, local=local, **{**defaults, **settings})

@@ -67,7 +67,7 @@ def time_resumes(
 def time_resume(dataset: str, tokenizer: str, cache: str, share: float) -> float:
     """Make a state at a share of the first epoch, and return the seconds to resume from it."""
 
-    def make_loader() -> CloudLoader:
+    def open_again() -> CloudLoader:
         return CloudLoader(
             dataset,
             tokenizer=tokenizer,
@@ -78,14 +78,14 @@ def time_resume(dataset: str, tokenizer: str, cache: str, share: float) -> float
         )
 
     # a state as a run would save it, with every lane one token into its document
-    there = make_loader()
+    there = open_again()
     cursors = np.ones((there.num_lanes, 2), np.int64)
     cursors[:, 0] = share * (there.num_samples // there.num_lanes)
     rows = int(share * 1000) * there.num_lanes
     table = base64.b64encode(cursors.astype("<i8").tobytes()).decode("ascii")
     state = {**there.state_dict(), "rows": rows, "table_rows": rows, "cursors": table}
     started = time.perf_counter()
-    with make_loader() as loader:
+    with open_again() as loader:
         loader.load_state_dict(state)
         next(iter(loader))
         return time.perf_counter() - started

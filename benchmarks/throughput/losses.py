@@ -61,7 +61,7 @@ class Model(nn.Module):
         return losses.view_as(labels[:, 1:])
 
 
-def make_loader(dataset: str, folder: Path, seq_len: int) -> CloudLoader:
+def open_loader(dataset: str, folder: Path, seq_len: int) -> CloudLoader:
     return CloudLoader(
         dataset,
         tokenizer=TOKENIZER,
@@ -74,7 +74,7 @@ def make_loader(dataset: str, folder: Path, seq_len: int) -> CloudLoader:
 
 def measure_steps(steps: int, dataset: str, folder: Path) -> Row:
     """Train a model, and compare the time of `LossLog.add` with that of the training step."""
-    with make_loader(dataset, folder, SEQ_LEN) as loader:
+    with open_loader(dataset, folder, SEQ_LEN) as loader:
         model, log = Model(loader.vocab_size), LossLog(loader, folder / "losses")
         optimizer = torch.optim.AdamW(model.parameters())
         times: list[tuple[float, float]] = []
@@ -103,7 +103,7 @@ def measure_steps(steps: int, dataset: str, folder: Path) -> Row:
 def measure_log(steps: int, dataset: str, folder: Path) -> Row:
     """Log random losses of rows of 2,048 tokens, and measure the time and the log's size."""
     log_folder, times = folder / "long", []
-    with make_loader(dataset, folder, 2_048) as loader, LossLog(loader, log_folder) as log:
+    with open_loader(dataset, folder, 2_048) as loader, LossLog(loader, log_folder) as log:
         for batch in loader.take(steps):
             losses = torch.rand(16, 2_047)
             began = time.process_time()

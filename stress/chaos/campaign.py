@@ -150,7 +150,7 @@ def compare(run: TrainingRun, trained: dict[int, str], stop: int, report: Report
     """
     expected: dict[int, str] = {}
     # at the end, a job may pad the rows to its global batch, which is smaller than this batch
-    with run.make_loader(
+    with run.open(
         batch_size=MAX_GLOBAL_BATCH,
         num_workers=0,
         local=run.folder / "undisturbed",

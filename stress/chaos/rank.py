@@ -73,7 +73,7 @@ def _die_while_connecting(delay_s: float) -> None:
 
 def _make_loader(job: Job, rank: int) -> CloudLoader:
     timeout_s = job.scenario.timeout_s
-    return job.run.make_loader(
+    return job.run.open(
         local=job.caches[rank // job.ranks_per_node],
         exchange_timeout_s=timeout_s,
         retry=Retry(timeout_s=2.0, deadline_s=timeout_s / 2, pause_s=0.02),

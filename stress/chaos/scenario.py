@@ -84,7 +84,7 @@ class TrainingRun:
         """A file that exists once the run has reached the end of its data."""
         return self.folder / "ended"
 
-    def make_loader(self, **settings: Any) -> CloudLoader:
+    def open(self, **settings: Any) -> CloudLoader:
         """Create a loader for the run's rows. `settings` are additional options."""
         shares = self.kind.proportions or (None,) * len(self.urls)
         streams = [

@@ -181,7 +181,7 @@ def find_expected(corpus: Corpus, chain: Chain, number: int) -> list[list[int]]:
     settings = {**PACKINGS[chain.packing], "lengths": ON if is_finite_mixture else OFF}
     if chain.epochs is None:
         return corpus.expected_rows(number, **settings)
-    with corpus.make_loader(batch_size=1, num_workers=0, epochs=chain.epochs, **settings) as loader:
+    with corpus.open(batch_size=1, num_workers=0, epochs=chain.epochs, **settings) as loader:
         return [ids for batch in loader for ids in batch["input_ids"].tolist()]
 
 

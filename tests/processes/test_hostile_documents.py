@@ -15,7 +15,7 @@ from cloudload.errors import DatasetError
 from testkit import ROOT
 from testkit.awkward import tokenize
 from testkit.corpora import EOS, write_mds
-from testkit.whole_documents import make_loader, read_all
+from testkit.whole_documents import open_epoch, read_all
 
 EOS_ID = 256
 
@@ -41,7 +41,7 @@ def test_every_kind_of_document_is_delivered_whole(
     ]
     data = write_mds(tmp_path / "mds", texts, shard_bytes=300, compression="zstd")
     settings = {"packing": packing, "overflow": "rows", "num_workers": num_workers}
-    found = read_all(make_loader(data, tmp_path / "cache", **settings))
+    found = read_all(open_epoch(data, tmp_path / "cache", **settings))
     assert found == {(0, number): [*tokenize(text), EOS_ID] for number, text in enumerate(texts)}
 
 
@@ -64,7 +64,7 @@ def test_a_document_of_100_mb_is_delivered_whole_in_less_than_6_gb(
 def read_book(folder: str, packing: str) -> None:
     """Print the total number of tokens and this process's peak memory in MB."""
     settings = {"packing": packing, "overflow": "rows", "seq_len": 8192, "batch_size": 64}
-    with make_loader(f"{folder}/mds", Path(folder, "cache"), **settings) as loader:
+    with open_epoch(f"{folder}/mds", Path(folder, "cache"), **settings) as loader:
         print(sum(int((batch["labels"] != -100).sum()) for batch in loader), end=" ")
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 
@@ -98,6 +98,4 @@ def test_however_a_transform_fails_it_does_not_look_like_a_dead_worker(
         DatasetError,
         match=rf"(?s)the transform \S+ failed on sample 0 of .*shard.*in {transform.__name__}",
     ):
-        read_all(
-            make_loader(data, tmp_path / "cache", transform=transform, num_workers=num_workers)
-        )
+        read_all(open_epoch(data, tmp_path / "cache", transform=transform, num_workers=num_workers))

@@ -191,7 +191,7 @@ def test_finite_epochs_end_on_the_same_step_for_peers_too(
     settings: dict[str, Any] = {"tail": tail}
     options: dict[str, Any] = {"epochs": 1, "settings": settings, "mesh": {"dp": 2, "tp": 2}}
     launch(corpus, tmp_path, 0, Run(4, 6, 1, 10_000), **options)
-    with corpus.make_loader(batch_size=12, num_workers=0, epochs=1, **settings) as loader:
+    with corpus.open(batch_size=12, num_workers=0, epochs=1, **settings) as loader:
         steps = len(list(loader))
         stats = {**asdict(loader.stats()), "delivery": None}
     assert [
@@ -203,7 +203,7 @@ def test_finite_epochs_end_on_the_same_step_for_peers_too(
 def test_state_dict_on_one_rank_of_four_alone_is_whole(corpus: Corpus, tmp_path: Path) -> None:
     launch(corpus, tmp_path, 0, Run(4, 2, 1, 3), save_on=2)
     state = json.loads((tmp_path / "state.json").read_text())
-    with corpus.make_loader(batch_size=8, num_workers=0) as loader:
+    with corpus.open(batch_size=8, num_workers=0) as loader:
         loader.load_state_dict(state)
         rows = rows_of([next(iter(loader))])
     assert rows == corpus.expected_rows(32)[24:]
@@ -287,8 +287,7 @@ def test_peers_that_would_not_read_one_stream_are_an_error(
 
 def test_ranks_that_cannot_communicate_read_their_rows_and_cannot_save(corpus: Corpus) -> None:
     loaders = [
-        corpus.make_loader(batch_size=2, num_workers=1, dp_rank=rank, dp_world_size=3)
-        for rank in range(3)
+        corpus.open(batch_size=2, num_workers=1, dp_rank=rank, dp_world_size=3) for rank in range(3)
     ]
     taken = [[next(batches) for _ in range(2)] for batches in map(iter, loaders)]
     with pytest.raises(RanksDisagreeError, match="Run cloudload count once"):

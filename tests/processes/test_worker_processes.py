@@ -46,9 +46,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def test_worker_processes_read_what_this_process_reads(
     corpus: Corpus, num_workers: int, start_method: str
 ) -> None:
-    with corpus.make_loader(
-        batch_size=5, num_workers=num_workers, start_method=start_method
-    ) as loader:
+    with corpus.open(batch_size=5, num_workers=num_workers, start_method=start_method) as loader:
         assert rows_of(loader.take(6)) == corpus.expected_rows(30)
 
 
@@ -58,7 +56,7 @@ def test_a_loader_continues_where_it_stopped_with_any_workers_and_batch_size(
     rows: list[list[int]] = []
     state = None
     for batch_size, num_workers, batches in [(4, 2, 3), (1, 0, 2), (7, 5, 1), (3, 1, 4)]:
-        with corpus.make_loader(batch_size=batch_size, num_workers=num_workers) as loader:
+        with corpus.open(batch_size=batch_size, num_workers=num_workers) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             for _ in range(2):  # a second loop over a loader continues the run
@@ -68,18 +66,18 @@ def test_a_loader_continues_where_it_stopped_with_any_workers_and_batch_size(
 
 
 def test_finite_epochs_end_with_worker_processes_and_stay_ended(corpus: Corpus) -> None:
-    with corpus.make_loader(batch_size=5, num_workers=2, epochs=1) as loader:
+    with corpus.open(batch_size=5, num_workers=2, epochs=1) as loader:
         rows = rows_of(list(loader))
         assert list(loader) == []
         state = loader.state_dict()
-    with corpus.make_loader(batch_size=3, num_workers=0, epochs=1) as loader:
+    with corpus.open(batch_size=3, num_workers=0, epochs=1) as loader:
         loader.load_state_dict(state)
         assert list(loader) == []
     assert rows[:-5] == corpus.expected_rows(len(rows), epochs=1)[: len(rows) - 5]
 
 
 def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Corpus) -> None:
-    with corpus.make_loader(batch_size=2, num_workers=2, prefetch_batches=2) as loader:
+    with corpus.open(batch_size=2, num_workers=2, prefetch_batches=2) as loader:
         others = children_of(os.getpid())
         batches = iter(loader)
         taken = [next(batches), next(batches)]
@@ -93,7 +91,7 @@ def test_a_killed_worker_is_an_error_in_seconds_and_a_resume_is_exact(corpus: Co
         assert time.monotonic() - start < 30
         state = loader.state_dict()
         taken += loader.take(4)
-    with corpus.make_loader(batch_size=2, num_workers=0) as again:
+    with corpus.open(batch_size=2, num_workers=0) as again:
         again.load_state_dict(state)
         assert state["rows"] == 2 * (len(taken) - 4)
         assert rows_of([next(iter(again))]) == rows_of(taken[-4:-3])
@@ -105,7 +103,7 @@ def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(
 ) -> None:
     folder = write_mds(tmp_path / "mds", ["abc"] * 20)
     next(Path(folder).glob("shard.*")).unlink()
-    with corpus.make_loader(batch_size=2, num_workers=2) as loader:
+    with corpus.open(batch_size=2, num_workers=2) as loader:
         missing = r"^[^\n]*shard[^\n]* is missing, but the index .* lists it[^\n]*$"
         options: dict[str, Any] = {"num_lanes": None, "num_workers": 2}
         broken = make_loader(folder, local=tmp_path / "cache", **options)
@@ -115,7 +113,7 @@ def test_an_error_in_a_worker_reaches_the_training_loop_as_itself(
 
 
 def test_after_an_error_there_is_the_error_again_not_an_end(corpus: Corpus) -> None:
-    with corpus.make_loader(batch_size=2, num_workers=1) as loader:
+    with corpus.open(batch_size=2, num_workers=1) as loader:
         others = children_of(os.getpid())
         batches = iter(loader)
         next(batches)
@@ -140,7 +138,7 @@ def test_a_worker_that_hangs_in_its_fork_is_started_again(
 
     os.register_at_fork(after_in_child=hang_once)
     hang.touch()
-    with corpus.make_loader(batch_size=2, num_workers=2, start_method="fork") as loader:
+    with corpus.open(batch_size=2, num_workers=2, start_method="fork") as loader:
         others = children_of(os.getpid())
         batches = iter(loader)
         rows = rows_of([next(batches) for _ in range(3)])
@@ -153,7 +151,7 @@ def test_starting_workers_draws_no_random_numbers_from_the_model(corpus: Corpus)
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    with corpus.make_loader(batch_size=2, num_workers=2) as loader:
+    with corpus.open(batch_size=2, num_workers=2) as loader:
         next(iter(loader))
     assert torch.equal(torch.rand(3), expected)
 
@@ -170,7 +168,7 @@ def test_workers_epochs_apart_on_tiny_data_find_their_orders(tmp_path: Path) -> 
 
 def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> None:
     before = children_of(os.getpid())
-    loader = corpus.make_loader(batch_size=2, num_workers=2)
+    loader = corpus.open(batch_size=2, num_workers=2)
     first = iter(loader)
     next(first)
     second = iter(loader)
@@ -218,7 +216,7 @@ def test_a_worker_that_had_to_be_killed_leaves_no_file_in_the_cache(
 ) -> None:
     monkeypatch.setattr(worker_processes, "END_S", 0.2)
     before = children_of(os.getpid())
-    with corpus.make_loader(batch_size=2, num_workers=1, start_method="fork") as loader:
+    with corpus.open(batch_size=2, num_workers=1, start_method="fork") as loader:
         batches = iter(loader)
         next(batches)
         [worker] = children_of(os.getpid()) - before
@@ -254,7 +252,7 @@ _OBJECTS_OF_TORCH = 50_000  # far fewer than any process with PyTorch has
 def test_garbage_collections_of_a_worker_do_not_scan_what_it_was_started_with(
     corpus: Corpus, start_method: str
 ) -> None:
-    with corpus.make_loader(
+    with corpus.open(
         batch_size=4, num_workers=1, start_method=start_method, transform=mark_frozen
     ) as loader:
         text = byte_tokenizer().decode(next(iter(loader))["input_ids"].flatten().tolist())
@@ -273,9 +271,7 @@ class Endless:
 
 def test_closing_a_loader_ends_a_thread_that_waits_for_its_batch(corpus: Corpus) -> None:
     before = children_of(os.getpid())
-    loader = corpus.make_loader(
-        batch_size=2, num_workers=1, transform=Endless(), transform_id="endless"
-    )
+    loader = corpus.open(batch_size=2, num_workers=1, transform=Endless(), transform_id="endless")
     errors: list[BaseException] = []
 
     def read() -> None:
@@ -296,8 +292,8 @@ def test_closing_a_loader_ends_a_thread_that_waits_for_its_batch(corpus: Corpus)
 
 
 def test_a_forked_child_that_exits_leaves_its_parents_workers_alive(corpus: Corpus) -> None:
-    expected = list(corpus.make_loader(batch_size=2, num_workers=0).take(3))
-    with corpus.make_loader(batch_size=2, num_workers=1) as loader:
+    expected = list(corpus.open(batch_size=2, num_workers=0).take(3))
+    with corpus.open(batch_size=2, num_workers=1) as loader:
         batches = iter(loader)
         found = [next(batches)]
         if not (child := os.fork()):
@@ -310,7 +306,7 @@ def test_a_forked_child_that_exits_leaves_its_parents_workers_alive(corpus: Corp
 
 def read_in_child(corpus: Corpus, num_workers: int, answers: Any) -> None:
     try:
-        with corpus.make_loader(batch_size=2, num_workers=num_workers) as loader:
+        with corpus.open(batch_size=2, num_workers=num_workers) as loader:
             answers.put(next(iter(loader)).first_row)
     except WorkerError as error:
         answers.put(str(error))

@@ -35,7 +35,7 @@ def folder(module_folder: Path) -> Path:
     return module_folder
 
 
-def make_loader(folder: Path, **settings: Any) -> CloudLoader:
+def open_documents(folder: Path, **settings: Any) -> CloudLoader:
     settings = {"seq_len": 32, "num_lanes": 6, "local": folder / "cache", **settings}
     return loaders.make_loader(folder / "mds", **settings)
 
@@ -65,7 +65,7 @@ def test_a_transform_leaves_documents_out_and_they_are_counted(
     folder: Path, packing: str, num_workers: int
 ) -> None:
     options = {"packing": packing, "transform": only_english, "num_workers": num_workers}
-    with make_loader(folder, epochs=2, **options) as loader:
+    with open_documents(folder, epochs=2, **options) as loader:
         kept = {number for number, language in enumerate(LANGUAGES) if language == "en"}
         assert samples_read(loader) == kept
         stats = loader.stats()
@@ -75,7 +75,7 @@ def test_a_transform_leaves_documents_out_and_they_are_counted(
 
 def test_a_transform_sees_every_column_and_gives_the_text(folder: Path) -> None:
     options = {"shuffle": False, "num_canonical_nodes": 1, "num_lanes": 1}
-    loader = make_loader(folder, transform=tell, epochs=1, **options)
+    loader = open_documents(folder, transform=tell, epochs=1, **options)
     found = [batch["input_ids"][batch["labels"] != -100].tolist() for batch in loader]
     expected = [
         token
@@ -92,7 +92,9 @@ def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(
     expected = r"(?s)the transform \S+\.broken failed on sample 5 of .*shard.*\(id 'doc-5'\): "
     expected += r"ZeroDivisionError.*in broken"
     with (
-        make_loader(folder, transform=broken, num_workers=1, start_method=start_method) as loader,
+        open_documents(
+            folder, transform=broken, num_workers=1, start_method=start_method
+        ) as loader,
         pytest.raises(DatasetError, match=expected),
     ):
         list(loader.take(100))
@@ -101,10 +103,10 @@ def test_an_error_in_a_transform_names_the_sample_and_shows_the_traceback(
 def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) -> None:
     endless = r"has no tokens\. Its last [\d,]+ documents, .* filtered out, or left"
     with pytest.raises(DatasetError, match=endless):
-        next(iter(make_loader(folder, min_tokens=10_000)))
+        next(iter(open_documents(folder, min_tokens=10_000)))
     finite = "has any tokens, because all documents are empty, filtered out, or left out"
     with pytest.raises(DatasetError, match=finite):
-        list(make_loader(folder, min_tokens=10_000, epochs=1))
+        list(open_documents(folder, min_tokens=10_000, epochs=1))
 
 
 @pytest.mark.parametrize("size", [5, 13])
@@ -116,7 +118,7 @@ def test_a_lane_that_misses_the_only_document_with_tokens_for_some_epochs_reads_
     write_counted(tmp_path / "mds", ["long " * 20, *(size - 1) * ["short"]])
     options: dict[str, Any] = {"min_tokens": 20, "packing": packing, "num_lanes": 12}
     for lengths in ("off", "require"):
-        loader = make_loader(tmp_path, batch_size=12, lengths=lengths, **options)
+        loader = open_documents(tmp_path, batch_size=12, lengths=lengths, **options)
         assert samples_read(loader.take(4)) == {0}
     loader.seek(480)
     assert samples_read(loader.take(1)) == {0}
@@ -132,13 +134,13 @@ def test_a_stream_without_tokens_is_refused_with_and_without_lengths(tmp_path: P
     for packing in ("concat", "best_fit", "one_per_row"):
         options: dict[str, Any] = {"min_tokens": 20, "packing": packing, "num_lanes": 12}
         with pytest.raises(DatasetError, match="no tokens"):
-            next(iter(make_loader(tmp_path, **options)))
+            next(iter(open_documents(tmp_path, **options)))
         with pytest.raises(DatasetError, match="no tokens"):
-            read_after_seek(make_loader(tmp_path, lengths="require", **options))
+            read_after_seek(open_documents(tmp_path, lengths="require", **options))
 
 
 def test_the_state_carries_the_counts(folder: Path) -> None:
-    make_rank = functools.partial(make_loader, folder, min_tokens=20)
+    make_rank = functools.partial(open_documents, folder, min_tokens=20)
     _, states = run_leg(make_rank, Leg(3, 2, 4, batches=3))
     _, more = run_leg(make_rank, Leg(2, batch_size=3, batches=2), states[-1])
     _, straight = run_leg(make_rank, Leg(batch_size=48, batches=1))

@@ -97,10 +97,10 @@ def test_len_is_the_number_of_batches_where_every_document_is_a_row(
 ) -> None:
     corpus = write([text or "x" for text in uneven(5, 23)], packing="one_per_row", epochs=epochs)
     for batch_size in (1, 3, 4, 23, 24, 500):
-        loader = corpus.make_loader(batch_size=batch_size, tail=tail)
+        loader = corpus.open(batch_size=batch_size, tail=tail)
         assert len(loader) == len(list(loader)) == len(loader)
     for ranks in (2, 3, 6):
-        loader = corpus.make_loader(batch_size=2, tail=tail, dp_rank=0, dp_world_size=ranks)
+        loader = corpus.open(batch_size=2, tail=tail, dp_rank=0, dp_world_size=ranks)
         _, states = corpus.run(Leg(ranks, batch_size=2, batches=None), tail=tail)
         assert len(loader) == len(states) - 1
 
@@ -123,7 +123,7 @@ def test_where_only_the_tokens_can_tell_len_is_a_type_error_and_list_works(
 ) -> None:
     corpus = write(uneven(6, 9))
     options = {"packing": "one_per_row", "eos": EOS, **changes}
-    loader = corpus.make_loader(batch_size=3, **options)
+    loader = corpus.open(batch_size=3, **options)
     unknown = r"the number of batches is unknown, because .*\. (To count|Add epochs=1)"
     with pytest.raises(TypeError, match=unknown):
         len(loader)
@@ -136,9 +136,9 @@ def test_take_ends_before_at_and_after_the_end_and_continues(
     write: Write, packing: Packing
 ) -> None:
     corpus = write(uneven(7, 24), **packing)
-    whole = ids_of(corpus.make_loader(batch_size=2))
+    whole = ids_of(corpus.open(batch_size=2))
     for number in range(len(whole) + 2):
-        loader = corpus.make_loader(batch_size=2)
+        loader = corpus.open(batch_size=2)
         taken = [ids_of(loader.take(count)) for count in (number, 2, 0, 10_000, 1)]
         second = max(0, min(2, len(whole) - number))
         assert [len(part) for part in taken[:3]] == [min(number, len(whole)), second, 0]
@@ -151,9 +151,9 @@ def test_skip_passes_over_the_beginning_of_the_tail_and_over_the_end(
     write: Write, packing: Packing
 ) -> None:
     corpus = write(uneven(13, 20), **packing)
-    whole = ids_of(corpus.make_loader(batch_size=2))
+    whole = ids_of(corpus.open(batch_size=2))
     for number in range(0, len(whole) + 2, 2):
-        loader = corpus.make_loader(batch_size=2)
+        loader = corpus.open(batch_size=2)
         loader.skip(number)
         assert loader.stats().skipped_rows == 2 * min(number, len(whole))
         assert ids_of(loader) == whole[number:]
@@ -166,7 +166,7 @@ def test_a_run_that_seeks_before_its_tail_reads_on_to_its_end(
     corpus = write(uneven(14, 20))
     whole, _ = corpus.run(Leg(batches=None))
     for row in range(len(whole) + 2):
-        loader = corpus.make_loader(batch_size=batch_size)
+        loader = corpus.open(batch_size=batch_size)
         loader.seek(row)
         found = rows_of(loader)
         assert found[: len(whole) - row] == [list(row.input_ids) for row in whole[row:]]
@@ -174,14 +174,14 @@ def test_a_run_that_seeks_before_its_tail_reads_on_to_its_end(
 
 
 def test_what_was_dropped_is_still_known_when_the_loader_is_closed(write: Write) -> None:
-    with write(["abcd"] * 5).make_loader(batch_size=5, tail="drop") as loader:
+    with write(["abcd"] * 5).open(batch_size=5, tail="drop") as loader:
         assert list(loader) == []
         assert loader.stats().dropped == 25
     assert loader.stats().dropped == 25
 
 
 def test_several_ranks_need_to_communicate_to_end_together(write: Write) -> None:
-    loader = write(["abc"]).make_loader(batch_size=1, dp_rank=1, dp_world_size=3)
+    loader = write(["abc"]).open(batch_size=1, dp_rank=1, dp_world_size=3)
     needed = (
         r"with epochs=1, the 3 ranks must.*Initialize torch.distributed.*omit epochs.*take\(n\)"
     )

@@ -42,7 +42,7 @@ PACKED: dict[str, Any] = {"packing": "best_fit", "seq_len": SEQ_LEN, "eos": None
 
 
 @pytest.fixture
-def make_loader(data: str, tmp_path: Path) -> MakeLoader:
+def open_packed(data: str, tmp_path: Path) -> MakeLoader:
     size: dict[str, Any] = {"num_lanes": NUM_LANES, "batch_size": NUM_LANES}
     make: MakeLoader = ranks(data, **PACKED, **size, local=tmp_path / "cache")
     return make
@@ -64,51 +64,51 @@ def measure(rows: list[Row], sizes: Any) -> list[float]:
     ]
 
 
-def read_rows(make_loader: MakeLoader, state: dict[str, Any] | None, steps: int) -> list[Row]:
-    return run_leg(make_loader, Leg(batch_size=NUM_LANES, batches=steps), state)[0]
+def read_rows(open_packed: MakeLoader, state: dict[str, Any] | None, steps: int) -> list[Row]:
+    return run_leg(open_packed, Leg(batch_size=NUM_LANES, batches=steps), state)[0]
 
 
 def test_the_first_rows_are_as_fair_a_sample_as_later_ones(
-    make_loader: MakeLoader, sizes: Any
+    open_packed: MakeLoader, sizes: Any
 ) -> None:
     of_run = np.array([0, sizes[sizes > SEQ_LEN].sum() / sizes.sum(), sizes.mean()])
     of_run[0] = np.ceil(sizes / SEQ_LEN).sum() / (sizes.sum() / SEQ_LEN)
-    ratios = measure(read_rows(make_loader, None, 10), sizes) / of_run
+    ratios = measure(read_rows(open_packed, None, 10), sizes) / of_run
     # four standard errors of 1,300 random documents are 12 % of their mean size
     assert (np.abs(ratios - 1) < 0.12).all()
-    old = without_fair_start(make_loader().state_dict())
-    per_row, share, mean = measure(read_rows(make_loader, old, 10), sizes) / of_run
+    old = without_fair_start(open_packed().state_dict())
+    per_row, share, mean = measure(read_rows(open_packed, old, 10), sizes) / of_run
     assert (per_row < 0.8, share > 1.4, mean > 1.4) == (True, True, True)
 
 
-def test_a_fair_start_resumes_at_every_row_on_every_world(make_loader: MakeLoader) -> None:
-    make_small = partial(make_loader, num_lanes=6)
+def test_a_fair_start_resumes_at_every_row_on_every_world(open_packed: MakeLoader) -> None:
+    make_small = partial(open_packed, num_lanes=6)
     check_resume(make_small, global_batch=5, num_batches=12)
     check_worlds(make_small, [Leg(2, 2, 5, 9), Leg(3, 1, 4, 7), Leg(6, 1, 1, 8), Leg(1, 0, 9, 9)])
 
 
-def test_a_run_keeps_the_rule_that_it_began_with(make_loader: MakeLoader) -> None:
-    new = make_loader().state_dict()
+def test_a_run_keeps_the_rule_that_it_began_with(open_packed: MakeLoader) -> None:
+    new = open_packed().state_dict()
     old = without_fair_start(new)
     for start, rule in ((new, "sqrt"), (old, None)):
-        whole, states = run_leg(make_loader, Leg(batch_size=NUM_LANES, batches=5), start)
+        whole, states = run_leg(open_packed, Leg(batch_size=NUM_LANES, batches=5), start)
         assert [state.get("fair_start") for state in states] == [rule] * 6
-        assert read_rows(make_loader, states[2], 3) == whole[2 * NUM_LANES :]
-    assert read_rows(make_loader, old, 5) != read_rows(make_loader, new, 5)
+        assert read_rows(open_packed, states[2], 3) == whole[2 * NUM_LANES :]
+    assert read_rows(open_packed, old, 5) != read_rows(open_packed, new, 5)
 
 
-def test_other_packings_have_no_fair_start(make_loader: MakeLoader) -> None:
+def test_other_packings_have_no_fair_start(open_packed: MakeLoader) -> None:
     for packing in ("concat", "one_per_row"):
-        assert "fair_start" not in make_loader(packing=packing).state_dict()
+        assert "fair_start" not in open_packed(packing=packing).state_dict()
 
 
 def test_runs_with_and_without_a_fair_start_share_a_cache_and_jump_to_their_own_rows(
-    make_loader: MakeLoader, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_packed: MakeLoader, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane_tables, "KEPT_FROM_POSITIONS", 0)
     lengths = str(tmp_path / "lengths")
     count(data, out=lengths)
-    make_known = partial(make_loader, num_lanes=2, lengths=lengths, batch_size=500)
+    make_known = partial(open_packed, num_lanes=2, lengths=lengths, batch_size=500)
     new = make_known().state_dict()
     found: list[Any] = []
     for start in (new, without_fair_start(new), new):
@@ -144,40 +144,40 @@ def test_each_stream_of_a_mixture_starts_fairly_also_one_that_is_added_later(
 
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_a_run_that_continues_streaming_starts_fairly_where_it_starts(
-    make_loader: MakeLoader, sizes: Any, epoch: int
+    open_packed: MakeLoader, sizes: Any, epoch: int
 ) -> None:
     streaming = {"epoch": epoch, "sample_in_epoch": 960, "num_canonical_nodes": 1}
 
     def make_continued(**options: Any) -> CloudLoader:
-        loader = make_loader(**options)
+        loader = open_packed(**options)
         loader.load_streaming_state({**streaming, "shuffle_seed": 17})
         return loader
 
     rows, states = run_leg(make_continued, Leg(batch_size=NUM_LANES, batches=10))
-    assert measure(rows, sizes)[0] > 0.85 * measure(read_rows(make_loader, None, 10), sizes)[0]
+    assert measure(rows, sizes)[0] > 0.85 * measure(read_rows(open_packed, None, 10), sizes)[0]
     assert states[4]["fair_start"] == "sqrt"
-    assert read_rows(make_loader, states[4], 6) == rows[4 * NUM_LANES :]
+    assert read_rows(open_packed, states[4], 6) == rows[4 * NUM_LANES :]
 
 
-def test_a_rule_that_this_version_does_not_know_is_refused(make_loader: MakeLoader) -> None:
-    state = {**make_loader().state_dict(), "fair_start": "cubic"}
+def test_a_rule_that_this_version_does_not_know_is_refused(open_packed: MakeLoader) -> None:
+    state = {**open_packed().state_dict(), "fair_start": "cubic"}
     with pytest.raises(StreamChangedError, match="fair_start: 'cubic' is not one of"):
-        make_loader().load_state_dict(state)
+        open_packed().load_state_dict(state)
 
 
 def test_a_difference_of_the_rule_is_shown_and_does_not_prevent_a_resume(
-    make_loader: MakeLoader,
+    open_packed: MakeLoader,
 ) -> None:
-    state = make_loader().state_dict()
+    state = open_packed().state_dict()
     [changed] = compare_states(without_fair_start(state), state)
     assert (changed.name, changed.before, changed.after) == ("fair_start", None, "sqrt")
     assert changed.rule == "may change: a resume keeps the rule that the run began with"
     for each, shown in ((state, "sqrt"), (without_fair_start(state), "none")):
         lines = [line.split() for line in list_lines(describe_state(each))]
         assert ["fair_start", shown] in lines
-        with make_loader() as loader:
+        with open_packed() as loader:
             loader.load_state_dict(each)
             next(iter(loader))
             assert loader.describe()["fair_start"] == each.get("fair_start")
-    differences, refusal = compare_with_loader(without_fair_start(state), make_loader())
+    differences, refusal = compare_with_loader(without_fair_start(state), open_packed())
     assert ([each.name for each in differences], refusal) == (["fair_start"], None)

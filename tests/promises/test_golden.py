@@ -56,7 +56,7 @@ def folders(module_folder: Path) -> list[str]:
     ]
 
 
-def make_loader(folders: list[str], tmp_path: Path, name: str) -> CloudLoader:
+def open_golden(folders: list[str], tmp_path: Path, name: str) -> CloudLoader:
     settings = dict(GOLDEN[name][0])
     streams = [Stream(folders[0], repeat=settings.pop("repeat", None))]
     if settings.pop("mixed", False):
@@ -84,14 +84,14 @@ def hash_rows(loader: CloudLoader) -> str:
 def test_the_first_thousand_rows_are_what_they_always_were(
     folders: list[str], tmp_path: Path, name: str
 ) -> None:
-    assert hash_rows(make_loader(folders, tmp_path, name)) == GOLDEN[name][1]
+    assert hash_rows(open_golden(folders, tmp_path, name)) == GOLDEN[name][1]
 
 
 @pytest.mark.parametrize("name", OLD_GOLDEN)
 def test_a_run_that_began_without_a_fair_start_keeps_its_rows(
     folders: list[str], tmp_path: Path, name: str
 ) -> None:
-    loader = make_loader(folders, tmp_path, name)
+    loader = open_golden(folders, tmp_path, name)
     state = loader.state_dict()
     assert state.pop("fair_start") == "sqrt"
     loader.load_state_dict(state)

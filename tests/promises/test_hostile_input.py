@@ -25,7 +25,7 @@ from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, CloudloadError, DatasetError, TokenizerError
 from testkit.awkward import tokenize
 from testkit.corpora import encode_shard, random_documents, write_mds
-from testkit.whole_documents import make_loader, read_all
+from testkit.whole_documents import open_epoch, read_all
 
 EOS_ID = 256
 
@@ -50,7 +50,7 @@ def test_shards_without_samples_change_nothing(
     texts = ["a", "bb", "ccc", "dddd", ""]
     data = write_mds(tmp_path / "mds", texts, shard_samples=sizes)
     settings = {"shuffle": algorithm is not None, "shuffle_algo": algorithm or "py1e"}
-    found = read_all(make_loader(data, tmp_path / "cache", **settings))
+    found = read_all(open_epoch(data, tmp_path / "cache", **settings))
     assert found == {(0, number): [*tokenize(text), EOS_ID] for number, text in enumerate(texts)}
 
 
@@ -59,12 +59,12 @@ def test_an_empty_stream_among_several_is_no_error_but_a_mixture_and_a_corpus_ne
 ) -> None:
     full, empty = write_mds(tmp_path / "full", ["a", "bb"]), write_mds(tmp_path / "empty", [])
     hollow = write_mds(tmp_path / "hollow", [], shard_samples=[0, 0])
-    found = read_all(make_loader([empty, full, hollow], tmp_path / "cache"))
+    found = read_all(open_epoch([empty, full, hollow], tmp_path / "cache"))
     assert found == {(1, 0): [*tokenize("a"), EOS_ID], (1, 1): [*tokenize("bb"), EOS_ID]}
     mixed = [Stream(full, proportion=1), Stream(hollow, proportion=1)]
     for data in (empty, [hollow, empty], mixed):
         with pytest.raises(DatasetError, match=r"no samples in .*Convert a corpus first"):
-            make_loader(data, tmp_path / "cache", epochs=None)
+            open_epoch(data, tmp_path / "cache", epochs=None)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_stream_whose_column_is_missing_or_no_text_is_named(
     one = write_mds(tmp_path / "one", ["a"])
     two = write_raw(tmp_path / "two", (Column.of(column, encoding),), [{column: value}])
     with pytest.raises(DatasetError, match=f"two has {message}"):
-        make_loader([one, two], tmp_path / "cache")
+        open_epoch([one, two], tmp_path / "cache")
 
 
 BYTES_AND_ID = (Column.of("id", "str"), Column.of("text", "bytes"))
@@ -102,8 +102,8 @@ def test_bytes_that_are_not_utf8_name_the_document_and_a_transform_may_decode_th
         r"IDs, pass tokens_key='text' and tokens_dtype\. .*pass a `transform` that decodes"
     )
     with pytest.raises(DatasetError, match=message):
-        read_all(make_loader(data, tmp_path / "cache"))
-    found = read_all(make_loader(data, tmp_path / "cache", transform=decode_latin))
+        read_all(open_epoch(data, tmp_path / "cache"))
+    found = read_all(open_epoch(data, tmp_path / "cache", transform=decode_latin))
     assert found[0, 1] == [*tokenize("café"), EOS_ID]
 
 
@@ -122,7 +122,7 @@ def test_half_a_surrogate_pair_names_its_document(
     sample = r"sample 1 of .*mds/shard\.00000\.mds\.zstd \(id 'doc-1'\)"
     returned = r"the transform \S+break_second returned text with a lone surrogate, U\+D83E"
     with pytest.raises(DatasetError, match=rf"{returned}, at character 13, for {sample}"):
-        read_all(make_loader(data, tmp_path / "cache", **settings))
+        read_all(open_epoch(data, tmp_path / "cache", **settings))
 
 
 def test_a_document_that_a_tokenizer_cannot_encode_is_named(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_document_that_a_tokenizer_cannot_encode_is_named(tmp_path: Path) -> N
         TokenizerError,
         match=r"sample 1 of .*shard\.00000\.mds \(id '8'\): tokenizers failed on a document: .*UNK",
     ):
-        read_all(make_loader(data, tmp_path / "cache", tokenizer=words))
+        read_all(open_epoch(data, tmp_path / "cache", tokenizer=words))
 
 
 def test_an_id_that_cannot_be_read_hides_no_error(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_an_id_that_cannot_be_read_hides_no_error(tmp_path: Path) -> None:
     (tmp_path / "mds" / "shard.mds").write_bytes(raw)
     (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
     with pytest.raises(DatasetError, match=r"sample 0 of .*shard\.mds is not UTF-8"):
-        read_all(make_loader(data, tmp_path / "cache"))
+        read_all(open_epoch(data, tmp_path / "cache"))
 
 
 def make_socket(path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_shard_that_is_no_file_is_refused_at_once(
     make(shard)
     refused = r"shard\.00000\.mds (is not a regular file|cannot be opened as a shard)"
     with pytest.raises(DatasetError, match=refused):
-        read_all(make_loader(data, tmp_path / "cache"))
+        read_all(open_epoch(data, tmp_path / "cache"))
 
 
 def test_an_index_that_says_other_sizes_or_columns_than_its_shards_teaches_nothing_wrong(
@@ -193,7 +193,7 @@ def test_an_index_that_says_other_sizes_or_columns_than_its_shards_teaches_nothi
         index = {"version": 2, "shards": [{**sound["shards"][0], field: value}]}
         (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
         with pytest.raises(DatasetError, match=r"has the columns|does not contain the 1 samples"):
-            read_all(make_loader(data, tmp_path / "cache"))
+            read_all(open_epoch(data, tmp_path / "cache"))
 
 
 def test_an_index_of_more_documents_than_any_machine_can_order_is_an_error(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_index_of_more_documents_than_any_machine_can_order_is_an_error(tmp_p
     with pytest.raises(
         CacheError, match=r"the order of epoch 0 \(17,\d{3},\d{3},\d{3},\d{3} documents\)"
     ):
-        read_all(make_loader(data, tmp_path / "cache"))
+        read_all(open_epoch(data, tmp_path / "cache"))
 
 
 def test_an_index_that_is_too_large_is_not_read_to_its_end(
@@ -218,13 +218,13 @@ def test_an_index_that_is_too_large_is_not_read_to_its_end(
     monkeypatch.setattr("cloudload.data.mds.shard_entries.MOST_INDEX_BYTES", 1_000)
     data = write_mds(tmp_path / "mds", random_documents(0, 50), shard_bytes=500)
     with pytest.raises(DatasetError, match="it has more than 1,000 bytes"):
-        make_loader(data, tmp_path / "cache")
+        open_epoch(data, tmp_path / "cache")
 
 
 def test_nothing_outside_the_cache_is_written(tmp_path: Path) -> None:
     data = write_mds(tmp_path / "mds", random_documents(0, 30), shard_bytes=600, compression="gz")
     before = set(tmp_path.rglob("*"))
-    read_all(make_loader(data, tmp_path / "cache"))
+    read_all(open_epoch(data, tmp_path / "cache"))
     new = set(tmp_path.rglob("*")) - before
     assert {path.relative_to(tmp_path).parts[0] for path in new} == {"cache"}
 
@@ -334,7 +334,7 @@ def test_sources_that_are_damaged_are_named(
     tmp_path: Path, cli: Any, sources: str, tokenizer_folder: Path
 ) -> None:
     data = write_mds(tmp_path / "mds", ["a", "bb"])
-    state = {**make_loader(data, tmp_path / "cache").state_dict(), "sources": sources}
+    state = {**open_epoch(data, tmp_path / "cache").state_dict(), "sources": sources}
     (tmp_path / "state").write_text(json.dumps(state))
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     command = ["trace", tmp_path / "state", "--steps", "1", "--tokenizer", tokenizer_folder]

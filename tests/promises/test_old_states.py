@@ -53,7 +53,7 @@ def test_a_state_of_an_old_version_resumes_to_the_rows_it_read_on(
         # before release 0.1.0, the hash did not cover the values that a transform uses
         assert state["transform"].startswith("saved_runs.shout#")
         state = {**state, "transform": name_function(shout)}
-    rows, states = run_leg(RUNS[name].make_loader(data, str(tmp_path)), leg, state)
+    rows, states = run_leg(RUNS[name].opener(data, str(tmp_path)), leg, state)
     assert hash_rows(rows) == saved["rows"]
     assert states[-1]["rows"] == saved["state"]["rows"] + AFTER
 
@@ -62,7 +62,7 @@ def test_a_state_of_an_old_version_resumes_to_the_rows_it_read_on(
 def test_the_state_of_one_rank_of_an_old_version_is_refused_with_the_ways_that_remain(
     data: str, tmp_path: Path, commit: str
 ) -> None:
-    make_loader = RUNS["best_fit"].make_loader(data, str(tmp_path))
+    make_loader = RUNS["best_fit"].opener(data, str(tmp_path))
     for part in SAVED[commit].get("parts", ()):
         refused = f"'{part['part']}'.* the version of cloudload that wrote them .*cloudload count"
         with pytest.raises(StreamChangedError, match=refused):
@@ -89,6 +89,6 @@ def test_the_state_of_one_rank_of_an_old_version_is_refused_with_the_ways_that_r
 def test_a_state_of_an_old_version_refuses_another_stream_of_rows(
     data: str, tmp_path: Path, commit: str, change: dict[str, Any], message: str
 ) -> None:
-    make_changed = partial(RUNS["best_fit"].make_loader(data, str(tmp_path)), **change)
+    make_changed = partial(RUNS["best_fit"].opener(data, str(tmp_path)), **change)
     with pytest.raises(StreamChangedError, match=message):
         run_leg(make_changed, Leg(), SAVED[commit]["runs"]["best_fit"]["state"])

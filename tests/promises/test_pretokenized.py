@@ -65,8 +65,8 @@ def test_text_tokenized_beforehand_gives_the_same_rows_on_any_worlds(
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         expected = run_legs(loaders_of(case, f"{folder}/text"), case.legs)
         streams = write_tokens(f"{folder}/tokens", case, formats)
-        make_loader = loaders_of(case, f"{folder}/unused", streams=streams)
-        assert_same_rows(run_legs(make_loader, case.legs), expected, f"{formats}")
+        open_ids = loaders_of(case, f"{folder}/unused", streams=streams)
+        assert_same_rows(run_legs(open_ids, case.legs), expected, f"{formats}")
 
 
 def documents_of(seed: int, count: int = 40) -> list[list[int]]:
@@ -74,7 +74,7 @@ def documents_of(seed: int, count: int = 40) -> list[list[int]]:
     return [rng.integers(0, 256, rng.integers(1, 40)).tolist() for _ in range(count)]
 
 
-def make_loader(data: Any, **options: Any) -> CloudLoader:
+def open_ids(data: Any, **options: Any) -> CloudLoader:
     defaults = {"tokenizer": None, "eos": "auto", "tokens_key": "tokens", "num_lanes": 6}
     return loaders.make_loader(data, **{**defaults, **options})
 
@@ -121,12 +121,12 @@ def test_every_encoding_that_streaming_writes_is_read(
                 value = array.tobytes() if encoding == "bytes" else ids
             writer.write({"a": "x" * (number % 3), "tokens": value, "z": number})
     options: Any = {"tokens_dtype": dtype, "epochs": 1}
-    found = read_documents(make_loader(str(tmp_path / "mds"), **options))
+    found = read_documents(open_ids(str(tmp_path / "mds"), **options))
     assert found == {number: tuple(ids) for number, ids in enumerate(documents)}
-    with make_loader(str(tmp_path / "mds"), tokenizer=byte_tokenizer(), **options) as own:
+    with open_ids(str(tmp_path / "mds"), tokenizer=byte_tokenizer(), **options) as own:
         assert own.describe()["tokenizer_backend"] == own.stats().tokenizer_backend == "none"
         assert own.vocab_size == 257
-    with make_loader(str(tmp_path / "mds"), **options) as own:
+    with open_ids(str(tmp_path / "mds"), **options) as own:
         assert own.describe()["tokenizer"] is None
         with pytest.raises(ValueError, match="the vocabulary size is unknown"):
             _ = own.vocab_size
@@ -136,7 +136,7 @@ def test_auto_adds_no_token_to_ids_and_an_id_or_a_token_is_added(tmp_path: Path)
     data = write_ids(tmp_path / "mds", [[5, 6], []])
 
     def read(**options: Any) -> dict[int, tuple[int, ...]]:
-        return read_documents(make_loader(data, num_lanes=1, epochs=1, **options))
+        return read_documents(open_ids(data, num_lanes=1, epochs=1, **options))
 
     assert read() == read(tokenizer=byte_tokenizer()) == {0: (5, 6)}
     assert read(bos=7, eos=9) == {0: (7, 5, 6, 9), 1: (7, 9)}
@@ -158,7 +158,7 @@ def test_the_document_of_a_row_is_found_and_traced(tmp_path: Path) -> None:
         (None, [" ".join(map(str, each)) for each in ids]),
     ):
         options: dict[str, Any] = {"tokenizer": tokenizer, "num_lanes": 1, "shuffle": False}
-        with make_loader(data, packing="one_per_row", epochs=1, **options) as loader:
+        with open_ids(data, packing="one_per_row", epochs=1, **options) as loader:
             found = loader.trace(next(iter(loader)))
         assert [span.text for span in found] == texts
         assert [span.id for span in found] == ["a", "b", "c"]
@@ -174,11 +174,11 @@ def test_a_streaming_dataset_of_ids_is_read_in_workers_and_mixed_with_text(tmp_p
     theirs = StreamingDataset(local=data, batch_size=1)
     options: dict[str, Any] = {"tokens_dtype": "int64", "epochs": 1, "num_workers": 2}
     expected = {number: tuple(ids) for number, ids in enumerate(documents)}
-    assert read_documents(make_loader(theirs, **options)) == expected
+    assert read_documents(open_ids(theirs, **options)) == expected
     text = write_mds(tmp_path / "text", ["a", "b"] * 9)
     streams = [Stream(text, tokens_key=None, eos=None), Stream(data)]
     options |= {"tokenizer": byte_tokenizer(), "eos": None}
-    with make_loader(streams, **options) as loader:
+    with open_ids(streams, **options) as loader:
         assert sum(len(batch.spans) > 0 for batch in loader) > 3
         assert loader.stats().documents == len(documents) + 18
 
@@ -190,18 +190,18 @@ def test_a_run_without_a_tokenizer_resumes_after_every_batch(tmp_path: Path) -> 
     values = [stored(ids, "ndarray:uint16", None) for ids in documents_of(2)]
     data = write_ids(tmp_path / "mds", values, encoding="ndarray:uint16", shard_bytes=600)
     for packing in PACKINGS:
-        check_resume(partial(make_loader, data, packing=packing), global_batch=4, num_batches=5)
+        check_resume(partial(open_ids, data, packing=packing), global_batch=4, num_batches=5)
 
 
 def test_a_state_names_the_column_and_its_dtype(tmp_path: Path) -> None:
     values = [np.array(ids, "<u4").tobytes() for ids in documents_of(3)]
     extra: Any = {"others": ("bytes", values)}
     data = write_ids(tmp_path / "mds", values, encoding="bytes", extra=extra)
-    with make_loader(data, tokens_dtype="uint32") as loader:
+    with open_ids(data, tokens_dtype="uint32") as loader:
         state = loader.state_dict()
     assert state["tokens_key"] == "tokens:uint32"
     for changed in ({"tokens_dtype": "uint16"}, {"tokens_key": "others"}):
-        with make_loader(data, **{"tokens_dtype": "uint32", **changed}) as loader:
+        with open_ids(data, **{"tokens_dtype": "uint32", **changed}) as loader:
             with pytest.raises(StreamChangedError, match=r"tokens_key .*saved 'tokens:uint32'"):
                 loader.load_state_dict(state)
             loader.load_state_dict(state, on_change={"tokens_key": "accept"})
@@ -214,11 +214,11 @@ def test_a_state_of_text_has_no_column_of_ids_and_a_stream_of_ids_may_be_added(
     ids = write_ids(tmp_path / "ids", documents_of(4))
     streams = [Stream(text, name="text", proportion=1)]
     options: Any = {"tokenizer": byte_tokenizer(), "eos": "<eos>", "tokens_key": None}
-    with make_loader(streams, **options) as loader:
+    with open_ids(streams, **options) as loader:
         assert "tokens_key" not in loader.state_dict()
         state = loader.state_dict()
     streams.append(Stream(ids, name="ids", proportion=1, tokens_key="tokens", eos=None))
-    with make_loader(streams, **options) as loader:
+    with open_ids(streams, **options) as loader:
         loader.load_state_dict(state)
         assert loader.state_dict()["tokens_key"] == ",tokens"
         assert {span[1] for batch in loader.take(3) for span in batch.spans.tolist()} == {0, 1}
@@ -251,7 +251,7 @@ def test_a_wrong_value_names_the_sample(
     data = write_ids(tmp_path / "mds", [first, value], encoding=encoding)
     options: Any = {"tokenizer": byte_tokenizer(), "tokens_dtype": dtype, "epochs": 1}
     with pytest.raises(DatasetError, match=message) as caught:
-        read_documents(make_loader(data, **options))
+        read_documents(open_ids(data, **options))
     assert f"{tmp_path}/mds/shard.00000.mds" in str(caught.value)
 
 
@@ -281,7 +281,7 @@ def test_a_column_that_cannot_be_read_is_named(
     extra: Any = {"id": ("str", ["a"]), "wide": wide}
     data = write_ids(tmp_path / "mds", [b"\1\0"], encoding="bytes", extra=extra)
     with pytest.raises(DatasetError, match=message):
-        make_loader(data, **options)
+        open_ids(data, **options)
 
 
 @pytest.mark.parametrize(
@@ -301,4 +301,4 @@ def test_options_that_contradict_each_other_are_refused(
 ) -> None:
     data = write_ids(tmp_path / "mds", [[1, 2]])
     with pytest.raises(ValueError, match=message):
-        make_loader(data, **options)
+        open_ids(data, **options)

@@ -43,7 +43,7 @@ def test_a_run_that_seeks_in_its_tail_can_be_saved_there(write: Write) -> None:
     corpus = write(uneven(14, 20))
     whole, states = corpus.run(Leg(batches=None))
     state = in_tail(states)[0]
-    loader = corpus.make_loader(batch_size=1)
+    loader = corpus.open(batch_size=1)
     loader.load_state_dict(state)
     loader.seek(state["rows"] + 2)
     rest, _ = corpus.run(Leg(2, batches=None), loader.state_dict())
@@ -142,7 +142,7 @@ def test_what_packs_the_rows_does_not_change_where_rows_are_packed_again(
     _, states = corpus.run(Leg(batches=None if epochs else 10, exchange_every=4))
     behind = [state for state in states if state["rows"] > state["table_rows"]]
     state = (in_tail(states) if epochs else behind)[0]
-    loader = corpus.make_loader(batch_size=1, **{field: after})
+    loader = corpus.open(batch_size=1, **{field: after})
     with pytest.raises(StreamChangedError, match=rf"{field}: .*(exchange|tail)"):
         loader.load_state_dict(state, on_change={field: "accept"})
 
@@ -150,7 +150,7 @@ def test_what_packs_the_rows_does_not_change_where_rows_are_packed_again(
 def test_an_endless_run_becomes_finite_at_an_exchange_only(write: Write) -> None:
     corpus = write(uneven(16, 40), epochs=None)
     rows, states = corpus.run(Leg(batches=6, exchange_every=4))
-    finite = corpus.make_loader(batch_size=1, epochs=1)
+    finite = corpus.open(batch_size=1, epochs=1)
     with pytest.raises(StreamChangedError, match=r"epochs: .*exchange"):
         finite.load_state_dict(states[6], on_change={"epochs": "accept"})
     finite.load_state_dict(states[4], on_change={"epochs": "accept"})
@@ -162,7 +162,7 @@ def test_an_endless_run_becomes_finite_at_an_exchange_only(write: Write) -> None
 def test_fewer_open_rows_taken_on_purpose_give_one_stream_of_rows_again(write: Write) -> None:
     corpus = write(uneven(12, 60), packing="best_fit", open_rows=6, num_lanes=1, epochs=None)
     _, states = corpus.run(Leg(batches=5))
-    at_once, one_by_one = (corpus.make_loader(batch_size=1, open_rows=2) for _ in "ab")
+    at_once, one_by_one = (corpus.open(batch_size=1, open_rows=2) for _ in "ab")
     for loader in (at_once, one_by_one):
         loader.load_state_dict(states[-1], on_change={"open_rows": "accept"})
     whole = ids_of(at_once.take(12))
@@ -178,7 +178,7 @@ def test_a_document_that_has_begun_is_read_to_its_end_though_it_is_too_short_now
         ["a" * 20, "b" * 40, "c" * 20], packing=packing, num_lanes=1, shuffle=False, epochs=epochs
     )
     rows, states = corpus.run(Leg(batches=1))
-    loader = corpus.make_loader(batch_size=1, min_tokens=30)
+    loader = corpus.open(batch_size=1, min_tokens=30)
     loader.load_state_dict(states[-1], on_change={"min_tokens": "accept"})
     rest = [
         stop - start

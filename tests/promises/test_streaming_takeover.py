@@ -128,15 +128,15 @@ def test_what_streaming_and_then_the_loader_read_is_the_epoch(takeover: Takeover
 
 
 @pytest.fixture
-def make_loader(tmp_path: Path) -> Make:
+def continue_streaming(tmp_path: Path) -> Make:
     """A function that makes loaders of 41 numbered documents to continue a StreamingDataset."""
     data = write_numbered(tmp_path / "data", [9, 20, 12])
     return partial(open_numbered, data, seed=9176, epochs=2, local=tmp_path / "cache")
 
 
-def test_a_run_that_continues_streaming_resumes_as_any_other(make_loader: Make) -> None:
+def test_a_run_that_continues_streaming_resumes_as_any_other(continue_streaming: Make) -> None:
     def make_continued(**rank: Any) -> CloudLoader:
-        loader = make_loader(**rank)
+        loader = continue_streaming(**rank)
         loader.load_streaming_state(STATE)
         return loader
 
@@ -149,17 +149,19 @@ def test_a_run_that_continues_streaming_resumes_as_any_other(make_loader: Make) 
             before = numbers_in(loader.take(steps))
             state = json.loads(json.dumps(loader.state_dict()))
         assert state["origin"] == "0:8"
-        with make_loader() as loader:
+        with continue_streaming() as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             assert [*before, *numbers_in(loader)] == expected
-    assert "origin" not in make_loader().state_dict()
+    assert "origin" not in continue_streaming().state_dict()
     check_resume(make_continued, global_batch=4, num_batches=6)
     check_worlds(make_continued, [Leg(2, 2, 2), Leg(4, 1, 3), Leg(1, 8, 2)])
 
 
-def test_passes_count_the_epoch_that_streaming_began(make_loader: Make) -> None:
-    loader = make_loader(stop_every="epoch", batch_size=1, num_lanes=1, num_canonical_nodes=1)
+def test_passes_count_the_epoch_that_streaming_began(continue_streaming: Make) -> None:
+    loader = continue_streaming(
+        stop_every="epoch", batch_size=1, num_lanes=1, num_canonical_nodes=1
+    )
     with loader:
         loader.load_streaming_state({**STATE, "num_canonical_nodes": 1})
         assert [len(numbers_in(loader)) for _ in range(2)] == [SAMPLES - 8, SAMPLES]

@@ -81,7 +81,7 @@ def test_a_row_that_differs_from_the_undisturbed_run_is_a_failure(
     url = write_mds(tmp_path / "mds", random_documents(1, 100))
     run = TrainingRun(RUN_KINDS[0], 1, tmp_path, (url,), str(tokenizer_folder))
     trained: dict[int, str] = {}
-    with run.make_loader(batch_size=8, num_workers=0, local=tmp_path / "cache") as loader:
+    with run.open(batch_size=8, num_workers=0, local=tmp_path / "cache") as loader:
         for batch in loader.take(3):
             trained.update(hash_rows(batch))
     sound, changed = Report(), Report()

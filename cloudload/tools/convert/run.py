@@ -287,8 +287,8 @@ def _write_lengths(
     if uncounted and run.count.recipe is None:
         raise ConvertError(
             f"{run.location} has older shards without token lengths, and counting them needs the "
-            "tokenizer, which the stored plan does not have. Finish with the tokenizer of the other "
-            "runs (--tokenizer NAME)"
+            "tokenizer, which the stored plan does not have. Finish with the tokenizer of the "
+            "other runs (--tokenizer NAME)"
         )
     with choose_engine(run.executor, 1) as engine:
         for _ in run_units(partial(count_group, run.count), uncounted, engine):
