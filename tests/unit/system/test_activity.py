@@ -37,8 +37,9 @@ def test_the_innermost_activity_is_reported_and_again_later() -> None:
     with Wait(reports, "working"), doing("outer"):
         with doing("inner"):
             assert soon(reports.has(1))
-        assert soon(reports.has(3))
-    assert reports == ["inner", "outer", "outer"]
+        assert soon(lambda: reports.count("outer") == 2)
+    # a busy machine may leave time for a second report before the inner activity ends
+    assert list(dict.fromkeys(reports)) == ["inner", "outer"]
     assert time.monotonic() - began >= 0.8, "the pauses between reports must grow"
 
 
