@@ -23,10 +23,9 @@ from cloudload.system import counted
 from cloudload.tools.cli import command
 from cloudload.tools.cli.output import print_json, print_message, print_text
 from cloudload.tools.cli.run_options import (
+    add_row_options,
     add_run_options,
     open_runs_of,
-    parse_rows,
-    parse_steps,
     without_start_log,
 )
 
@@ -36,10 +35,7 @@ _MOST_ROWS = 1_024
 def add_rows(parser: command.CommandParser) -> None:
     add = command.set_up(parser, _rows)
     add_run_options(parser)
-    steps = "steps from A up to, but not including, B; or a single step"
-    add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
-    row = "only these rows of each global batch, from 0 (default: all)"
-    add("--row", type=parse_rows, metavar="A:B", help=row)
+    add_row_options(add)
     out = "file to write (default: rows.html)"
     add("--out", type=command.path_argument, default=Path("rows.html"), metavar="FILE", help=out)
 

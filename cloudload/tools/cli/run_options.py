@@ -104,13 +104,20 @@ def _add_locations(add: Callable[..., Any], taken: Collection[str]) -> None:
         add("--tokenizer", metavar="NAME", help=tokenizer)
 
 
+def add_row_options(add: Callable[..., Any]) -> None:
+    """Add the steps of a run to read, and the rows of each step."""
+    steps = "steps from A up to, but not including, B; or a single step"
+    add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
+    row = "only rows A up to, but not including, B of each global batch, from 0; or a single row"
+    add("--row", type=_parse_rows, metavar="A:B", help=row)
+
+
 def parse_steps(text: str) -> range:
     """Parse `A:B`, which excludes B, or a single step."""
     return _parse_range(text, "step")
 
 
-def parse_rows(text: str) -> range:
-    """Parse `A:B`, which excludes B, or a single row."""
+def _parse_rows(text: str) -> range:
     return _parse_range(text, "row")
 
 

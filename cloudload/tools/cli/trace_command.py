@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING
 from cloudload.tools.cli import command
 from cloudload.tools.cli.output import escape, print_json, print_message, print_text
 from cloudload.tools.cli.run_options import (
+    add_row_options,
     add_run_options,
     open_runs_of,
-    parse_rows,
-    parse_steps,
     without_start_log,
 )
 
@@ -42,10 +41,7 @@ _SHOWN_CHARACTERS = 160
 def add_trace(parser: command.CommandParser) -> None:
     add = command.set_up(parser, _trace)
     add_run_options(parser)
-    steps = "steps from A up to, but not including, B; or a single step"
-    add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
-    row = "only rows A up to, but not including, B of each global batch, from 0; or a single row"
-    add("--row", type=parse_rows, metavar="A:B", help=row)
+    add_row_options(add)
     add("--full", action="store_true", help="print the full text, not only its beginning")
 
 
