@@ -70,10 +70,6 @@ class World:
         num_hosts = self.size // self.ranks_per_node
         return tuple(index % num_hosts for index in range(self.size))
 
-    def lanes(self, num_lanes: int) -> range:
-        """The lanes of this rank, in ascending order. The size must divide `num_lanes`."""
-        return range(self.index, num_lanes, self.size)
-
 
 @dataclass(frozen=True)
 class RankShare:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cloudload.loading import TracedSpan
     from cloudload.tools.losses.blame import Blame, DocumentLoss, Losses, SourceLoss
 
-_SHOWN_CHARACTERS, _INDENT = 300, "    "
+_SHOWN_CHARACTERS = 300
 
 
 def add_blame(parser: command.CommandParser) -> None:
