@@ -80,7 +80,7 @@ def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
 def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan:
     """Add the end of a finite run to its plan, if the lengths determine it."""
     lengths = run.lengths
-    if lengths is None or plan.recipe.config.epochs is None or plan.ending is not None:
+    if lengths is None or not plan.recipe.has_tails or plan.ending is not None:
         return plan
     share = plan.share
     is_needed = (exchange.is_alone and share.world_size > 1) or not share.is_even
@@ -102,7 +102,7 @@ def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> progres
         return None
     # computing all best_fit lanes takes time, and workers know their own lanes anyway
     is_exchanged = plan.recipe.packing.has_residue and plan.share.is_even and not exchange.is_alone
-    is_known = plan.ending is not None or plan.recipe.config.epochs is None
+    is_known = plan.ending is not None or not plan.recipe.has_tails
     return progress.KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
 
 
