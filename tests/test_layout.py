@@ -58,7 +58,7 @@ SCOPES = (
     *(ast.FunctionDef, ast.ClassDef, ast.Lambda),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
 )
-"""Parts of a function that bind names of their own."""
+"""Parts of a function with a scope of their own."""
 DISKS = {"order": "order_cache", "rows/packing": None}
 """For each package of pure arithmetic, the only module that may access files, or None."""
 FOLDERS = {

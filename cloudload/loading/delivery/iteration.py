@@ -189,12 +189,12 @@ class Iteration(Iterator[Batch]):
             return None
         if not self._blocks.is_open:
             self._blocks.open(plan)
-            for first, end in plan.replays():
-                self._take_rows(plan.share.rank_rows(first, end), end)
+            for first, last in plan.replays():
+                self._take_rows(plan.share.rank_rows(first, last), last)
         rows = plan.share.rank_rows(start, stop)
         batch_rows = self._take_rows(rows, stop)
-        current, number = self._blocks.current, self._blocks.index
-        batch = join_blocks(current, number, batch_rows, rows, plan.delivery)
+        current, index = self._blocks.current, self._blocks.index
+        batch = join_blocks(current, index, batch_rows, rows, plan.delivery)
         self._fetched_rows = stop
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
@@ -212,9 +212,9 @@ class Iteration(Iterator[Batch]):
             progress.check_not_dry(self._blocks.current, stop, plan.recipe.num_lanes)
         if self._known is not None:
             return batch_rows
-        current, number = self._blocks.current, self._blocks.index
+        current, index = self._blocks.current, self._blocks.index
         report = progress.report_batch(
-            current, number, batch_rows, stop=stop, rank_index=plan.share.index
+            current, index, batch_rows, stop=stop, rank_index=plan.share.index
         )
         self._reports.append(report)
         return batch_rows

@@ -191,8 +191,8 @@ class RemnantUses:
 
     def _list(self, chosen: Flags) -> Ints:
         """List the indices of the chosen documents, in the order of the rows: int64 [documents]."""
-        numbers: Ints = self._in_order[chosen[self._in_order]]
-        return numbers
+        indices: Ints = self._in_order[chosen[self._in_order]]
+        return indices
 
     def read_by(self, worker: int) -> Ints:
         """List the documents that a worker reads for others, of any rank: int64 [documents]."""
@@ -211,9 +211,9 @@ class RemnantUses:
         """Return the documents, with their tokens, that other workers read for a worker's rows."""
         is_used = self._used(self._is_here & (self._share.worker_of(self._rows) == worker))
         is_local = self._is_local & (self._workers != worker)
-        numbers = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
-        lanes, ordinals, sizes = self.documents[numbers].T
-        return SharedDocuments(lanes, ordinals, sizes, _concatenate(texts, numbers))
+        indices = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
+        lanes, ordinals, sizes = self.documents[indices].T
+        return SharedDocuments(lanes, ordinals, sizes, _concatenate(texts, indices))
 
 
 def _find_end(plan: WorkerPlan, end: int) -> int:
@@ -223,20 +223,20 @@ def _find_end(plan: WorkerPlan, end: int) -> int:
     return plan.share.end_whole_batches(plan.position.rows, end)
 
 
-def _concatenate(texts: Texts, numbers: Ints) -> Tokens:
+def _concatenate(texts: Texts, indices: Ints) -> Tokens:
     nothing = np.empty(0, np.int32)
-    joined: Tokens = np.concatenate([nothing, *(texts[number] for number in numbers.tolist())])
+    joined: Tokens = np.concatenate([nothing, *(texts[index] for index in indices.tolist())])
     return joined
 
 
 def _read_own(plan: WorkerPlan, uses: RemnantUses, blocks: BlockStream) -> Texts:
     """Let the workers of this rank read documents of their lanes for other workers."""
     lists = [uses.read_by(worker) for worker in range(plan.share.num_workers)]
-    sizes = [uses.documents[numbers, 2] for numbers in lists]
+    sizes = [uses.documents[indices, 2] for indices in lists]
     if blocks.has_workers and not any(map(len, lists)):
         return {}
     num_blocks = max(1, *(-(-int(each.sum()) // _TOKENS_OF_BLOCK) for each in sizes))
-    documents = tuple(uses.documents[numbers] for numbers in lists)
+    documents = tuple(uses.documents[indices] for indices in lists)
     blocks.discard()
     blocks.open(replace(plan, phase=Phase(plan.ending, request=Request(documents, num_blocks))))
     parts: list[list[Tokens]] = [[] for _ in lists]
@@ -245,30 +245,30 @@ def _read_own(plan: WorkerPlan, uses: RemnantUses, blocks: BlockStream) -> Texts
         for of_worker, block in zip(parts, blocks.current, strict=True):
             of_worker.append(block.tokens.ravel().copy())
     texts: Texts = {}
-    for numbers, each, of_worker in zip(lists, sizes, parts, strict=True):
-        texts |= _split(numbers, each, np.concatenate(of_worker))
+    for indices, each, of_worker in zip(lists, sizes, parts, strict=True):
+        texts |= _split(indices, each, np.concatenate(of_worker))
     return texts
 
 
-def _split(numbers: Ints, sizes: Ints, tokens: Tokens) -> Texts:
+def _split(indices: Ints, sizes: Ints, tokens: Tokens) -> Texts:
     stops = np.cumsum(sizes)
-    ends = zip(numbers.tolist(), (stops - sizes).tolist(), stops.tolist(), strict=True)
-    return {number: tokens[start:stop] for number, start, stop in ends}
+    ends = zip(indices.tolist(), (stops - sizes).tolist(), stops.tolist(), strict=True)
+    return {index: tokens[start:stop] for index, start, stop in ends}
 
 
 def _receive(plan: WorkerPlan, uses: RemnantUses, own: Texts, exchange: Exchange) -> Texts:
     """Exchange documents between ranks, in rounds. Return the documents that this rank receives."""
     share = plan.share
     sent = [uses.sent_by(rank) for rank in range(share.world_size)]
-    stops = [np.cumsum(uses.documents[numbers, 2]) for numbers in sent]
+    stops = [np.cumsum(uses.documents[indices, 2]) for indices in sent]
     num_words = max(-(-int(each.max(initial=0)) // 2) for each in stops)
     tokens = _concatenate(own, sent[share.index])
     message = np.zeros(num_words, np.int64)
     message.view(np.int32)[: len(tokens)] = tokens
     is_received = uses.received()
     texts = {
-        number: np.empty(size, np.int32)
-        for number, size in zip(
+        index: np.empty(size, np.int32)
+        for index, size in zip(
             np.flatnonzero(is_received).tolist(),
             uses.documents[is_received, 2].tolist(),
             strict=True,
@@ -283,18 +283,18 @@ def _receive(plan: WorkerPlan, uses: RemnantUses, own: Texts, exchange: Exchange
     return texts
 
 
-def _copy(texts: Texts, numbers: Ints, stops: Ints, part: Tokens, start: int) -> None:
+def _copy(texts: Texts, indices: Ints, stops: Ints, part: Tokens, start: int) -> None:
     """Copy `part`, one rank's tokens from token `start` on, into the documents in `texts`.
 
-    `numbers` are the documents that the rank sends, and `stops` the tokens at which they end: int64
+    `indices` are the documents that the rank sends, and `stops` the tokens at which they end: int64
     [documents].
     """
     low = int(np.searchsorted(stops, start, side="right"))
     begin = int(stops[low - 1]) if low else 0
-    for number, stop in zip(numbers[low:].tolist(), stops[low:].tolist(), strict=True):
+    for index, stop in zip(indices[low:].tolist(), stops[low:].tolist(), strict=True):
         if begin >= start + len(part):
             return
-        if (text := texts.get(number)) is not None:
+        if (text := texts.get(index)) is not None:
             since, until = max(begin, start), min(stop, start + len(part))
             text[since - begin : until - begin] = part[since - start : until - start]
         begin = stop

@@ -138,7 +138,7 @@ class LaneReader:
             self._mean_tokens[lanes // self._num_lanes], self._least_filled, self._most_filled
         )
         while True:
-            # go on with the lanes that are short of tokens and have documents left
+            # continue with the lanes that still need tokens and have documents left
             missing = self._packer.missing(lanes, wanted)
             room = self.ends[lanes] - self.next_ordinals[lanes]
             short = np.flatnonzero((missing > 0) & (room > 0))

@@ -73,7 +73,7 @@ class BestFitLane:
         # after the last piece of a document, the cursor is at the start of the next one
         if not offset:
             self._passed += piece
-        # a full piece is a row of its own, and an empty one is in no row
+        # a full piece is a whole row, and an empty piece belongs to no row
         if size == self._seq_len:
             self._emit(ordinal, offset, piece)
         if not 0 < size < self._seq_len:

@@ -107,12 +107,13 @@ class TailCounts:
         self._count_documents(counts, len(self._tail.remnants))
         return counts
 
-    def _count_documents(self, counts: Ints, number: int) -> None:
-        """Add the documents of the first `number` remnants to `counts`."""
-        sizes, packing = self._tail.remnants[:number, tables.REMNANT_SIZE], self._recipe.packing
+    def _count_documents(self, counts: Ints, num_remnants: int) -> None:
+        """Add the documents of the first `num_remnants` remnants to `counts`."""
+        sizes = self._tail.remnants[:num_remnants, tables.REMNANT_SIZE]
         counted = np.flatnonzero(sizes != tables.Size.ABSENT)
         streams, sizes = self._streams[counted], sizes[counted]
         np.add.at(counts, (streams, counts_of_sizes(sizes)), 1)
+        packing = self._recipe.packing
         if packing.cuts:
             cut_off = np.maximum(0, sizes - packing.seq_len)
             np.add.at(counts[:, TRUNCATED], streams, cut_off)
@@ -159,7 +160,7 @@ class Tails:
             pairs = zip(components.tolist(), rows.tolist(), strict=True)
             return np.array([self.count_rows(*pair) for pair in pairs], np.int64)
         # otherwise, list the stream of every row in the range once, for all components
-        mixture, numbers = self.ending.mixture, np.empty(len(rows), np.int64)
+        mixture, indices = self.ending.mixture, np.empty(len(rows), np.int64)
         listed = mixture.components(np.arange(low, high + 1), self.recipe.num_lanes)
         for component in np.unique(components).tolist():
             own = components == component
@@ -167,13 +168,13 @@ class Tails:
             is_own = listed[first - low :] == component
             # a row's index is that of the first row, plus the stream's rows in between
             before = np.cumsum(is_own) - is_own
-            numbers[own] = self.count_rows(component, first) + before[rows[own] - first]
-        return numbers
+            indices[own] = self.count_rows(component, first) + before[rows[own] - first]
+        return indices
 
-    def row_of(self, component: int, number: int) -> int:
-        """Convert a row's index in a stream's tail, `number`, to its index in the run."""
+    def row_of(self, component: int, index: int) -> int:
+        """Convert a row's index in a stream's tail, `index`, to its index in the run."""
         before = sum(rows for _, rows in self.ending.stages_of(component))
-        return self._walk(component).find(self.ending.lane_ends[component], number - before)
+        return self._walk(component).find(self.ending.lane_ends[component], index - before)
 
     def _walk(self, component: int) -> mixture_counts.MixtureCounter:
         return mixture_counts.MixtureCounter(self.ending.mixture, self.recipe.num_lanes, component)

@@ -230,9 +230,9 @@ def find_first_dry(
     if len(walk.mixture.names) == 1:
         return min(last, first_dry_row(lane_rows, start))
     for lane in np.argsort(lane_rows, kind="stable").tolist():
-        of_lane, number = replace(walk, lane=lane), int(lane_rows[lane])
-        if of_lane.count(start, last) > number:
-            last = min(last, of_lane.find(start, number))
+        of_lane, num_rows = replace(walk, lane=lane), int(lane_rows[lane])
+        if of_lane.count(start, last) > num_rows:
+            last = min(last, of_lane.find(start, num_rows))
     return last
 
 

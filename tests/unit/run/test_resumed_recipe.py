@@ -1,4 +1,4 @@
-"""A resumed run keeps what it had decided: its shards, its mixture so far, how its lanes began."""
+"""A resumed run keeps its shards, its mixture so far, and the start of its lanes."""
 
 from __future__ import annotations
 
