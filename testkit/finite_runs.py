@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
+from cloudload.run.saved import read_counts
 from cloudload.run.state import State
-from cloudload.run.state_codec import read_counts
 from cloudload.stats import COUNTS, Stats
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
 from testkit.awkward import tokenize

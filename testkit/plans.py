@@ -19,7 +19,7 @@ from cloudload import CloudLoader
 from cloudload.batch import Batch
 from cloudload.data.mds.dataset import Corpus
 from cloudload.forecast import Figure, RunPlan, plan_run
-from cloudload.loading.delivery.environment import use_environment
+from cloudload.loading.delivery.world import use_environment
 from cloudload.order import World
 from cloudload.rows.packing.tables import SPAN_EPOCH, SPAN_ROW, SPAN_SAMPLE, SPAN_STREAM
 from cloudload.system.arrays import NEVER

@@ -20,10 +20,14 @@ from cloudload._door import open_door
 
 if TYPE_CHECKING:
     from cloudload.loading.batch import Batch
-    from cloudload.loading.delivery.environment import Environment, use_environment
     from cloudload.loading.delivery.exchange import Exchange
     from cloudload.loading.delivery.working_set import measure_working_set
-    from cloudload.loading.delivery.world import check_world, default_num_workers
+    from cloudload.loading.delivery.world import (
+        Environment,
+        check_world,
+        default_num_workers,
+        use_environment,
+    )
     from cloudload.loading.evaluation import FromStart
     from cloudload.loading.loader import CloudLoader
     from cloudload.loading.session.preparation import is_worker_fast

@@ -11,7 +11,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
 from cloudload.config import (
@@ -36,10 +35,10 @@ from cloudload.config import (
 from cloudload.data import Retry
 from cloudload.loading.batch import Batch
 from cloudload.loading.delivery.description import Description, describe_loader
-from cloudload.loading.delivery.environment import current_environment
 from cloudload.loading.delivery.passes import Pass, reason_to_refuse_caller
 from cloudload.loading.delivery.start_log import StartLog
-from cloudload.loading.session import reader, saving
+from cloudload.loading.delivery.world import current_environment
+from cloudload.loading.session import reader
 from cloudload.loading.session.current_run import CurrentRun, Membership
 from cloudload.loading.session.opening import open_current_run, ranks_of
 from cloudload.loading.session.preparation import make_worker_plan
@@ -47,7 +46,7 @@ from cloudload.loading.session.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import tables
-from cloudload.run import Recipe, State, adopt_streaming, start_from_streaming
+from cloudload.run import Recipe, State, adopt_streaming
 from cloudload.stats import Stats
 from cloudload.system import Ints, option_help
 
@@ -301,7 +300,7 @@ class CloudLoader:
         initialize torch.distributed. Raises `ValueError` if `lag` is out of range, or exceeds the
         number of batches since the loader was created, loaded a state, or was moved by `seek`.
         """
-        return saving.save(self._run, lag)
+        return self._run.save(lag)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None
@@ -333,7 +332,7 @@ class CloudLoader:
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
         a world size that cannot share the lanes.
         """
-        self._resume(saving.resume_run(*self._reader.now, state, on_change or {}))
+        self._resume(self._run.load(state, on_change or {}, self._member))
 
     def _resume(self, run: CurrentRun) -> None:
         """Continue with `run`, which may have fewer shards than the current one."""
@@ -352,11 +351,7 @@ class CloudLoader:
         Raises `StreamChangedError` if the state is damaged or cannot be continued, and `ValueError`
         if the ranks cannot share the lanes.
         """
-        recipe, position = start_from_streaming(self._run.opened.recipe, state)
-        opened = replace(self._run.opened, recipe=recipe)
-        run = replace(self._run, opened=opened).resumed(recipe, position)
-        run.check_world(self.world_size)
-        self._resume(run)
+        self._resume(self._run.load_streaming(state, self._member))
 
     def seek(self, rows: int) -> None:
         """Move to row `rows` of the run, which is then the first row of the next batch.

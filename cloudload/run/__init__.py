@@ -5,24 +5,18 @@
                                   Position         rows delivered, a cursor for every lane
                                      │
              build_state ◄───────────┴───────────► a resume
-             one flat dict of JSON types           read_state, resume_recipe, accept_changes,
-                                                   resume_position
+             one flat dict of JSON types           read_state, resume_run
 
     recipe            all that determines the rows
     components        streams that share an order
-    run_inputs        what a machine reads it with
     sources           where data and tokenizer are
     position          rows delivered, cursors
-    run_tail          pack the run's tail
     state             position and recipe as a dict
-    state_fields      the fields that describe a run
-    state_codec       arrays of a state as text
+    state_fields      fields, and errors about them
     lane_texts        lanes of a state as text
-    not_a_state       explain a wrong value
     saved             a decoded state
-    resumed_recipe    the recipe, with what the saved run decided
+    resumed           the recipe and the position of a resume
     changes           what may change on resume
-    resumed_position  where to continue
     streaming         Streaming's arguments
     streaming_state   a StreamingDataset's state
     lengths           positions from token lengths
@@ -38,7 +32,7 @@ from cloudload._door import open_door
 
 if TYPE_CHECKING:
     from cloudload.run import state_fields
-    from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS, accept_changes
+    from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS
     from cloudload.run.components import Component
     from cloudload.run.lengths import group_file, length_files, lengths_index
     from cloudload.run.lengths.best_fit_walker import BestFitWalker
@@ -46,7 +40,7 @@ if TYPE_CHECKING:
     from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
     from cloudload.run.lengths.row_finder import BestFitRows, RowFinder
     from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
-    from cloudload.run.lengths.run_lengths import RunLengths
+    from cloudload.run.lengths.run_lengths import RunInputs, RunLengths
     from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, units_of
     from cloudload.run.position import MOST_ROWS, LaneArrays, LaneLog, Position, join_ranges
     from cloudload.run.recipe import (
@@ -57,9 +51,7 @@ if TYPE_CHECKING:
         open_recipe_without_data,
         open_tokenizer,
     )
-    from cloudload.run.resumed_position import resume_position
-    from cloudload.run.resumed_recipe import resume_recipe
-    from cloudload.run.run_inputs import RunInputs
+    from cloudload.run.resumed import resume_run
     from cloudload.run.saved import Saved, read_state
     from cloudload.run.sources import read_sources
     from cloudload.run.state import State, build_state

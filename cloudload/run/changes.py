@@ -2,7 +2,7 @@
 
     no effect on rows        world, workers, batch_size, …       they are not part of the recipe
                              shards written again                if their samples are the same
-                             shards appended                     left out by `resumed_recipe`
+                             shards appended                     left out by `resume_recipe`
     from the next row on     shares of streams, streams added    the mixture keeps earlier rows
                              stopping
     different rows           seq_len                             cursors count tokens; residues are
@@ -37,7 +37,7 @@ from cloudload.run import state_fields
 from cloudload.run.recipe import Recipe
 from cloudload.run.saved import Saved
 from cloudload.run.sources import read_sources
-from cloudload.run.state_codec import show
+from cloudload.run.state_fields import show
 from cloudload.stats import FAILED
 from cloudload.system import machine
 

@@ -1,6 +1,22 @@
-"""The fields of a state that describe a run, beside those that every state has."""
+"""The fields of a state, and the errors that a value is not a state or that a field is damaged.
+
+    {"model": …, "loader": state}      the key under which the state is
+    "checkpoint.pt"                    load the file first
+    a StreamingDataset's state         load_streaming_state
+    {"rows": -1, …}                    rows: -1 is not a whole number from 0 to …
+
+Every state also has fields that do not describe a run, such as `version` and `cursors`.
+"""
 
 from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from cloudload.data import redact
+from cloudload.errors import StreamChangedError
 
 HELD_CONFIG_FIELDS = (
     *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
@@ -35,3 +51,100 @@ OPTIONAL_FIELDS = frozenset(
 )
 """Fields that a state omits if they are empty or have their default value. They are newer than the
 first states, or apply to only some data."""
+STATE_KEYS = frozenset({"version", "cursors", "table_rows"})
+"""Keys by which a state is recognized."""
+_STREAMING_KEYS = frozenset({"sample_in_epoch", "num_canonical_nodes", "shuffle_seed"})
+_MOST_LEVELS = 5
+SHOWN_CHARACTERS = 200
+
+
+def explain_not_a_state(value: Any) -> str:
+    """Describe a value that is not a state, and say what to pass to `load_state_dict` instead."""
+    if isinstance(value, str | os.PathLike):
+        return _explain_text(os.fspath(value))
+    if isinstance(value, bytes | bytearray):
+        return (
+            f"this is {type(value).__name__}, not a state. Decode it, for instance with json.loads"
+        )
+    if isinstance(value, Mapping) and not value:
+        return (
+            "the state is empty. Either no state was saved, or another rank's checkpoint has it. "
+            "Pass what loader.state_dict() returned"
+        )
+    if is_state(value):
+        return "this is a state"
+    path = find_nested(value, is_state)
+    if path is not None:
+        return f"this is a whole checkpoint. Pass only the loader's state, which is at {path}"
+    if find_nested(value, _is_streaming_state) is not None:
+        return (
+            "this is the state of a StreamingDataset, or a Composer checkpoint that contains one. "
+            "Use loader.load_streaming_state"
+        )
+    if isinstance(value, Mapping):
+        names = ", ".join(map(str, list(value)[:8]))
+        return (
+            "this is not a cloudload state, because it has no version. Its keys are "
+            f"{redact(names)[:200]}. Pass what loader.state_dict() returned"
+        )
+    return (
+        f"this {type(value).__name__} is not a cloudload state. Pass what loader.state_dict() "
+        "returned"
+    )
+
+
+def is_state(value: Any) -> bool:
+    """Whether a value is a state, judging by its keys."""
+    return isinstance(value, Mapping) and value.keys() >= STATE_KEYS
+
+
+def _is_streaming_state(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() >= _STREAMING_KEYS
+
+
+def find_nested(value: Any, is_wanted: Any, levels: int = _MOST_LEVELS) -> str | None:
+    """Find the path to a matching value in nested mappings and lists, such as `['loader']`.
+
+    Returns "" if `value` itself matches, and None if nothing matches within `levels` levels.
+    """
+    if is_wanted(value):
+        return ""
+    if isinstance(value, str) and "table_rows" in value:
+        return " as JSON text (json.loads)" if is_wanted(_load_json(value)) else None
+    if not levels or not isinstance(value, Mapping | list | tuple):
+        return None
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, item in items:
+        if (path := find_nested(item, is_wanted, levels - 1)) is not None:
+            return f"[{key!r:.100}]{path}"
+    return None
+
+
+def _explain_text(text: str) -> str:
+    if is_state(_load_json(text)):
+        return "this is a state as JSON text. Pass json.loads(text)"
+    shown = redact(text[:200])
+    if os.path.exists(text) or "\n" not in text:
+        return (
+            f"{shown!r} is a path or a name, not a state. Load the file first, and pass the state "
+            "in it, for instance torch.load(path, weights_only=True)['loader'] or "
+            "json.load(open(path))"
+        )
+    return f"{shown!r} is text, not a state. Pass what loader.state_dict() returned"
+
+
+def _load_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def show(value: object) -> str:
+    """The `repr` of a value for a message, shortened to about `SHOWN_CHARACTERS` characters."""
+    shown = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str | bytes) else value)
+    return shown if len(shown) <= SHOWN_CHARACTERS else shown[:SHOWN_CHARACTERS] + "…"
+
+
+def damaged(name: str, what: str) -> StreamChangedError:
+    return StreamChangedError(f"{name}: {what}. The state is damaged. Load an earlier one")

@@ -17,10 +17,9 @@ from typing import Any
 
 from cloudload.errors import StreamChangedError
 from cloudload.order import default_block_size
-from cloudload.run import state_codec
-from cloudload.run.not_a_state import find_nested, is_state
 from cloudload.run.position import Origin, Position
 from cloudload.run.recipe import Recipe
+from cloudload.run.state_fields import find_nested, is_state, show
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def read_streaming_state(state: Mapping[str, Any]) -> StreamingState:
         least = int(name == "num_canonical_nodes")
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise StreamChangedError(
-                f"{name}: the state has {state_codec.show(value)}, which is not a whole number of "
+                f"{name}: the state has {show(value)}, which is not a whole number of "
                 "at least "
                 f"{least}. The state is damaged. Load an earlier one"
             )

@@ -17,7 +17,7 @@ import pytest
 from cloudload import Stream
 from cloudload.errors import CloudloadError, DatasetError, StreamChangedError, TokenizerError
 from cloudload.provenance import open_run
-from cloudload.run.state_codec import read_counts
+from cloudload.run.saved import read_counts
 from cloudload.testing import Leg, check_resume, check_worlds, run_leg
 from testkit import loaders
 from testkit.awkward import Case

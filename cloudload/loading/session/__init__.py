@@ -3,11 +3,9 @@
     options ─► opening ─► current_run ─► preparation ─► reader ─► passes over batches
                             ▲    │
                       load ─┘    └─► save
-                           saving
 
-    opening      options to a run                    reader  batches, one iteration at a time
-    current_run  its recipe, progress, membership    saving  current run to state, and back
-    preparation  the plan of an iteration
+    opening      options to a run                    preparation  the plan of an iteration
+    current_run  its recipe, progress, membership    reader       batches, one iteration at a time
 
 Only the loader and `forecast` import these modules.
 """

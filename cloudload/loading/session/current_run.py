@@ -1,6 +1,6 @@
 """The current run of a loader, and the loader's membership in the data-parallel world.
 
-    OpenedRun ─► CurrentRun ─► resumed, moved, without_lengths: another CurrentRun
+    OpenedRun ─► CurrentRun ─► load, resumed, moved, without_lengths: another CurrentRun
                      └── with lengths: the position at any later row, the number of rows
 
     Membership ── world     rank, size, ranks per node
@@ -12,17 +12,19 @@ A run has its recipe and its progress. `set_world` replaces the membership.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from cloudload.config import DeliveryConfig, checks
 from cloudload.data import cache_folder
-from cloudload.loading.delivery.environment import Environment
+from cloudload.errors import RanksDisagreeError
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import KEPT_POSITIONS, RunLog
-from cloudload.loading.delivery.world import check_world
+from cloudload.loading.delivery.world import Environment, check_world
 from cloudload.loading.session.opening import OpenedRun
 from cloudload.order import World
 from cloudload.rows import Choice, next_stages
@@ -32,12 +34,20 @@ from cloudload.run import (
     Recipe,
     RunInputs,
     RunLengths,
+    Saved,
+    State,
+    build_state,
     find_lengths_of_beginning,
     join_ranges,
     length_files,
     open_lengths,
+    read_state,
+    resume_run,
+    start_from_streaming,
 )
 from cloudload.system import NEVER
+
+logger = logging.getLogger("cloudload.loader")
 
 
 class _Lengths:
@@ -132,6 +142,47 @@ class CurrentRun:
     def check_world(self, size: int) -> None:
         """Raise `ValueError` if `size` ranks cannot share the run's lanes."""
         check_world(self.recipe.num_lanes, size, has_lengths=self._lengths is not None)
+
+    def check_knows_all_lanes(self) -> None:
+        """Raise `RanksDisagreeError` if this rank does not know the cursors of other ranks."""
+        if not self.log.knows_all_lanes and self.log.has_read:
+            raise RanksDisagreeError(
+                "the ranks cannot communicate and have no token lengths, so no rank knows the "
+                "whole state. Run cloudload count once to count token lengths, or initialize "
+                "torch.distributed before iterating"
+            )
+
+    # ------------------------------------------------------------ states
+
+    def save(self, lag: int) -> State:
+        """Return the state `lag` batches ago. Raises the errors of `CloudLoader.state_dict`."""
+        position = self.log.past(lag)
+        self.check_knows_all_lanes()
+        return build_state(self.settled_recipe, position, self.backend.versions)
+
+    def load(
+        self, state: Mapping[str, Any], on_change: Mapping[str, str], member: Membership
+    ) -> CurrentRun:
+        """Return the run that continues from a state.
+
+        Raises the errors of `CloudLoader.load_state_dict`.
+        """
+        saved = read_state(state)
+        resumed = self.resumed(*resume_run(saved, self.opened.recipe, on_change))
+        resumed.check_world(member.world.size)
+        if member.is_first:
+            _log_resumed(resumed, saved)
+        return resumed
+
+    def load_streaming(self, state: Mapping[str, Any], member: Membership) -> CurrentRun:
+        """Return the run that starts where a StreamingDataset stopped.
+
+        Raises the errors of `CloudLoader.load_streaming_state`.
+        """
+        recipe, position = start_from_streaming(self.opened.recipe, state)
+        run = replace(self, opened=replace(self.opened, recipe=recipe)).resumed(recipe, position)
+        run.check_world(member.world.size)
+        return run
 
     # ------------------------------------------------------------ other runs
 
@@ -249,6 +300,27 @@ def _find_lengths(opened: OpenedRun, recipe: Recipe, start: Position) -> _Length
     if recipe.corpus is not opened.recipe.corpus:
         found = find_lengths_of_beginning(recipe, opened.asked_lengths, found)
     return None if found is None else _Lengths(found, recipe, opened.cache_root, start)
+
+
+def _log_resumed(run: CurrentRun, saved: Saved) -> None:
+    """Log the data that the resumed run leaves out, and a change of the tokenizer backend."""
+    for stream, dataset in zip(run.recipe.config.streams, run.recipe.corpus.datasets, strict=True):
+        if dataset.num_left_out:
+            count = len(dataset.shards)
+            logger.info(
+                f"{stream.label}: this run reads only the first {count:,} of "
+                f"{count + dataset.num_left_out:,} shards, because the others were added after it "
+                "began. A new run reads all shards"
+            )
+    if saved.tokenizer_backend != run.backend.versions:
+        logger.info(
+            "the state was saved with %s. The run continues with %s, %s",
+            saved.tokenizer_backend,
+            run.backend.versions,
+            "which produces the same IDs for a fixed set of texts"
+            if "token_ids" in saved.fields
+            else "whose IDs cannot be compared, because the state has no token_ids",
+        )
 
 
 class Membership:

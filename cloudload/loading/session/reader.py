@@ -39,7 +39,6 @@ from cloudload.loading.session.preparation import (
     foresee,
     make_worker_plan,
 )
-from cloudload.loading.session.saving import check_knows_all_lanes
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.run import MOST_ROWS, Position
 from cloudload.system import activity
@@ -167,7 +166,7 @@ class Reader:
         `CloudLoader.set_world`. After an error, nothing has changed.
         """
         run, before = self.now
-        check_knows_all_lanes(run.log)
+        run.check_knows_all_lanes()
         position = run.position if rows is None else self._find_position(rows)
         check_cache_limit_of(run, member)
         iteration, self._kept = self._iteration(), None

@@ -20,12 +20,20 @@ from pathlib import Path
 
 import numpy as np
 
+from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.order import Mixture, mixture_counts
-from cloudload.rows import Stages, Tail, counts_of_sizes, next_stages, tables, take_rows
+from cloudload.rows import (
+    Stages,
+    Tail,
+    counts_of_sizes,
+    next_stages,
+    pack_tail,
+    tables,
+    take_rows,
+)
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.position import LaneArrays, Position, Residues
 from cloudload.run.recipe import Recipe
-from cloudload.run.run_tail import no_tokens, pack_component_tail
 from cloudload.stats import COUNTS, PADDING, TOKENS, TRUNCATED
 from cloudload.system import NEVER, Flags, Ints
 
@@ -357,3 +365,39 @@ def pack_stream_tail(recipe: Recipe, walker: LaneWalker, ended: LaneArrays, stag
     """
     sizes = walker.measure_rest(ended.cursors[0])
     return pack_component_tail(recipe, stages=stages, ended=ended, sizes=sizes)
+
+
+def pack_component_tail(
+    recipe: Recipe, *, stages: Stages, ended: LaneArrays, sizes: Sequence[Ints]
+) -> Tail:
+    """Pack the tail of one component. It may have no rows, which are indexed from 0.
+
+    `ended` has the component's lanes at the row where they ended. `stages` are the tail's stages so
+    far; empty if the run did not resume in its tail. `sizes` are as for `tail.pack_tail`. Raises
+    `StreamChangedError` if the lanes do not match the documents.
+    """
+    residues = ended.residues
+    try:
+        return pack_tail(
+            recipe.packing,
+            start_row=0,
+            stages=stages,
+            cursors=ended.cursors[0, :, : tables.CURSOR_SIZE],
+            residues=[b""] * recipe.num_lanes if residues is None else residues[0].tolist(),
+            sizes=sizes,
+        )
+    except ValueError as error:
+        raise StreamChangedError(
+            f"{error}. The state is damaged, or was saved with a different corpus, tokenizer or "
+            "transform, or the transform is not deterministic. Load an earlier state, restore the "
+            "data and the config, or fix the transform"
+        ) from error
+
+
+def no_tokens(labels: Sequence[str], consequence: str = "") -> DatasetError:
+    """The error that a run has no rows, because these streams have no tokens."""
+    return DatasetError(
+        f"no document of {', '.join(labels)} has any tokens, because all documents are empty, "
+        f"filtered out, or left out by on_error='skip'{consequence}. Set an eos, or use a "
+        "different transform, min_tokens, or data"
+    )

@@ -28,12 +28,12 @@ from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.ending import (
     Ending,
     arrays_of_stream,
+    no_tokens,
     pack_stream_tail,
 )
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.position import LaneArrays, Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.run_tail import no_tokens
 from cloudload.system import NEVER, Ints
 
 

@@ -1,12 +1,14 @@
 """Compute the positions of a run from the lengths of its documents.
 
 recipe, lengths of its datasets ─► a walker for each component ─► position at any later row
+
+`RunInputs` is all that a machine reads a run with. It opens the lengths, if there are any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.data import cache_folder
-from cloudload.rows import tables
+from cloudload.rows import Choice, tables
 from cloudload.run.components import Component, build_components
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.ending import Ending, Tails, advance_lanes
@@ -243,3 +245,26 @@ class RunLengths:
         epochs = (lanes.epochs or 0) - first * lanes.num_lanes // lanes.stride
         most = _MOST_PLAYED if self.recipe.packing.has_residue else _MOST_FORESEEN
         return epochs * lanes.num_positions <= most
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """All that the documents of a run are read with, on one machine."""
+
+    recipe: Recipe
+    cache_root: Path
+    backend: Choice
+    """The tokenizer backend that encodes documents."""
+    lengths: CorpusLengths | None = None
+    """The lengths of the samples. Each document that is read is compared with its length."""
+
+    def open_run_lengths(self) -> RunLengths:
+        """Open the lengths of the run, which must have lengths."""
+        assert self.lengths is not None
+        return RunLengths(self.recipe, self.cache_root, self.lengths)
+
+    def open_tails(self, ending: Ending) -> Tails:
+        """Open the tails of the run's ending."""
+        if self.lengths is None:
+            return Tails(self.recipe, self.cache_root, (), ending)
+        return self.open_run_lengths().use_ending(ending)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.run.lane_texts import LaneTexts
-from cloudload.run.state_codec import decode_residues, read_cursors
+from cloudload.run.saved import decode_residues, read_cursors
 
 LANES, BIG = 200, (0, 1, 1 << 15, 1 << 16, 1 << 31)
 MOVES = st.lists(

@@ -11,14 +11,11 @@ import pytest
 
 from cloudload.errors import StreamChangedError
 from cloudload.rows.packing.residue import encode_residue, residue_spans
-from cloudload.run.changes import accept_changes
 from cloudload.run.position import LaneLog, Origin, Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.resumed_position import check_cursors, check_tails, resume_position
-from cloudload.run.resumed_recipe import resume_recipe
-from cloudload.run.saved import Saved, read_state
+from cloudload.run.resumed import check_cursors, check_tails, resume_run
+from cloudload.run.saved import Saved, read_state, read_tails
 from cloudload.run.state import build_state
-from cloudload.run.state_codec import read_tails
 from testkit.tiny_runs import tiny_recipe
 
 OPEN_ROW = encode_residue(()) + encode_residue([(2, 0, 3)])
@@ -46,8 +43,7 @@ def save(recipe: Recipe, at: Position | None = None) -> Saved:
 
 
 def resume(saved: Saved, recipe: Recipe, **on_change: str) -> Position:
-    recipe = resume_recipe(saved, recipe)
-    return resume_position(saved, recipe, accept_changes(saved, recipe, on_change))
+    return resume_run(saved, recipe, on_change)[1]
 
 
 def test_an_unchanged_run_continues_where_it_was_saved(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cloudload.errors import StreamChangedError
 from cloudload.run.position import Origin, Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.resumed_recipe import resume_recipe
+from cloudload.run.resumed import resume_recipe
 from cloudload.run.saved import Saved, read_state
 from cloudload.run.state import build_state
 from testkit.tiny_runs import tiny_recipe

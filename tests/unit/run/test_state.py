@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from cloudload.errors import StreamChangedError
-from cloudload.run.changes import accept_changes
 from cloudload.run.position import DATA_START, LaneLog, Origin, Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.resumed_position import resume_position
-from cloudload.run.resumed_recipe import resume_recipe
+from cloudload.run.resumed import resume_run
 from cloudload.run.saved import read_state
 from cloudload.run.state import State, build_state
 from testkit.state_fields import residues, table
@@ -31,8 +29,7 @@ def state_of(recipe: Recipe) -> State:
 def load(state: dict[str, Any], recipe: Recipe) -> Position:
     """Read a state, and compute the position at which a run continues from it."""
     saved = read_state(state)
-    recipe = resume_recipe(saved, recipe)
-    return resume_position(saved, recipe, accept_changes(saved, recipe, {}))
+    return resume_run(saved, recipe, {})[1]
 
 
 def wide(*cursors: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""A value that is not a state is recognized, and the message says what to pass instead."""
+"""A value that is not a state is recognized, and messages say what to pass or what is damaged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
+from cloudload.run.state_fields import (
+    SHOWN_CHARACTERS,
+    damaged,
+    explain_not_a_state,
+    find_nested,
+    is_state,
+    show,
+)
 
 STATE = {"version": 3, "cursors": "", "table_rows": 0}
 STREAMING = {"sample_in_epoch": 0, "num_canonical_nodes": 1, "shuffle_seed": 2}
@@ -65,3 +72,16 @@ def test_a_long_key_is_shortened_in_the_path() -> None:
     place = find_nested({"k" * 1_000: STATE}, is_state)
     assert place is not None
     assert len(place) == 102
+
+
+def test_a_long_value_is_shortened_in_messages() -> None:
+    assert show("x" * 10) == "'xxxxxxxxxx'"
+    assert show(7) == "7"
+    assert len(show("x" * 10_000)) <= SHOWN_CHARACTERS + 3
+    assert show([1] * 1_000).endswith("…")
+
+
+def test_an_error_names_the_field_and_what_to_do() -> None:
+    assert str(damaged("rows", "they are 7")) == (
+        "rows: they are 7. The state is damaged. Load an earlier one"
+    )

@@ -8,9 +8,8 @@ import pytest
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.rows.packing.residue import encode_residue
 from cloudload.rows.packing.tables import Size
-from cloudload.run.lengths.ending import end_corpus
+from cloudload.run.lengths.ending import end_corpus, pack_component_tail
 from cloudload.run.position import LaneArrays, LaneLog, Position
-from cloudload.run.run_tail import pack_component_tail
 from testkit.tiny_runs import tiny_recipe
 
 RECIPE = tiny_recipe([4], epochs=1)

@@ -14,21 +14,16 @@ from hypothesis import strategies as st
 from cloudload.errors import StreamChangedError
 from cloudload.rows.packing.residue import encode_residue
 from cloudload.run.lane_texts import LaneTexts
-from cloudload.run.state_codec import (
-    SHOWN_CHARACTERS,
-    damaged,
+from cloudload.run.saved import (
     decode_residues,
-    encode_counts,
-    encode_tails,
-    join_pairs,
     read_counts,
     read_cursors,
     read_numbers,
     read_pairs,
     read_sizes,
     read_tails,
-    show,
 )
+from cloudload.run.state import encode_counts, encode_tails, join_pairs
 from cloudload.stats import COUNTS
 
 PAIRS = st.lists(st.tuples(st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1)), max_size=4)
@@ -295,19 +290,3 @@ def test_other_packings_have_no_residues() -> None:
     assert decode_residues(state(), lanes(2)) is None
     with pytest.raises(StreamChangedError, match="residues: packing 'concat' has no residues"):
         decode_residues(state(residues="AAAA"), lanes(2))
-
-
-# ------------------------------------------------------------------------- messages
-
-
-def test_a_long_value_is_shortened_in_messages() -> None:
-    assert show("x" * 10) == "'xxxxxxxxxx'"
-    assert show(7) == "7"
-    assert len(show("x" * 10_000)) <= SHOWN_CHARACTERS + 3
-    assert show([1] * 1_000).endswith("…")
-
-
-def test_an_error_names_the_field_and_what_to_do() -> None:
-    assert str(damaged("rows", "they are 7")) == (
-        "rows: they are 7. The state is damaged. Load an earlier one"
-    )
