@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.tools.check import check_dataset, document_rules, groups
-from cloudload.tools.check.document_rules import DOCUMENT_RULES, find_mojibake
+from cloudload.tools.check import check_dataset, groups
+from cloudload.tools.check.document_rules import DOCUMENT_RULES
 from cloudload.tools.check.findings import MOST_LISTED, CheckReport
 from testkit.corpora import EOS, byte_tokenizer, write_mds
 
 PLAIN = [f"document {number}, ascii" for number in range(70)]
-RUSSIAN, FRENCH, EMOJI = "Привет, мир", "déjà vu, l\u2019été", "fine 😀 day"
 
 
 def check(folder: str | Path, **options: Any) -> CheckReport:
@@ -35,31 +34,25 @@ def write(folder: Path, *texts: str, ids: list[str] | None = None, **options: An
     return folder
 
 
-def wrongly(text: str, encoding: str) -> str:
-    """Encode a text as UTF-8 and decode it with the wrong encoding."""
-    return text.encode().decode(encoding, "ignore")
-
-
 BROKEN: list[tuple[str, str, str]] = [
     ("text-empty", "", "is empty"),
     ("text-empty", " \n\t", "is only white space (3 bytes)"),
     ("text-empty", "\u3000\xa0" * 50, "is only white space (250 bytes)"),
     ("text-long", "x" * 1025, "has 1,025 bytes, more than 1,024"),
-    ("text-control", "a\x00b\x00", "has 2 control characters, the first U+0000 at byte 1"),
-    ("text-control", "é\x9bm", "has 1 control character, the first U+009B at byte 2"),
-    ("text-mojibake", "bad \ufffd", "has a replacement character (U+FFFD) at byte 4"),
-    ("text-mojibake", wrongly(FRENCH, "cp1252"), "decoded wrongly at byte 1: 'Ã©"),
-    ("text-mojibake", wrongly("it\u2019s", "cp1252"), "decoded wrongly at byte 2: 'â€™s'"),
-    ("text-mojibake", wrongly(RUSSIAN, "cp1251"), "decoded wrongly at byte 0"),
-    ("text-mojibake", wrongly(EMOJI, "cp1252"), "decoded wrongly at byte 5"),
     ("text-special", "then <|im_start|> now", "has <|im_start|> at byte 5"),
 ]
 GOOD = [
-    *("\x1b[31mred\x1b[0m\r\n", "x" * 1024, RUSSIAN, FRENCH, EMOJI, "狐 の", "عربي", "<s> <| |>"),
-    *("CAFÉ»\u2013NÃO", "ESPAÑ”", "tout collè…» après", "ROMÂNIA\x85", "à « la » carte", "Ñ©"),
-    *("„Ty už vidíš“", "„Slyšíš“", "co děláš…", "garáž… dom", "blíž”", "uvidíš\u2013li"),
-    *("pří\xadští", "Nestlé®”", "café™…", "¿Qué…¿no?", "está—¿verdad?", "société²”"),
-    *("«\u2039café\u203a»", "Vieš…“"),
+    *(
+        "\x1b[31mred\x1b[0m\r\n",
+        "x" * 1024,
+        "Привет, мир",
+        "déjà vu, l\u2019été",
+        "fine 😀 day",
+        "狐 の",
+        "عربي",
+        "<s> <| |>",
+    ),
+    "a\x00b",
 ]
 
 
@@ -73,7 +66,7 @@ def test_a_document_that_breaks_a_rule_is_named(
     [finding] = report.findings
     assert finding.where == "shard.00007.mds"
     assert finding.what.startswith("sample 1 (id 'second') ")
-    assert what in finding.what.encode().decode("unicode_escape") or what in finding.what
+    assert what in finding.what
     assert (report.documents, report.is_sound) == (72, True)
     for fail_on in (kind, [kind], "all"):
         assert not check(folder, max_bytes="1kb", fail_on=fail_on).is_sound
@@ -82,16 +75,6 @@ def test_a_document_that_breaks_a_rule_is_named(
 def test_texts_of_many_languages_break_no_rule(tmp_path: Path) -> None:
     report = check(write(tmp_path / "data", *GOOD), max_bytes="1kb")
     assert (report.findings, report.documents) == ((), 70 + len(GOOD))
-
-
-@given(st.text(st.characters(exclude_categories=["Cs", "Cc", "Co", "Cn"]), min_size=1))
-@settings(max_examples=200)
-def test_text_that_is_read_as_latin_1_is_found_and_its_ascii_is_not(text: str) -> None:
-    wrong = wrongly(text, "latin-1")
-    unclear = set(document_rules._BETWEEN + document_rules._ENDING)
-    if any(ord(each) >= 0x800 and set(wrongly(each, "latin-1")[1:]) - unclear for each in text):
-        assert find_mojibake(wrong.encode())
-    assert not find_mojibake(text.encode("ascii", "ignore"))
 
 
 def test_the_tokenizer_gives_special_tokens_and_the_tokens_around_documents(tmp_path: Path) -> None:
@@ -202,21 +185,21 @@ def test_repeats_are_those_of_a_dictionary(shards: list[list[int]], parts: int) 
 def test_many_broken_documents_are_counted_and_a_share_of_them_may_be_allowed(
     tmp_path: Path,
 ) -> None:
-    folder = write(tmp_path / "data", *["\x00"] * 30)
-    report = check(folder, rules=["text-control"], fail_on={"text-control": "30%"})
-    assert report.counts == {"text-control": 30}
+    folder = write(tmp_path / "data", *["<|x|>"] * 30)
+    report = check(folder, rules=["text-special"], fail_on={"text-special": "30%"})
+    assert report.counts == {"text-special": 30}
     assert len(report.findings) == MOST_LISTED
     assert report.is_sound
-    report = check(folder, rules=["text-control"], fail_on={"text-control": 0.29, "all": 0.9})
-    assert (report.above_limits, report.is_sound) == (("text-control",), False)
+    report = check(folder, rules=["text-special"], fail_on={"text-special": 0.29, "all": 0.9})
+    assert (report.above_limits, report.is_sound) == (("text-special",), False)
 
 
 def test_wrong_rules_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     for options, message in (
         (
-            {"rules": "text-empt"},
-            "rules has the unknown rule 'text-empt'. Use all, none, or any of text-emp",
+            {"rules": "text-mojibake"},
+            "rules has the unknown rule 'text-mojibake'. Use all, none, or any of text-empty, ",
         ),
         ({"fail_on": ["size"]}, "fail_on has the unknown rule 'size'"),
         ({"fail_on": {"text-long": "2"}}, "fail_on has text-long=2. Use a share of documents"),
@@ -238,13 +221,13 @@ def list_kinds(report: dict[str, Any]) -> list[str]:
 
 
 def test_the_command_takes_rules_from_flags_and_from_a_config(tmp_path: Path, cli: Any) -> None:
-    one, two = write(tmp_path / "one", "\x00"), write(tmp_path / "two", "", "x" * 2000)
+    one, two = write(tmp_path / "one", "<|x|>"), write(tmp_path / "two", "", "x" * 2000)
     command = ["check", one, "--quiet", "--processes", "1"]
     printed = cli(*command).out
-    assert "  warning: text-control\n    shard.00007.mds: sample 0 has 1 control char" in printed
+    assert "  warning: text-special\n    shard.00007.mds: sample 0 has <|x|> at byte 0" in printed
     assert "samples    71 (71 tested by the rules)" in printed
-    printed = cli(*command, "--fail-on", "text-control=1%,text-empty", status=1).out
-    assert "failed: 1.408% of the documents break text-control" in printed
+    printed = cli(*command, "--fail-on", "text-special=1%,text-empty", status=1).out
+    assert "failed: 1.408% of the documents break text-special" in printed
     cli(*command, "--rules", "text-empty,text-long", "--fail-on", "all")
 
     config = tmp_path / "run.yaml"
@@ -253,12 +236,12 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(tmp_path: Path, cl
     config.write_text(json.dumps(run))
     command = ["check", "--config", config, "--quiet", "--json", "--processes", "1"]
     first, second = json.loads(cli(*command, status=1).out)["datasets"]
-    assert (list_kinds(first), first["is_sound"]) == (["text-control"], True)
+    assert (list_kinds(first), first["is_sound"]) == (["text-special"], True)
     assert sorted(list_kinds(second)) == ["text-empty", "text-long"]
     assert second["above_limits"] == ["text-long"]
-    printed = cli(*command, "--fail-on", "text-control", status=1).out  # overrides the config
+    printed = cli(*command, "--fail-on", "text-special", status=1).out  # overrides the config
     assert [each["is_sound"] for each in json.loads(printed)["datasets"]] == [False, True]
-    config.write_text(json.dumps({**run, "check": {"fail_on": "text-control"}}))
+    config.write_text(json.dumps({**run, "check": {"fail_on": "text-special"}}))
     cli(*command, status=1)
     cli(*command, "--sample", "0")  # no document is tested
     config.write_text(json.dumps({**run, "check": {"rule": []}}))

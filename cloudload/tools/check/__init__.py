@@ -11,7 +11,7 @@
     shard_contents  a shard's bytes and samples
     rules           every kind of finding
     findings        a finding, and the report
-    document_rules  choose the tests; mojibake
+    document_rules  choose the tests of documents
 
 Streaming is not imported: `index_entries` and `rules` state what it does, and tests compare both
 with Streaming itself.

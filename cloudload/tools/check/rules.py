@@ -280,19 +280,8 @@ RULES: dict[str, Rule] = {
         "A text has more bytes than `max_bytes`.",
         WARNING,
         (),
-        "View the documents with `cloudload head`. Long documents are often logs, tables, or data",
-    ),
-    "text-control": Rule(
-        "A text has NUL or other control characters, except white space and escape sequences.",
-        WARNING,
-        (),
-        "Remove the characters when you convert the corpus, or use a transform",
-    ),
-    "text-mojibake": Rule(
-        "A text was decoded with the wrong encoding, or has replacement characters (U+FFFD).",
-        WARNING,
-        (),
-        "Decode the source again with its actual encoding",
+        "Split such documents when you convert the corpus. A worker tokenizes a document whole, "
+        "which can take a second and 100 MB of memory for each MB of text",
     ),
     "text-special": Rule(
         "A text has the name of a special token.",

@@ -9,7 +9,7 @@ allows, or if the rows differ from those in the --golden file. Warnings and note
 
 examples:
   cloudload check s3://bucket/mds --split train
-  cloudload check s3://bucket/mds --tokenizer gpt2 --fail-on text-repeated,text-mojibake=0.1%
+  cloudload check s3://bucket/mds --tokenizer gpt2 --fail-on text-repeated,text-special=0.1%
   cloudload check --config run.yaml --write-golden golden.json
   cloudload check --config run.yaml --golden golden.json
   cloudload check s3://bucket/mds --engine ray --address auto
