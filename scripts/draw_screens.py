@@ -66,8 +66,6 @@ def draw_screens() -> None:
         draw_check(browser)
         draw_command(browser, "head", ["head", "code", "--grep", "class \\w+Error", "-n", "1"])
         draw_rows(browser)
-        draw_plan(browser)
-        draw_plan_of_ends(browser)
         draw_state(browser)
         draw_fetch(browser)
         draw_notebook(browser)
@@ -114,9 +112,7 @@ def draw_check(browser: Browser) -> None:
     paths = sorted((ROOT / "cloudload").rglob("*.py"))
     texts = [path.read_text() for path in paths if path.stat().st_size]
     names = [str(path.relative_to(ROOT / "cloudload")) for path in paths if path.stat().st_size]
-    is_ascii = list(map(str.isascii, texts))
-    damaged = is_ascii.index(False, 20)
-    texts[2], texts[damaged] = "\n", texts[damaged].encode().decode("cp1252", "ignore")
+    texts[2] = "\n"
     texts[40] += "<|endoftext|>"
     texts += texts[60:62]
     names += [*names[60:61], "a copy"]
@@ -124,7 +120,7 @@ def draw_check(browser: Browser) -> None:
     lines = [json.dumps({"text": text, "id": name}) for text, name in pairs]
     Path("modules.jsonl").write_text("\n".join(lines))
     convert_to_mds("modules.jsonl", "modules", shard_bytes=512_000, processes=1, progress=False)
-    command = ["check", "modules", "--fail-on", "text-repeated,text-mojibake=10%", "--quiet"]
+    command = ["check", "modules", "--fail-on", "text-repeated,text-special=10%", "--quiet"]
     draw_command(browser, "check", command, status=1)
 
 
@@ -166,61 +162,6 @@ def draw_rows(browser: Browser) -> None:
         save_picture(browser, f"rows-{theme}")
 
 
-def draw_plan(browser: Browser) -> None:
-    """Draw the plan page of a run with two streams, in both themes."""
-    data = ["--tokenizer", str(ROOT / "examples/tokenizer")]
-    for name, pattern, form in _DATASETS[:2]:  # compressed, so that the run needs a cache
-        folder = f"compressed/{name}"
-        convert_to_mds(
-            str(ROOT / pattern),
-            folder,
-            format=form,
-            compression="zstd",
-            shard_bytes=64_000,
-            processes=1,
-            progress=False,
-        )
-        data += ["--data", folder]
-    options = [
-        "--seq-len",
-        "512",
-        "--batch-size",
-        "1",
-        "--num-workers",
-        "0",
-        "--cache-limit",
-        "2mb",
-        "--lengths",
-        "off",
-    ]
-    length = ["--tokens", "1M", "--nodes", "2", "--gpu-tokens-per-s", "3_000_000"]
-    assert main(["plan", *data, *options, *length, "--quiet", "--html", "plan.html"]) == 0
-    draw_page_of_plan(browser, "plan", 900)
-
-
-def draw_plan_of_ends(browser: Browser) -> None:
-    """Draw the plan page of a run whose two streams end at different steps, in both themes."""
-    tokenizer = ["--tokenizer", str(ROOT / "examples/tokenizer")]
-    data = []
-    for name, _, _ in _DATASETS[:2]:
-        folder = f"compressed/{name}"
-        assert main(["count", folder, *tokenizer, "--processes", "1", "--quiet"]) == 0
-        data += ["--data", folder]
-    options = ["--seq-len", "512", "--batch-size", "1", "--epochs", "2", "--schedule"]
-    options += ["[[0, {docs: 0.5, code: 0.5}]]"]
-    arguments = [*data, *tokenizer, *options, "--nodes", "2", "--no-measure", "--quiet"]
-    assert main(["plan", *arguments, "--html", "plan.html"]) == 0
-    draw_page_of_plan(browser, "plan-ends", 760)
-
-
-def draw_page_of_plan(browser: Browser, name: str, height: int) -> None:
-    """Draw `plan.html` in both themes."""
-    for theme in ("light", "dark"):
-        browser.show_as(1000, height, theme)
-        browser.open(Path("plan.html"))
-        save_picture(browser, f"{name}-{theme}")
-
-
 def draw_state(browser: Browser) -> None:
     """Draw `cloudload state show` for a checkpoint of a run with two streams."""
     shutil.copytree(ROOT / "examples/tokenizer", "tokenizer")
@@ -235,6 +176,15 @@ def draw_state(browser: Browser) -> None:
 
 def draw_fetch(browser: Browser) -> None:
     """Draw `cloudload fetch`, which downloads shards before a run."""
+    convert_to_mds(
+        str(ROOT / "docs/**/*.md"),
+        "compressed/docs",
+        format="text",
+        compression="zstd",
+        shard_bytes=64_000,
+        processes=1,
+        progress=False,
+    )
     data = ["--data", "compressed/docs", "--tokenizer", "tokenizer", "--seq-len", "512"]
     draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"])
 

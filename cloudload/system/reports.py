@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 WIDTH = 80
-BLUE, ORANGE, RED, GRAY = "#2a6fbb", "#e08a1e", "#c0392b", "#666666"
+BLUE, ORANGE, GRAY = "#2a6fbb", "#e08a1e", "#666666"
 """The colors of pictures."""
 _GAP = "  "
 _MOST_OF_NAME = 24

@@ -9,8 +9,7 @@ import pytest
 
 from cloudload import CloudLoader, Stream
 from cloudload.run.saved import read_state
-from cloudload.tools.cli.plan_command import describe_plan
-from cloudload.tools.forecast.plan_report import draw_plan, render_plan
+from cloudload.tools.forecast.plan_report import describe_plan
 from testkit import plans
 from testkit.plans import check_figures, check_unlisted, plan, read_run, write_zipped
 from testkit.servers import BUCKET, S3Server
@@ -108,11 +107,6 @@ def test_a_plan_shows_where_streams_end(urls: dict[str, str], tmp_path: Path) ->
     shown = "\n".join(describe_plan(found))
     assert f"; 1 epoch; ends in step {web.last_step}, with a tail of {web.tail_rows} row" in shown
     assert shown.count("does not end") == 2
-    page = render_plan(found)
-    assert "end of web</text>" in page
-    assert "<th>last step</th>" in page
-    draw_plan(found, tmp_path / "plan.png")
-    assert (tmp_path / "plan.png").read_bytes()[1:4] == b"PNG"
     whole = plan(tmp_path, options_of(urls, epochs=1, stopping="first"))
     assert whole.description.endswith("until the first stream ends")
 

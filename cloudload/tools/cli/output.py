@@ -32,7 +32,7 @@ from cloudload.system import is_terminal, reports
 V = TypeVar("V")
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
-_ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-", **dict.fromkeys("▁▂▃▄▅▆▇", "=")}
+_ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-"}
 _REPLACE = "cloudload.replace"
 _COMMANDS_WITH_BARS = {"check", "convert", "count", "export", "fetch"}
 

@@ -1,4 +1,4 @@
-"""The nodes of a run: the cache, the downloads, and the download cost of each.
+"""The nodes of a run: the cache and the downloads of each.
 
 uses ─► bytes in use at each row; their peak is the working set
      └─► a cache of `limit` bytes that evicts the least recently used shard ─► downloads
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -22,17 +21,14 @@ from cloudload.data import (
     join_columns,
     join_overlaps,
     sum_in_use,
-    urls,
 )
 from cloudload.loading import measure_working_set
 from cloudload.stats import READ
 from cloudload.system import Ints
 from cloudload.tools.forecast.cases import Cases
 from cloudload.tools.forecast.request import Case, ForecastRequest
-from cloudload.tools.forecast.result import Figure, NodePlan, Point
+from cloudload.tools.forecast.result import Figure, NodePlan
 from cloudload.tools.forecast.shard_uses import ShardUses
-
-_MOST_POINTS = 240
 
 _MOST_EPOCHS_AGAIN = 2  # epochs of read-ahead after the run; only tiny datasets need more
 
@@ -66,28 +62,6 @@ class Downloads:
         more = (factor - 1) * len(self.by_epoch) * float(later.mean()) if len(later) else 0.0
         total = max(1, int(self.by_epoch.sum()))
         return Downloads(np.rint(self.times * (1 + more / total)).astype(np.int64), self.by_epoch)
-
-
-def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> tuple[Ints, Ints, Ints]:
-    """Cut a run into up to 240 parts of about the same number of rows.
-
-    Returns the first row of each part, and the peak bytes and shards in use on a node during the
-    part: int64 [parts] each.
-    """
-    parts = min(_MOST_POINTS, max(1, num_rows))
-    edges = np.arange(parts + 1) * num_rows // parts
-    bytes, shards = (
-        _most_of_parts(uses, amounts, edges) for amounts in (sizes, np.ones_like(sizes))
-    )
-    return edges[:-1], bytes, shards
-
-
-def _most_of_parts(uses: ShardUses, amounts: Ints, edges: Ints) -> Ints:
-    rows, levels = _levels(uses, amounts)
-    firsts = np.maximum(0, np.searchsorted(rows, edges[:-1], side="right") - 1)
-    stops = np.maximum(firsts + 1, np.searchsorted(rows, edges[1:]))
-    pairs = zip(firsts.tolist(), stops.tolist(), strict=True)
-    return np.array([levels[first:stop].max(initial=0) for first, stop in pairs], np.int64)
 
 
 def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
@@ -147,8 +121,7 @@ class NodeForecast:
     def __init__(self, asked: ForecastRequest, cases: Cases, found: Sequence[Case]) -> None:
         self._asked, self._cases, self._found = asked, cases, found
         self._share, self._limit = asked.share, asked.limit
-        self._corpus, self._prices = asked.recipe.corpus, asked.prices
-        self._sizes = _measure_shards(self._corpus)
+        self._sizes = _measure_shards(asked.recipe.corpus)
 
     def plan_node(self, node: int) -> NodePlan:
         """Forecast the shard cache and the downloads of a node."""
@@ -267,39 +240,6 @@ class NodeForecast:
             for node in range(self._asked.num_nodes)
         )
 
-    def draw_timeline(self, node_plans: Sequence[NodePlan]) -> tuple[Point, ...]:
-        """Return the shards in use over the run, on the node with the largest working set."""
-        node = max(node_plans, key=lambda each: each.working_set_bytes.value).node
-        case = self._found[0]
-        beginning = case.extent.beginning
-        uses, _ = case.of_node(node)
-        rows, *levels = find_levels(uses, self._sizes.cached, beginning.rows)
-        # the rest of an extrapolated run is drawn as its beginning, stretched
-        stretched = rows * case.extent.rows // max(1, beginning.rows)
-        columns = (stretched // self._share.global_batch + 1, *levels)
-        return tuple(Point(*each) for each in np.stack(columns, 1).tolist())
-
-    def find_costs(self) -> Mapping[str, Figure]:
-        """Return the cost of all nodes by store and route. Omits stores without a price."""
-        schemes = np.array(_schemes_of_shards(self._corpus))
-        costs: dict[str, list[Figure]] = {}
-        for case in self._found:
-            found = [self._simulate(case, node) for node in range(self._asked.num_nodes)]
-            totals = [
-                np.sum([each.times for each in downloads], axis=0)
-                for downloads in zip(*found, strict=True)
-            ]
-            for scheme in sorted(set(schemes.tolist()) & self._prices.stores.keys()):
-                store, own = self._prices.stores[scheme], schemes == scheme
-                low, value, high = (
-                    store.cost(total[own].sum(), total[own] @ self._sizes.stored[own])
-                    for total in totals
-                )
-                for route in value:
-                    figure = Figure(value[route], low[route], high[route])
-                    costs.setdefault(f"{scheme}, {route}", []).append(figure)
-        return {name: self._join(figures) for name, figures in costs.items()}
-
 
 def _figure(values: Sequence[float]) -> Figure:
     value, low, high = values
@@ -309,12 +249,3 @@ def _figure(values: Sequence[float]) -> Figure:
 def _measure_shards(corpus: Corpus) -> ShardSizes:
     stored = [each.table.stored_bytes * ~are_in_place(each) for each in corpus.datasets]
     return ShardSizes(cache_folder.cached_bytes(corpus), join_columns(stored))
-
-
-def _schemes_of_shards(corpus: Corpus) -> list[str]:
-    """Return the URL scheme of each shard; "" for a local folder."""
-    schemes: list[str] = []
-    for dataset in corpus.datasets:
-        scheme = "" if urls.is_local(dataset.url) else urlsplit(dataset.url).scheme
-        schemes += [scheme] * len(dataset.shards)
-    return schemes

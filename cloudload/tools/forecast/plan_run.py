@@ -1,4 +1,4 @@
-"""Forecast a run: its length, streams, cost, and speed, and each node's cache and downloads.
+"""Forecast a run: its length, streams, and speed, and each node's cache and downloads.
 
     options ─► loader's recipe ─► cases ─► extent   rows, tokens, epochs of each stream
                                        └─► uses     shards in use, downloads of each node
@@ -40,7 +40,7 @@ from cloudload.system import counted, divisors
 from cloudload.tools.forecast.budget import parse_tokens
 from cloudload.tools.forecast.cases import Cases, open_cases
 from cloudload.tools.forecast.nodes import NodeForecast
-from cloudload.tools.forecast.request import ForecastRequest, read_prices
+from cloudload.tools.forecast.request import ForecastRequest
 from cloudload.tools.forecast.result import Figure, RunPlan, StreamPlan
 
 if TYPE_CHECKING:
@@ -77,12 +77,11 @@ def plan_run(
     nodes: int = 1,
     ranks_per_node: int = 1,
     gpu_tokens_per_s: float | None = None,
-    prices: Any = None,
     sample: float = _SAMPLE,
     measure: bool = True,
     **options: Any,
 ) -> RunPlan:
-    """Forecast the reads, requirements, and cost of a run.
+    """Forecast the reads and requirements of a run.
 
     With token lengths (`cloudload count`), rows, tokens and epochs are exact. Without them, they
     are estimates from a sample of the documents, with error bounds.
@@ -97,7 +96,6 @@ def plan_run(
         ranks_per_node: number of data-parallel ranks on each machine.
         gpu_tokens_per_s: training speed of a rank in tokens per second, which determines the
             number of workers needed.
-        prices: path of a table of prices; by default, list prices. See `forecast.request`.
         sample: share of the documents to tokenize if there are no token lengths.
         measure: whether to measure the first batch and the reader on this machine, with real shards
             in a temporary folder.
@@ -109,7 +107,6 @@ def plan_run(
     """
     from cloudload.loading import CloudLoader  # imports torch
 
-    table = read_prices(prices)
     budget = None if tokens is None else parse_tokens(tokens)
     nodes = checks.as_integer("nodes", nodes, 1)
     ranks_per_node = checks.as_integer("ranks_per_node", ranks_per_node, 1)
@@ -123,7 +120,7 @@ def plan_run(
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
     limit = delivery.cache_limit_bytes()
     share = _share_rows(inputs, delivery, World(0, world_size, ranks_per_node))
-    asked = ForecastRequest(inputs, delivery, share, limit, budget, steps, table)
+    asked = ForecastRequest(inputs, delivery, share, limit, budget, steps)
     rows_of_lane = asked.rows_of_lane
     with open_cases(inputs, ending, share=sample, rows_of_lane=rows_of_lane) as cases:
         found = _Forecast(asked, cases).summarize()
@@ -199,9 +196,6 @@ class _Forecast:
             cache_limit_bytes=self._limit,
             least_cache_bytes=least,
             node_plans=node_plans,
-            timeline=self._nodes.draw_timeline(node_plans),
-            costs=self._nodes.find_costs(),
-            currency=self._asked.prices.currency,
             first_batch_s=None,
             tokens_per_worker_s=None,
             workers=None,

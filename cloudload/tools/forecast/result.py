@@ -1,9 +1,9 @@
-"""The result of a forecast: the reads, requirements, and cost of a run."""
+"""The result of a forecast: the reads and requirements of a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,18 +146,8 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
-class Point:
-    """The shards in use on the busiest node during a part of the run."""
-
-    step: int
-    """The first step of the part, from 1."""
-    bytes: int
-    shards: int
-
-
-@dataclass(frozen=True)
 class RunPlan:
-    """The reads, requirements, and cost of a run."""
+    """The reads and requirements of a run."""
 
     description: str
     """The data and the most important options, as one line of text."""
@@ -186,11 +176,6 @@ class RunPlan:
     least_cache_bytes: int
     """The cache limit in bytes below which a loader refuses to start."""
     node_plans: tuple[NodePlan, ...]
-    timeline: tuple[Point, ...]
-    """Bytes and number of shards in use over the run, on the node with the largest working set."""
-    costs: Mapping[str, Figure]
-    """The cost of requests and egress of all nodes, by store and route, such as `s3, internet`."""
-    currency: str
     first_batch_s: Figure | None
     """Seconds from an empty cache to the first batch, measured on this machine."""
     tokens_per_worker_s: Figure | None

@@ -22,7 +22,6 @@ from cloudload.data.mds.shard_table import ShardTable, map_table, parse_index
 from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
 from cloudload.tools.count.length_report import check_column
-from cloudload.tools.forecast.nodes import _schemes_of_shards
 
 TEXT, BOTH = (Column.of("text", "str"),), (Column.of("n", "int"), Column.of("text", "str"))
 SHARDS = [
@@ -183,7 +182,6 @@ def test_work_over_all_shards_uses_only_columns(
     local = Dataset(Location(str(tmp_path)), ShardTable.of(plain), "")
     remote = Dataset(Location("s3://b/d"), ShardTable.of([*plain, SHARDS[1]]), "")
     monkeypatch.setattr(ShardTable, "_make", None)
-    assert _schemes_of_shards(Corpus((local, remote))) == ["", "", "", *["s3"] * 4]
     check_column(remote, "text")
     cache = ShardCache(Corpus((local,)), tmp_path / "cache", verify="once")
     cache.prefetch(range(3))
