@@ -228,6 +228,8 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(tmp_path: Path, cl
     assert "samples    71 (71 tested by the rules)" in printed
     printed = cli(*command, "--fail-on", "text-special=1%,text-empty", status=1).out
     assert "failed: 1.408% of the documents break text-special" in printed
+    cli(*command, "--fail-on", "text-empty,text-special=2%")
+    cli(*command, "--fail-on", "text-empty", "--fail-on", "text-special=2%")
     cli(*command, "--rules", "text-empty,text-long", "--fail-on", "all")
 
     config = tmp_path / "run.yaml"

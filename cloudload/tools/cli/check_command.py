@@ -86,9 +86,9 @@ def _split(text: str) -> list[str]:
     return [each.strip() for each in text.split(",")]
 
 
-def _parse_limits(text: str) -> dict[str, str]:
+def _parse_limits(text: str) -> list[tuple[str, str]]:
     pairs = (each.partition("=") for each in _split(text))
-    return {name: share or "0" for name, _, share in pairs}
+    return [(name, share or "0") for name, _, share in pairs]
 
 
 @without_start_log()
@@ -97,6 +97,8 @@ def _check(options: argparse.Namespace) -> int:
 
     _check_flags(options)
     asked = list_given(options, check_dataset)
+    if "fail_on" in asked:
+        asked["fail_on"] = dict(asked["fail_on"])
     has_run = names_loader(options, besides=("text_key", "tokens_key"))
     if has_run:
         options.data = options.data or ([options.dataset] if options.dataset else None)
