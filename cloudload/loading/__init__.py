@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cloudload.loading.delivery.working_set import measure_working_set
     from cloudload.loading.delivery.world import (
         Environment,
+        LoneEnvironment,
         check_world,
         default_num_workers,
         use_environment,

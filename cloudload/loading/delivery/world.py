@@ -1,6 +1,7 @@
 """The environment of a loader: its world, the exchange between ranks, and the number of workers.
 
     Environment                     torch.distributed and worker processes
+    LoneEnvironment, for tools      one rank, without the others
     ThreadEnvironment, for tests    ranks in threads of one process, workers inline
 
 A loader uses the environment that is current when the loader is created.
@@ -13,7 +14,7 @@ import os
 from bisect import bisect
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +30,9 @@ _FAST_WORKERS, _SLOW_WORKERS = 1, 4
 
 class Environment:
     """Connects a loader to the processes of a job: the other ranks, and this rank's workers."""
+
+    saves_states: ClassVar[bool] = True
+    """Whether a loader that cannot save a state warns of it."""
 
     def find_world(self, delivery: DeliveryConfig) -> World:
         """Find the current world, which may change when torch.distributed is initialized.
@@ -63,6 +67,15 @@ class Environment:
     def has_worker_processes(self, delivery: DeliveryConfig) -> bool:
         """Whether processes make the rows of this rank, not this process."""
         return delivery.has_worker_processes
+
+
+class LoneEnvironment(Environment):
+    """The environment of a tool, which reads the rows of one rank, and saves no state."""
+
+    saves_states = False
+
+    def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
+        return Exchange()
 
 
 _current: ContextVar[Environment | None] = ContextVar("cloudload_environment", default=None)

@@ -117,13 +117,14 @@ def check_alone(
         return
     if known is None:
         check_can_end(run.recipe, delivery, world)
-        if run.log.knows_all_lanes and delivery.dp_rank is None:
+        if run.log.knows_all_lanes and member.environment.saves_states:
             logger.warning(
-                "torch.distributed is not initialized, so the %d ranks of WORLD_SIZE cannot "
+                "torch.distributed is not initialized, so the %d ranks of %s cannot "
                 "exchange cursors. The data has no token lengths either, so state_dict() will "
                 "raise an error. Run cloudload count once, or call init_process_group before "
                 "iterating",
                 world.size,
+                "WORLD_SIZE" if delivery.dp_rank is None else "dp_world_size",
             )
     run.log.knows_all_lanes = known is not None
 

@@ -386,10 +386,10 @@ def _start_in_process(options: Mapping[str, Any]) -> float | None:
 
 def start(options: Mapping[str, Any]) -> float:
     """Create a loader, and return the seconds to its first batch; NaN if it has no batch."""
-    from cloudload.loading import CloudLoader  # imports torch
+    from cloudload.loading import CloudLoader, LoneEnvironment, use_environment  # imports torch
 
     began = time.monotonic()
-    with CloudLoader(**options) as loader:
+    with use_environment(LoneEnvironment()), CloudLoader(**options) as loader:
         batch = next(iter(loader), None)
         return math.nan if batch is None else time.monotonic() - began
 
@@ -399,10 +399,10 @@ def _read(options: Mapping[str, Any]) -> list[float]:
 
     A part consists of whole blocks of batches, because workers make a whole block at a time.
     """
-    from cloudload.loading import CloudLoader  # imports torch
+    from cloudload.loading import CloudLoader, LoneEnvironment, use_environment  # imports torch
 
     rates: list[float] = []
-    with CloudLoader(**options) as loader:
+    with use_environment(LoneEnvironment()), CloudLoader(**options) as loader:
         plan, began = loader.worker_plan(), time.monotonic()
         block = limit_batches(plan.inputs, plan.share)
         batches = iter(loader)

@@ -21,7 +21,7 @@ from typing import Any
 from cloudload.config import GIVEN_ID, Stream, Transform, choices, name_streams
 from cloudload.data import explain
 from cloudload.errors import StreamChangedError
-from cloudload.loading import CloudLoader
+from cloudload.loading import CloudLoader, LoneEnvironment, use_environment
 from cloudload.rows import WITHOUT_TOKENIZER
 from cloudload.run import ACCEPTABLE_FIELDS, Saved, read_sources, read_state, state_fields
 
@@ -203,9 +203,10 @@ def import_transform(path: str) -> Transform:
 def open_lane(run: Run, lane: int, batch_size: int, delivery: Mapping[str, Any]) -> CloudLoader:
     """Create a loader that reads one lane, as the lane's rank in a world with one rank per lane."""
     options = {**delivery, "num_workers": 0}
-    return run.loader(
-        batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options
-    )
+    with use_environment(LoneEnvironment()):
+        return run.loader(
+            batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options
+        )
 
 
 def open_runs(states: Sequence[Mapping[str, Any]], **options: Any) -> list[Run]:

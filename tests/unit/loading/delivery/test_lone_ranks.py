@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from cloudload.config import DeliveryConfig
 from cloudload.errors import RanksDisagreeError
 from cloudload.loading.delivery.all_gather import _name_missing, wait_for_all
+from cloudload.loading.delivery.world import LoneEnvironment
 from cloudload.loading.session import preparation
 from testkit.corpora import write_mds
 from testkit.loaders import make_loader
@@ -74,6 +76,16 @@ def test_a_world_that_is_given_or_right_is_no_warning(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert warnings_of(data, caplog, **settings) == []
+
+
+def test_a_tool_reads_without_the_other_ranks_of_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a job of two processes, a loader of a tool must not wait for the other process."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    delivery = DeliveryConfig(batch_size=1, dp_rank=3, dp_world_size=8)
+    assert LoneEnvironment().open_exchange(delivery).is_alone
 
 
 @pytest.fixture
