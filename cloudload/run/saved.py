@@ -90,6 +90,7 @@ _MOST_COUNTED = 1 << 62
 # together with a lane
 _MOST_ORDINAL = {"best_fit": 1 << 30}
 _MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
+_MOST_EPOCHS = 1 << 20
 _MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12
 
 
@@ -234,8 +235,9 @@ def read_position(state: Mapping[str, Any]) -> Position:
     Raises `StreamChangedError` that names the field if one is damaged.
     """
     rows, table_rows = state["rows"], state["table_rows"]
-    if table_rows > rows:
-        raise damaged("table_rows", f"{table_rows} is greater than rows, which is {rows}")
+    for name in ("table_rows", "batches"):  # a batch has at least one row
+        if state[name] > rows:
+            raise damaged(name, f"{state[name]} is greater than rows, which is {rows}")
     skipped = read_pairs("skipped", state["skipped"])
     bounds = [0, *(row for pair in skipped for row in pair), rows]
     if any(row > after for row, after in itertools.pairwise(bounds)):
@@ -246,6 +248,8 @@ def read_position(state: Mapping[str, Any]) -> Position:
     origin = [Origin(*pair) for pair in read_pairs("origin", state.get("origin", ""))]
     if len(origin) > 1:
         raise damaged("origin", f"{show(state['origin'])} is not a single pair epoch:num_read")
+    if any(epoch > _MOST_EPOCHS for epoch, _ in origin):
+        raise damaged("origin", f"{show(state['origin'])} is beyond any real run")
     cursors = read_cursors(state)
     counts, tails = read_counts(state["counts"]), read_tails(state, len(cursors))
     residues = decode_residues(state, cursors)

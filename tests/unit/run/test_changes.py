@@ -28,7 +28,8 @@ from testkit.tiny_runs import tiny_recipe
 
 
 def save(recipe: Recipe, **fields: Any) -> Saved:
-    position = replace(Position.start(recipe), batches=1, global_batch=4, **fields)
+    after = {"rows": 4, "table_rows": 4, "batches": 1, "global_batch": 4, **fields}
+    position = replace(Position.start(recipe), **after)
     return read_state(build_state(recipe, position, "tokenizers 0.1"))
 
 

@@ -48,6 +48,7 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"rows": -4}, "rows: -4 is not a whole number from 0 to 281,474,976,710,656"),
         ({"rows": "4"}, "rows: '4' is not a whole number from 0"),
         ({"rows": 3, "table_rows": 4}, "table_rows: 4 is greater than rows, which is 3"),
+        ({"rows": 3, "batches": 1 << 48}, "batches: 281474976710656 is greater than rows, whi"),
         ({"num_lanes": True}, "num_lanes"),
         ({"more": 1}, r"unknown \['more'\]"),
         ({"seed": None}, "seed: saved None, found 17"),
@@ -254,6 +255,8 @@ def test_optional_keys_are_left_out_while_they_say_nothing() -> None:
     ("more", "message"),
     [
         ({"origin": "1:2,3:4"}, "origin: '1:2,3:4' is not a single pair"),
+        ({"origin": f"{10**18 - 1}:0"}, "origin: '9{18}:0' is beyond any real run"),
+        ({"origin": f"{(1 << 20) + 1}:0"}, "origin: '1048577:0' is beyond any real run"),
         ({"on_error": "stop"}, "on_error: 'stop' is not one of"),
         ({"stopping": "never"}, "stopping: 'never' is not one of"),
         ({"fair_start": "log"}, "fair_start: 'log' is not one of"),
