@@ -153,9 +153,8 @@ class Tails:
 
         After its end, a mixture must not be asked. A corpus counts padding as rows of its tail.
         """
-        first = self.ending.lane_ends[component]
         before = sum(rows for _, rows in self.ending.stages_of(component))
-        return before + (self._walk(component).count(first, row) if row > first else 0)
+        return before + self._walk(component).count(self.ending.lane_ends[component], row)
 
     def indices_of(self, components: Ints, rows: Ints) -> Ints:
         """The index of each row within its stream's tail: int64 [rows].

@@ -29,8 +29,8 @@ from cloudload.tools.cli import command
 _METAVARS = {
     **dict.fromkeys(("tokenizer", "split", "dtype"), "NAME"),
     **dict.fromkeys(("bos", "eos", "expect_bos", "expect_eos"), "TOKEN"),
-    **dict.fromkeys(("shard_bytes", "segment_bytes", "max_bytes", "cache_limit"), "SIZE"),
     **dict.fromkeys(("text_key", "id_key", "tokens_key", "by"), "FIELD"),
+    "cache_limit": "SIZE",
     "exchange_timeout_s": "SECONDS",
     "keep": "FIELD[:ENCODING],...",
     "splits": "NAME=SHARE,...",

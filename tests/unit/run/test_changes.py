@@ -265,6 +265,8 @@ def test_a_state_without_hashes_of_samples_has_other_samples() -> None:
         ({"seed"}, ("d", "x"), ("d", "x"), None),
         ({"data"}, ("d", "x"), ("e", "y"), "Each shard has as many samples as before, but the"),
         ({"data"}, ("d", "x"), ("e", ""), "Each shard has as many samples .* because the index"),
+        ({"data"}, ("d,e", "x,"), ("f,g", "y,"), "Each shard has as many samples as before, but"),
+        ({"data"}, ("d,e", "x,"), ("f,g", "x,"), "Each shard has as many .* because the state"),
         ({"data"}, ("d", ""), ("e", "y"), "Each shard has as many samples .* because the state"),
         ({"data", "shards"}, ("d", "x"), ("e", "y"), "The samples are split into different"),
     ],

@@ -46,6 +46,10 @@ def test_renamed_streams_are_matched_by_their_index() -> None:
     before = tiny_recipe([9], [5], proportions=[1, 1])
     now = tiny_recipe([9], [5], names="xy", proportions=[1, 1])
     assert resume_recipe(save(before), now).mixture.names == ("x", "y")
+    more = tiny_recipe([9], [5], [7], names="xyz", proportions=[1, 1, 2])
+    mixture = resume_recipe(save(before), more).mixture
+    assert mixture.names == ("x", "y", "z")
+    assert mixture.schedule == ((0, (1.0, 1.0, 0.0)), (4, (1.0, 1.0, 2.0)))
 
 
 def test_saved_streams_at_other_indices_are_refused() -> None:

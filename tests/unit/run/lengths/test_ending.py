@@ -172,6 +172,28 @@ def test_the_rows_of_a_tail_are_numbered_as_the_mixture_deals_them(
         assert not tails.is_in_tail(np.full(len(others), stream), others).any()
 
 
+@given(first=LENGTHS, second=LENGTHS, options=PACKINGS, at=st.floats(0, 1))
+def test_within_a_tail_its_rows_keep_their_numbers(
+    first: list[int], second: list[int], options: dict[str, Any], at: float
+) -> None:
+    run = TinyRun(first, second, proportions=[1, 1], epochs=1, **options)
+    ending = open_tails(run).ending
+    start = round(at * (ending.end - 1))
+    position = run.lengths.advance(run.start, start)
+    assert position is not None
+    settled = run.lengths.recipe
+    recipe = replace(run.recipe, mixture=settled.mixture.resume(settled.mixture, start))
+    tails = tiny_lengths(recipe, first, second).find_tails(position)
+    for stream in (0, 1):
+        in_tail = [row for row in rows_of(run, stream) if row >= ending.lane_ends[stream]]
+        later = [(number, row) for number, row in enumerate(in_tail) if row >= start]
+        rows = np.array([row for _, row in later], np.int64)
+        numbers = [number for number, _ in later]
+        assert [tails.count_rows(stream, row) for _, row in later] == numbers
+        assert [tails.row_of(stream, number) for number in numbers] == rows.tolist()
+        assert tails.indices_of(np.full(len(rows), stream), rows).tolist() == numbers
+
+
 def test_before_its_tail_a_stream_has_no_rows_of_it_and_after_the_run_all() -> None:
     run = TinyRun([9, 1], [5, 5], proportions=[1, 1], epochs=1)
     tails = open_tails(run)

@@ -67,6 +67,7 @@ def make(*arguments: str) -> dict[str, Any]:
         ("--oil none", {"oil": None}),
         ("--oil 7", {"oil": 7}),
         ("--oil nut", {"oil": "nut"}),
+        ("--oil \uff17", {"oil": "\uff17"}),
         ("--wine none", {"wine": "none"}),
         ("--max-bytes 2kb", {"max_bytes": 2048}),
         ("--plan [[0,boil]]", {"plan": [[0, "boil"]]}),
