@@ -220,7 +220,7 @@ class RowsConfig:
         if not self.is_mixed:
             self._check_no_mixing()
             return
-        if self.stopping == FIRST and not self.has_stream_ends:
+        if self.stopping == FIRST and not self.has_ends:
             raise ValueError(
                 "stopping is 'first', but no stream ends. Set epochs, or set max_epochs for a "
                 "stream"
@@ -270,11 +270,6 @@ class RowsConfig:
         return self.epochs is not None or any(
             stream.max_epochs is not None for stream in self.streams
         )
-
-    @property
-    def has_stream_ends(self) -> bool:
-        """Whether streams of a mixture end, each on its own. This requires token lengths."""
-        return self.is_mixed and self.has_ends
 
     @property
     def is_mixed(self) -> bool:

@@ -74,11 +74,6 @@ class Recipe:
         return self.layout.num_lanes
 
     @property
-    def has_stream_ends(self) -> bool:
-        """Whether streams of a mixture end. This requires token lengths."""
-        return self.config.has_stream_ends
-
-    @property
     def has_tails(self) -> bool:
         """Whether the run or any of its streams ends, so that tails may have incomplete rows."""
         return self.config.has_ends
@@ -97,7 +92,7 @@ class Recipe:
             config.transform is None and config.min_tokens <= 1 and config.on_error == choices.RAISE
         )
         has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
-        is_one = len(self.components) == 1 and not self.has_stream_ends
+        is_one = len(self.components) == 1 and config.streams[0].max_epochs is None
         return is_cut and keeps_all and has_tokens and is_one
 
     def components_of(self, rows: Ints) -> Ints:

@@ -284,7 +284,7 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
 
 def check_tails(position: Position, recipe: Recipe) -> None:
     """Raise `StreamChangedError` if a component has an impossible tail."""
-    if recipe.has_stream_ends and position.rows != position.table_rows:
+    if recipe.config.is_mixed and recipe.has_tails and position.rows != position.table_rows:
         raise StreamChangedError(
             f"table_rows: a mixture whose streams end is at row {position.rows:,}, but its cursors "
             f"are from row {position.table_rows:,}. The state is damaged. Load an earlier one"

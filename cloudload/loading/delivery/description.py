@@ -18,7 +18,7 @@ from cloudload.loading.delivery.working_set import (
 )
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import Weights
-from cloudload.run import state_fields
+from cloudload.run import Ending, state_fields
 from cloudload.stats import MEASURED_S, DeliveryStats
 from cloudload.system import NEVER, counted, reports
 
@@ -112,16 +112,21 @@ def _rows(plan: WorkerPlan) -> Iterator[Setting]:
     config = plan.recipe.config
     yield Setting("seq_len", config.seq_len, GIVEN, "tokens")
     names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "min_tokens"]
-    names += ["stopping"] * plan.recipe.has_stream_ends + ["text_key"] * plan.recipe.has_text
+    ending = _ending_of_mixture(plan)
+    names += ["stopping"] * (ending is not None) + ["text_key"] * plan.recipe.has_text
     names += ["tokens_key", "tokens_dtype"] * any(config.token_columns)
     for name in names + ["open_rows"] * (config.packing == "best_fit"):
         yield _option(config, name)
     if config.packing == "best_fit":
         rule = plan.recipe.fields[state_fields.FAIR_FIELD] or None
         yield Setting(state_fields.FAIR_FIELD, rule, DEFAULT if rule else STATE)
-    if plan.recipe.has_stream_ends and plan.ending is not None:
-        end = plan.ending.end
-        yield Setting("rows", None if end == NEVER else end, DATA, "in the run")
+    if ending is not None:
+        rows = None if ending.end == NEVER else ending.end
+        yield Setting("rows", rows, DATA, "in the run")
+
+
+def _ending_of_mixture(plan: WorkerPlan) -> Ending | None:
+    return plan.ending if plan.recipe.config.is_mixed else None
 
 
 def _option(config: Any, name: str) -> Setting:
@@ -196,13 +201,13 @@ def _cache(plan: WorkerPlan) -> Iterator[Setting]:
 def _streams(plan: WorkerPlan) -> Iterator[Setting]:
     recipe = plan.recipe
     weights = dict(zip(recipe.mixture.names, _find_weights(plan), strict=True))
-    ends = plan.ending.stream_ends if recipe.has_stream_ends and plan.ending else ()
+    ending = _ending_of_mixture(plan)
     for stream, label in enumerate(recipe.labels):
         dataset = recipe.corpus.datasets[stream]
         samples = int(dataset.table.samples.sum())
         share = f", weight {weights[label]:g}" if recipe.config.is_mixed else ""
-        if ends and ends[stream] < NEVER:
-            share += f", ends at row {ends[stream]:,}"
+        if ending is not None and ending.stream_ends[stream] < NEVER:
+            share += f", ends at row {ending.stream_ends[stream]:,}"
         column = recipe.config.token_columns[stream]
         kind = f" of token IDs in column {column.key!r}" if column else ""
         url = redact(recipe.config.streams[stream].url)

@@ -30,6 +30,7 @@ from cloudload.order import World
 from cloudload.rows import Choice, next_stages
 from cloudload.run import (
     MOST_ROWS,
+    Ending,
     Position,
     Recipe,
     RunInputs,
@@ -74,10 +75,23 @@ class _Lengths:
 
     @cached_property
     def of_run(self) -> RunLengths:
-        """The lengths of the run, which know the ends of a mixture's streams."""
+        """The lengths of the run, whose recipe includes the ends of a mixture's streams."""
         lengths = RunLengths(self._recipe, self._cache_root, self.of_samples)
-        lengths.settle(self._start)
-        return lengths
+        return lengths.settle(self._start) if self._has_ends else lengths
+
+    @property
+    def _has_ends(self) -> bool:
+        return self._recipe.config.is_mixed and self._recipe.has_tails
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run, with the ends of a mixture's streams."""
+        return self.of_run.recipe if self._has_ends else self._recipe
+
+    @property
+    def ending(self) -> Ending | None:
+        """The ends of a mixture's streams, or None if there are none."""
+        return self.of_run.ending if self._has_ends else None
 
     def of(self, recipe: Recipe, start: Position) -> _Lengths:
         """Return the lengths of another run of the same corpus."""
@@ -123,9 +137,12 @@ class CurrentRun:
     @property
     def settled_recipe(self) -> Recipe:
         """The recipe with the ends of a mixture's streams, after which they have weight 0."""
-        if self._lengths is None or not self.recipe.has_stream_ends:
-            return self.recipe
-        return self._lengths.of_run.recipe
+        return self.recipe if self._lengths is None else self._lengths.recipe
+
+    @property
+    def ending(self) -> Ending | None:
+        """The ends of a mixture's streams, or None if there are none."""
+        return None if self._lengths is None else self._lengths.ending
 
     @property
     def inputs(self) -> RunInputs:

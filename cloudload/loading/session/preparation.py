@@ -41,11 +41,7 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
         advanced = run.advance(position, position.rows)
         position, has_jumped = advanced or position, has_jumped or advanced is not None
     run.check_world(world.size)
-    lengths, inputs, ending = run.lengths, run.inputs, None
-    if run.recipe.has_stream_ends:
-        assert lengths is not None, "without lengths, the ends of the streams would be lost"
-        ending = lengths.find_tails(position).ending
-    num_workers = delivery.num_workers
+    inputs, num_workers = run.inputs, delivery.num_workers
     if num_workers is None:
         is_fast = is_worker_fast(run.recipe, inputs.backend)
         cores = count_cores()
@@ -57,8 +53,8 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
         delivery=delivery,
         share=share_rows(lanes, world, delivery.batch_size, num_workers),
         position=position,
-        phase=Phase(ending),
-        has_jumped=has_jumped and lengths is not None and member.is_first,
+        phase=Phase(run.ending),
+        has_jumped=has_jumped and inputs.lengths is not None and member.is_first,
     )
 
 

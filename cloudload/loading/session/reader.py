@@ -41,7 +41,7 @@ from cloudload.loading.session.preparation import (
 )
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.run import MOST_ROWS, Position
-from cloudload.system import activity
+from cloudload.system import NEVER, activity
 
 logger = logging.getLogger("cloudload.loader")
 
@@ -279,7 +279,9 @@ def is_endless(run: CurrentRun, member: Membership) -> bool:
     """Whether a pass never ends."""
     if member.delivery.stop_every is not None:
         return False
-    return not run.recipe.has_tails or (run.recipe.has_stream_ends and run.count_rows() is None)
+    if not run.recipe.has_tails:
+        return True
+    return run.ending is not None and run.ending.end == NEVER
 
 
 def count_pass(run: CurrentRun, member: Membership) -> int:

@@ -51,7 +51,7 @@ def find_lengths(recipe: Recipe, asked: str) -> list[CountedDataset] | None:
     if the user requests them, or if streams of a mixture end. Raises `StoreError` if a requested
     store cannot be read, and `ValueError` if lengths are required but off.
     """
-    if recipe.has_stream_ends:
+    if _needs_lengths(recipe):
         asked = _ask_for_needed(asked)
     if asked == choices.OFF or (found := _search(recipe, asked)) is None:
         return None
@@ -89,6 +89,11 @@ def find_lengths_of_beginning(
         return None if whole is None else list(whole)
     counted = [own or (whole[stream] if whole else None) for stream, own in enumerate(found)]
     return [each for each in counted if each is not None] if all(counted) else None
+
+
+def _needs_lengths(recipe: Recipe) -> bool:
+    """Whether streams of a mixture end, so that lengths tell whose rows follow."""
+    return recipe.config.is_mixed and recipe.has_tails
 
 
 def _ask_for_needed(asked: str) -> str:
@@ -135,7 +140,7 @@ def _missing(recipe: Recipe, missing: list[int], locations: list[Location]) -> D
         verb = "has" if len(missing) == 1 else "have"
         who = f"{len(missing):,} of {len(locations):,} streams {verb}"
     why, instead = "lengths are required", "with lengths='auto'"
-    if recipe.has_stream_ends:
+    if _needs_lengths(recipe):
         why = "a mixture with epochs or max_epochs needs token lengths"
         instead = "without epochs and max_epochs, and with take(n)"
     return DatasetError(

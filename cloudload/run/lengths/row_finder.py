@@ -29,7 +29,10 @@ _ROWS_AT_ONCE = 64
 
 
 class RowFinder:
-    """Finds the documents of rows after a position."""
+    """Finds the documents of rows after a position.
+
+    The recipe of `lengths` must include the ends of a mixture's streams.
+    """
 
     def __init__(self, lengths: RunLengths, position: Position) -> None:
         self._lengths, self._position, self._recipe = lengths, position, lengths.recipe

@@ -55,8 +55,10 @@ def find_spans(
     `stop_row`.
     """
     found = _advance(lengths, position, stop_row)
-    tails, stop, end_of_lanes = lengths.tails, stop_row, stop_row
-    if tails is not None:
+    tails, stop, end_of_lanes = None, stop_row, stop_row
+    if any(found.lanes.arrays.tails):
+        tails = lengths.find_tails(position)
+        lengths = lengths.end(tails.ending)
         stop = min(stop, tails.ending.end)
         end_of_lanes = min(stop, tails.ending.lane_ends[component])
     lanes = lengths.recipe.components[component].lanes

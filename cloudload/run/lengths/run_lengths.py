@@ -40,25 +40,41 @@ class RunLengths:
     """Computes positions of a run from its lengths.
 
     `root` is the cache folder, which stores orders and tables. Other threads and signal handlers
-    may call every method at any time, and an exception may end it anywhere, because each attribute
-    is set only once its value is complete. A pickle has no such values.
+    may call every method at any time, and an exception may end it anywhere, because a question
+    changes nothing but caches, each of which is set only once its value is complete. A pickle has
+    no caches.
     """
 
-    def __init__(self, recipe: Recipe, root: Path, lengths: CorpusLengths) -> None:
-        self._asked, self._root, self._lengths = recipe, root, lengths
+    def __init__(
+        self, recipe: Recipe, root: Path, lengths: CorpusLengths, ending: Ending | None = None
+    ) -> None:
+        self.recipe, self._root, self._lengths = recipe, root, lengths
+        self.ending = ending
+        """The ends of the run's streams, if they are given. The recipe includes them."""
         self._played_rows: dict[Origin, int] = {}
         """The number of rows in the whole run, with `best_fit`, by the run's starting point."""
-        self.tails: Tails | None = None
-        """The tails of the run's streams, if they were found, with the recipe that includes their
-        ends."""
+        self._tails: Tails | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RunLengths, (self._asked, self._root, self._lengths)
+        return RunLengths, (self.recipe, self._root, self._lengths, self.ending)
 
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe. Once the ends of a mixture's streams are known, it includes them."""
-        return self._asked if self.tails is None else self.tails.recipe
+    def end(self, ending: Ending) -> RunLengths:
+        """Return the lengths of the same run, whose recipe includes the ends of its streams."""
+        recipe = self.recipe
+        if ending.mixture != recipe.mixture:
+            recipe = replace(recipe, mixture=ending.mixture)
+        ended = RunLengths(recipe, self._root, self._lengths, ending)
+        # what is open does not depend on where streams end
+        opened = ("sizes", "_tables", "walkers")
+        vars(ended).update({name: vars(self)[name] for name in opened if name in vars(self)})
+        return ended
+
+    def settle(self, position: Position) -> RunLengths:
+        """Find where the streams end, from a position, and return the lengths of that run.
+
+        Raises the errors of `find_ending`.
+        """
+        return self.end(find_ending(self.recipe, self.walkers, position))
 
     @cached_property
     def sizes(self) -> list[LaneSizes]:
@@ -160,32 +176,17 @@ class RunLengths:
             return None
         return replace(position, rows=row, table_rows=row, lanes=LaneLog(arrays))
 
-    def settle(self, position: Position) -> Recipe:
-        """Return the recipe. In a mixture, it includes the ends of its streams, which are found
-        from `position`.
-
-        Raises the errors of `find_ending`.
-        """
-        if self.recipe.has_tails and len(self.walkers) > 1:
-            self.find_tails(position)
-        return self.recipe
-
     def find_tails(self, position: Position) -> Tails:
-        """The tails of the run's streams, found once, from the position of the first call.
+        """The tails of the run's streams. If no ending is given, it is found once, from the
+        position of the first call.
 
         Raises the errors of `find_ending`.
         """
-        if self.tails is not None:
-            return self.tails
-        return self.use_ending(find_ending(self._asked, self.walkers, position))
-
-    def use_ending(self, ending: Ending) -> Tails:
-        """Use an ending that is already known, and return its tails."""
-        recipe = self._asked
-        if ending.mixture != recipe.mixture:
-            recipe = replace(recipe, mixture=ending.mixture)
-        tails = self.tails = Tails(recipe, self._root, self.walkers, ending)
-        return tails
+        if self._tails is None:
+            ended = self if self.ending is not None else self.settle(position)
+            assert ended.ending is not None
+            self._tails = Tails(ended.recipe, self._root, self.walkers, ended.ending)
+        return self._tails
 
     def count_rows(self, position: Position) -> int | None:
         """The number of rows from a position to the end of a finite run, including its tail.
@@ -196,7 +197,7 @@ class RunLengths:
         """
         packing = self.recipe.packing
         if len(self.walkers) > 1:
-            end = self.find_tails(position).ending.end if self.recipe.has_tails else NEVER
+            end = self.find_tails(position).ending.end
             return None if end == NEVER else end - position.rows
         if position.is_in_tail:
             return None
@@ -208,7 +209,7 @@ class RunLengths:
     def _count_played_rows(self, start: Position) -> int:
         end = self._played_rows.get(start.origin)
         if end is None:
-            end = find_ending(self._asked, self.walkers, start).end
+            end = find_ending(self.recipe, self.walkers, start).end
             self._played_rows[start.origin] = end
         return end - start.table_rows
 
@@ -265,6 +266,5 @@ class RunInputs:
 
     def open_tails(self, ending: Ending) -> Tails:
         """Open the tails of the run's ending."""
-        if self.lengths is None:
-            return Tails(self.recipe, self.cache_root, (), ending)
-        return self.open_run_lengths().use_ending(ending)
+        walkers = () if self.lengths is None else self.open_run_lengths().walkers
+        return Tails(self.recipe, self.cache_root, walkers, ending)

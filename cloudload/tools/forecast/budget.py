@@ -193,7 +193,7 @@ def _list_stream_ends(
     lengths: RunLengths, start: Position, rows: int
 ) -> tuple[StreamEnd | None, ...]:
     """Return each stream's end, or None if it is after row `rows`; empty without stream ends."""
-    if not lengths.recipe.has_stream_ends:
+    if not (lengths.recipe.config.is_mixed and lengths.recipe.has_tails):
         return ()
     tails = lengths.find_tails(start)
     return tuple(

@@ -70,6 +70,12 @@ class Cases:
             self, runs=(self.packed,), fill=Figure.exact(1), basis="token lengths", packed=None
         )
 
+    def end(self, ending: Ending) -> Cases:
+        """Return the cases of a run whose streams end at known rows."""
+        if self.packed is not None:
+            return replace(self, packed=self.packed.end(ending))
+        return replace(self, runs=tuple(each.end(ending) for each in self.runs))
+
     @property
     def is_exact(self) -> bool:
         """Whether the only case is the run itself."""
@@ -141,9 +147,7 @@ def open_cases(
     recipe, most = inputs.recipe, max(1, rows_of_lane or sys.maxsize)
     if inputs.lengths is not None:
         found = _prepare(recipe, [inputs.lengths], inputs.cache_root, ((), "token lengths"), most)
-        if ending is not None:
-            (found.packed or found.runs[0]).use_ending(ending)
-        yield found
+        yield found if ending is None else found.end(ending)
         return
     samples = sample_streams(recipe, inputs.backend.name, share)
     read = sum(each.estimate.samples_read for each in samples)

@@ -43,7 +43,8 @@ class NodeReads:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe of the run. Its mixture includes the ends of the streams."""
-        return self.lengths.settle(self.start)
+        recipe = self.lengths.recipe
+        return self.lengths.find_tails(self.start).recipe if recipe.has_tails else recipe
 
     @cached_property
     def start(self) -> Position:

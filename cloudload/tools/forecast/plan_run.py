@@ -208,7 +208,8 @@ class _Forecast:
         urls = ", ".join(redact(stream.url) for stream in config.streams)
         ranks = counted(self._share.world_size, "rank")
         until = ""
-        if config.has_stream_ends and all(case.extent.is_whole for case in self._found):
+        is_whole = all(case.extent.is_whole for case in self._found)
+        if config.is_mixed and config.has_ends and is_whole:
             which = (
                 "the first stream ends" if config.stopping == choices.FIRST else "all streams end"
             )

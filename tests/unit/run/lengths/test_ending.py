@@ -137,7 +137,7 @@ def open_tails(run: TinyRun) -> Tails:
 def rows_of(run: TinyRun, stream: int) -> list[int]:
     """The rows of a stream, up to the end of the run."""
     end = open_tails(run).ending.end
-    streams = run.lengths.recipe.components_of(np.arange(end)).tolist()
+    streams = open_tails(run).recipe.components_of(np.arange(end)).tolist()
     return [row for row, each in enumerate(streams) if each == stream]
 
 
@@ -206,7 +206,7 @@ def test_rows_of_two_streams_are_numbered_together_in_any_order() -> None:
     run = TinyRun([9, 1, 9, 1], [7, 2, 8], proportions=[1, 1], epochs=1)
     tails, end = open_tails(run), open_tails(run).ending.end
     rows = np.arange(end)[::-1]
-    streams = run.lengths.recipe.components_of(rows)
+    streams = open_tails(run).recipe.components_of(rows)
     own = tails.is_in_tail(streams, rows)
     pairs = zip(streams[own].tolist(), rows[own].tolist(), strict=True)
     assert tails.indices_of(streams[own], rows[own]).tolist() == [
@@ -265,7 +265,7 @@ def test_a_position_is_the_same_from_wherever_it_is_computed(
     direct = run.lengths.advance(run.start, later)
     assert lanes(run.lengths.advance(position, later)) == lanes(direct)
     if row < end:  # another process finds the ends from the position, as a resumed run does
-        settled = run.lengths.recipe
+        settled = open_tails(run).recipe
         mixture = settled.mixture.resume(settled.mixture, row)
         resumed = tiny_lengths(replace(run.recipe, mixture=mixture), first, second)
         assert lanes(resumed.advance(position, later)) == lanes(direct)

@@ -111,12 +111,12 @@ def test_from_any_later_position_the_ends_are_the_same(
     first: list[int], second: list[int], stopping: str, packing: str, at: float
 ) -> None:
     run = TinyRun(first, second, proportions=[2, 1], epochs=2, stopping=stopping, packing=packing)
-    whole = run.lengths.find_tails(run.start).ending
+    tails = run.lengths.find_tails(run.start)
+    whole, ended = tails.ending, tails.recipe.mixture
     row = round(at * whole.end)
     position = run.lengths.advance(run.start, row)
     assert position is not None
-    mixture = run.lengths.recipe.mixture.resume(run.lengths.recipe.mixture, row)
-    recipe = replace(run.recipe, mixture=mixture)
+    recipe = replace(run.recipe, mixture=ended.resume(ended, row))
     if row == whole.end:
         return
     found = find_ending(recipe, run.lengths.walkers, position)

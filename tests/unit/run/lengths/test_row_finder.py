@@ -29,8 +29,8 @@ LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
 def find(run: TinyRun, *rows: int, position: Position | None = None) -> list[list[int]]:
     position = run.start if position is None else position
-    run.lengths.settle(position)  # a finder keeps the recipe that it was opened with
-    finder = RowFinder(run.lengths, position)
+    lengths = run.lengths.settle(position)
+    finder = RowFinder(lengths, position)
     pieces: list[list[int]] = name_documents(finder.find(np.array(rows, np.int64))).tolist()
     return pieces
 

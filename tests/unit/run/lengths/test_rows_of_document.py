@@ -42,8 +42,8 @@ def walk(
     """(row, epoch, start, stop) of each span, by sample, found by looking at every row."""
     sizes, num_lanes = run.lengths.sizes[component], run.recipe.num_lanes
     found = defaultdict(list)
-    run.lengths.settle(start)  # a finder keeps the recipe that it was opened with
-    pieces = name_documents(RowFinder(run.lengths, start).find(np.arange(start.rows, stop)))
+    lengths = run.lengths.settle(start)
+    pieces = name_documents(RowFinder(lengths, start).find(np.arange(start.rows, stop)))
     pieces = pieces[pieces[:, 1] // num_lanes == component]
     rows, lanes, ordinals, firsts, afters = pieces.T
     epochs, _ = sizes.component.lanes.epoch_positions(lanes % num_lanes, ordinals)

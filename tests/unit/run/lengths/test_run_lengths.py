@@ -213,17 +213,16 @@ def test_a_run_that_resumes_in_its_tail_with_longer_rows_begins_a_stage() -> Non
     assert named(found) == {"tokens": 27, "documents": 2, "padding": 1}
 
 
-def test_the_ends_of_a_mixtures_streams_become_part_of_the_recipe() -> None:
+def test_the_ends_of_a_mixtures_streams_become_part_of_another_recipe() -> None:
     run = TinyRun([5] * 4, [5] * 2, proportions=[1, 1], epochs=1)
-    assert run.lengths.recipe.mixture.schedule == ((0, (1.0, 1.0)),)
-    settled = run.lengths.settle(run.start)
-    assert settled.mixture.schedule[-1][1] == (1.0, 0.0)
-    assert run.lengths.recipe == settled
-    again = reopen(run.lengths)
-    assert again.recipe.mixture.schedule == ((0, (1.0, 1.0)),)
-    tails = again.use_ending(run.lengths.find_tails(run.start).ending)
-    assert again.find_tails(run.start) is tails
-    assert again.recipe == settled
+    tails = run.lengths.find_tails(run.start)
+    assert tails.recipe.mixture.schedule[-1][1] == (1.0, 0.0)
+    assert run.lengths.recipe.mixture.schedule == ((0, (1.0, 1.0)),)  # the question changes nothing
+    assert run.lengths.ending is None
+    ended = reopen(run.lengths).end(tails.ending)
+    assert ended.recipe == run.lengths.settle(run.start).recipe == tails.recipe
+    assert ended.find_tails(run.start).ending is ended.ending is tails.ending
+    assert reopen(ended).recipe == tails.recipe
 
 
 def test_a_mixture_counts_its_rows_unless_a_stream_is_endless() -> None:
