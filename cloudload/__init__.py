@@ -57,7 +57,7 @@ if _TYPE_CHECKING:
     from cloudload.loading.loader import CloudLoader as CloudLoader
     from cloudload.loading.row_dataset import Rows as Rows
     from cloudload.loading.workers.trace import TracedSpan as TracedSpan
-    from cloudload.run.streaming.training_yaml import config_from_yaml as config_from_yaml
+    from cloudload.run.training_yaml import config_from_yaml as config_from_yaml
     from cloudload.stats import Stats as Stats
     from cloudload.tools.check.check import check_dataset as check_dataset
     from cloudload.tools.check.findings import CheckReport as CheckReport

@@ -31,8 +31,7 @@ from cloudload.rows.packing.packers import PackedRow, Packer, Packing
 from cloudload.rows.packing.tables import split_keys
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
 from cloudload.run.components import build_components, specify_components
-from cloudload.run.lengths.group_file import narrow, widen
-from cloudload.run.lengths.length_files import CorpusLengths, DatasetLengths
+from cloudload.run.lengths.length_files import CorpusLengths, DatasetLengths, narrow, widen
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe, mixture_of

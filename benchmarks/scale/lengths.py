@@ -26,10 +26,9 @@ from cloudload.order.spec import OrderConfig
 from cloudload.rows.packing.packers import Packing
 from cloudload.run.components import Component
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
-from cloudload.run.lengths.group_file import narrow, widen
 from cloudload.run.lengths.lane_tables import LaneTables
 from cloudload.run.lengths.lane_walker import LaneWalker
-from cloudload.run.lengths.length_files import DatasetLengths
+from cloudload.run.lengths.length_files import DatasetLengths, narrow, widen
 from cloudload.run.lengths.row_finder import BestFitRows
 from cloudload.run.lengths.sizes import LaneSizes
 

@@ -4,10 +4,10 @@
                     │     └─► Stream        resume
                     └─► DeliveryConfig      how rows are delivered; may always change
 
-    rows       `RowsConfig`                   options      checks of both configs together
-    delivery   `DeliveryConfig`               choices      accepted values
-    stream     `Stream`, names of streams     checks       errors for wrong values
-    transform  `Text`, names of transforms    code_digest  a digest of a function's code
+    rows       `RowsConfig`                   choices      accepted values
+    delivery   `DeliveryConfig`               checks       errors for wrong values
+    stream     `Stream`, names of streams     code_digest  a digest of a function's code
+    transform  `Text`, names of transforms
 
 `cloudload.system.option_help` turns the docstring below each field into help and documentation.
 """
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
         TokenizerBackend,
         Verification,
     )
-    from cloudload.config.delivery import DeliveryConfig
-    from cloudload.config.options import as_streams, settle_together
+    from cloudload.config.delivery import DeliveryConfig, settle_together
     from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig, TokensColumn
-    from cloudload.config.stream import Stream, name_streams
+    from cloudload.config.stream import Stream, as_streams, name_streams
     from cloudload.config.transform import GIVEN_ID, Text, Transform, show_function
 else:
     __getattr__, __dir__ = open_door(__name__)

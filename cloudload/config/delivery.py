@@ -1,19 +1,26 @@
-"""The options that control how rows are delivered. They may change on every resume."""
+"""The options that control how rows are delivered. They may change on every resume.
+
+`settle_together` checks them against the options of the rows.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from cloudload.config import checks, choices
 from cloudload.config.checks import Count, within
 from cloudload.config.choices import StartMethod, TailMode, TokenizerBackend, Verification
+from cloudload.config.rows import RowsConfig
 from cloudload.data import Retry, check_seconds
 from cloudload.segments import FIELDS
-from cloudload.system import option_help
+from cloudload.system import machine, option_help
+
+_BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels are int64
+_BLOCK_BYTES_PER_TOKEN = 4  # token IDs are int32
 
 
 def _as_fields(name: str, value: Any) -> tuple[str, ...]:
@@ -183,3 +190,34 @@ class DeliveryConfig:
     def cache_limit_bytes(self) -> int | None:
         """The cache limit in bytes, or None."""
         return None if self.cache_limit is None else checks.parse_bytes(self.cache_limit)
+
+
+def settle_together(rows: RowsConfig, delivery: DeliveryConfig) -> DeliveryConfig:
+    """Return the delivery options that suit the options of the rows.
+
+    `exchange_every` becomes 1 if a pass can end with the data or an epoch, because the ranks must
+    then agree on the last batch before they deliver it. Raises `ValueError` if an option of one
+    config contradicts one of the other.
+    """
+    _check_memory(rows, delivery)
+    if delivery.stop_every == choices.EPOCH and rows.is_mixed:
+        raise ValueError(
+            f"stop_every is {choices.EPOCH!r}, but streams that are mixed by proportion each have "
+            "their own epochs. Set stop_every to a number of batches"
+        )
+    if rows.has_ends or delivery.stop_every == choices.EPOCH:
+        return replace(delivery, exchange_every=1)
+    return delivery
+
+
+def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
+    """Raise `ValueError` if batches would not fit in memory, before any batch is allocated."""
+    tokens = delivery.batch_size * rows.seq_len
+    ahead = delivery.prefetch_batches if delivery.has_worker_processes else 1
+    needed = tokens * (_BATCH_BYTES_PER_TOKEN + ahead * _BLOCK_BYTES_PER_TOKEN)
+    if needed > (total := machine.total_memory_bytes()):
+        raise ValueError(
+            f"a batch of {delivery.batch_size:,} rows of {rows.seq_len:,} tokens, and {ahead:,} "
+            f"read ahead, need at least {needed / 2**30:,.1f} GiB of memory, but this machine has "
+            f"{total / 2**30:,.1f} GiB. Use a smaller seq_len, batch_size, or prefetch_batches"
+        )

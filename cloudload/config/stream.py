@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from cloudload.config import checks, choices
 from cloudload.data import Location, Retry, redact, urls
@@ -158,3 +160,19 @@ def _shorten(url: str) -> str:
     folders = [folder for folder in path.split("/") if folder not in ("", ".", "..")]
     telling = [folder for folder in folders if not _SHARED_FOLDER.fullmatch(folder)]
     return (telling or folders or [bucket])[-1] or "data"
+
+
+def as_streams(data: Any) -> tuple[Stream, ...]:
+    """Convert a loader's `data` to streams. Raises `ValueError` if it has an unsupported type."""
+    items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
+    if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
+        if type(wrong[0]).__module__.partition(".")[0] == "datasets":
+            raise ValueError(
+                f"data is a datasets.{type(wrong[0]).__name__}. Convert it with "
+                "cloudload.convert_to_mds(data, 'corpus-mds'), and pass 'corpus-mds'"
+            )
+        raise ValueError(
+            f"data is {wrong[0]!r}. Pass the URL or folder of an MDS dataset, a Stream, or a "
+            "list of them"
+        )
+    return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)

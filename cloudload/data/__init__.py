@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cloudload.data.cache.fetch import ALWAYS, OFF, ONCE, Fetcher, Verification
     from cloudload.data.cache.memory_shards import MemoryShards
     from cloudload.data.cache.shard_cache import ShardCache
-    from cloudload.data.cache.usage import add_downloads, join_overlaps, sum_in_use
     from cloudload.data.mds import (
         codecs,
         document_columns,

@@ -21,7 +21,11 @@ from cloudload._door import open_door
 if TYPE_CHECKING:
     from cloudload.loading.batch import Batch
     from cloudload.loading.delivery.exchange import Exchange
-    from cloudload.loading.delivery.working_set import measure_working_set
+    from cloudload.loading.delivery.working_set import (
+        join_overlaps,
+        measure_working_set,
+        sum_in_use,
+    )
     from cloudload.loading.delivery.world import (
         Environment,
         LoneEnvironment,

@@ -37,10 +37,9 @@ from cloudload.loading.batch import Batch
 from cloudload.loading.delivery.description import Description, describe_loader
 from cloudload.loading.delivery.passes import Pass, reason_to_refuse_caller
 from cloudload.loading.delivery.start_log import StartLog
-from cloudload.loading.delivery.world import current_environment
+from cloudload.loading.delivery.world import Membership, current_environment, ranks_of
 from cloudload.loading.session import reader
-from cloudload.loading.session.current_run import CurrentRun, Membership
-from cloudload.loading.session.opening import open_current_run, ranks_of
+from cloudload.loading.session.current_run import CurrentRun, open_current_run
 from cloudload.loading.session.preparation import make_worker_plan
 from cloudload.loading.session.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
@@ -199,7 +198,7 @@ class CloudLoader:
         run = CurrentRun.start(open_current_run(asked, delivery, tokenizer, start_log))
         self._reader = Reader(run, member, start_log)
         self._tracer: Tracer | None = None
-        run.check_world(self.world_size)
+        run.check_world(member)
 
     @property
     def _run(self) -> CurrentRun:
@@ -399,7 +398,7 @@ class CloudLoader:
         then unchanged.
         """
         member = self._member.moved(rank, size, batch_size, ranks_per_node)
-        self._run.check_world(member.world.size)
+        self._run.check_world(member)
         self._reader.move(member, rows)
 
     # ------------------------------------------------------------ inspecting and closing

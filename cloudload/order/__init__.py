@@ -6,10 +6,10 @@
 
     spec                the inputs of an order        layout          lanes, nodes, blocks of a run
     streaming_shuffles  Streaming's, bit for bit      lanes           position to lane
-    seekable            our shuffle, by position      uneven_deal     rows for an uneven world
-    bijection           keyed permutation             ranks           row to rank, and to worker
-    epoch_order         one epoch's order, sampled    mixture         row to stream, and back
-    order_cache         orders cached on disk         mixture_counts  rows per lane and stream
+    seekable            our shuffle, by position      ranks           row to rank, and to worker
+    bijection           keyed permutation             mixture         row to stream, and back
+    epoch_order         one epoch's order, sampled    mixture_counts  rows per lane and stream
+    order_cache         orders cached on disk
 
 Only `order_cache` touches the disk or starts a process. Orders, layouts and mixtures do not depend
 on the world size.
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from cloudload.order.layout import Layout, resolve_layout
     from cloudload.order.mixture import Mixture, Weights, build_mixture, merge_entries
     from cloudload.order.order_cache import KNOWN_VERSIONS, EpochOrders, identify_order
-    from cloudload.order.ranks import RankShare, World, share_rows
+    from cloudload.order.ranks import RankShare, World, index_in_group, share_rows
     from cloudload.order.seekable import SeekableOrder
     from cloudload.order.spec import OrderConfig, Sampling
     from cloudload.order.streaming_shuffles import default_block_size
-    from cloudload.order.uneven_deal import index_in_group
 else:
     __getattr__, __dir__ = open_door(__name__)

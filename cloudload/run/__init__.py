@@ -17,8 +17,9 @@
     saved             a decoded state
     resumed           the recipe and the position of a resume
     changes           what may change on resume
-    streaming         Streaming's arguments
-    streaming_state   a StreamingDataset's state
+    streaming_arguments  options of a StreamingDataset
+    streaming_state      its state
+    training_yaml        llm-foundry's YAML
     lengths           positions from token lengths
 
 A recipe does not depend on the world size.
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from cloudload.run import state_fields
     from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS
     from cloudload.run.components import Component
-    from cloudload.run.lengths import group_file, length_files, lengths_index
+    from cloudload.run.lengths import length_files, lengths_index
     from cloudload.run.lengths.best_fit_walker import BestFitWalker
     from cloudload.run.lengths.ending import Ending, Tails, end_corpus
     from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
     from cloudload.run.saved import Saved, read_state
     from cloudload.run.sources import read_sources
     from cloudload.run.state import State, build_state
-    from cloudload.run.streaming.arguments import adopt_streaming
-    from cloudload.run.streaming.training_yaml import config_from_yaml, explain_yaml_error
+    from cloudload.run.streaming_arguments import adopt_streaming
     from cloudload.run.streaming_state import start_from_streaming
+    from cloudload.run.training_yaml import config_from_yaml, explain_yaml_error
 else:
     __getattr__, __dir__ = open_door(__name__)

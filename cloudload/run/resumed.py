@@ -101,11 +101,10 @@ def _keep_beginning(saved: Saved, recipe: Recipe) -> Recipe:
     saved data. In the second case, `accept_changes` refuses the data.
     """
     shards = [len(dataset.shards) for dataset in recipe.corpus.datasets]
-    pairs = zip(_list_fingerprints(saved.fields), _list_fingerprints(recipe.fields), strict=False)
-    for component, (wanted, now) in zip(recipe.components, pairs, strict=False):
-        if _are_same(wanted, now):
-            continue
+    for component, wanted in zip(recipe.components, _list_fingerprints(saved.fields), strict=False):
         streams = component.streams
+        if _is_of(recipe.corpus, streams, wanted):
+            continue
         found = _find_shards(saved, recipe.corpus, component, wanted)
         if found is None:
             return recipe
@@ -122,8 +121,11 @@ def _list_fingerprints(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     return list(itertools.zip_longest(data, samples[: len(data)], fillvalue=""))
 
 
-def _are_same(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    return any(each and each == now for each, now in zip(one, other, strict=True))
+def _is_of(corpus: Corpus, streams: range, wanted: tuple[str, str]) -> bool:
+    """Whether streams have one of the (data, samples) fingerprints `wanted`."""
+    data, samples = wanted
+    is_same = data != "" and data == corpus.fingerprint(streams)
+    return is_same or (samples != "" and samples == corpus.fingerprint_samples(streams))
 
 
 def _find_shards(
@@ -143,8 +145,7 @@ def _find_shards(
         is_possible = len(counts) == len(shards) and all(map(int.__le__, counts, shards))
         if not is_possible:
             continue
-        part = corpus.take(counts)
-        if _are_same(wanted, (part.fingerprint(streams), part.fingerprint_samples(streams))):
+        if _is_of(corpus.take(counts), streams, wanted):
             return list(counts)
     return None
 
@@ -177,8 +178,13 @@ def _keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     version of cloudload changed the rules for "auto".
     """
     # streams may have been added, so the state may have fewer than the recipe
-    texts = str(saved.fields["bos_eos"]).split(",")
-    if texts == recipe.fields["bos_eos"].split(",")[: len(texts)]:
+    # (a state may be damaged)
+    tokenizer, texts = recipe.tokenizer, str(saved.fields["bos_eos"]).split(",")
+    pairs = [re.fullmatch(r"(None|\d{1,9})/(None|\d{1,9})", text) for text in texts]
+    frames = tuple((_read_id(pair[1]), _read_id(pair[2])) for pair in pairs if pair)
+    if frames == tokenizer.frames[: len(texts)] or not len(pairs) == len(frames) <= len(
+        tokenizer.frames
+    ):
         return recipe
     # the saved IDs are right only if the same tokenizer reads the same columns
     columns = str(saved.fields[state_fields.TOKENS_FIELD]).split(",")
@@ -188,12 +194,7 @@ def _keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     )
     if not is_same or not _is_automatic(saved.sources) or not _is_automatic(recipe.sources):
         return recipe
-    # a state may be damaged, so its IDs must be in the vocabulary
-    tokenizer = recipe.tokenizer
-    pairs = [re.fullmatch(r"(None|\d{1,9})/(None|\d{1,9})", text) for text in texts]
-    frames = tuple((_read_id(pair[1]), _read_id(pair[2])) for pair in pairs if pair)
-    known = [token_id < tokenizer.vocab_size for pair in frames for token_id in pair if token_id]
-    if len(frames) < len(pairs) or len(frames) > len(tokenizer.frames) or not all(known):
+    if any(token_id >= tokenizer.vocab_size for pair in frames for token_id in pair if token_id):
         return recipe
     logger.warning(
         "bos_eos: the tokenizer's files now specify %s, but the run continues with %s from the "

@@ -22,18 +22,18 @@ from testkit.loaders import make_loader
 SCRIPT = """
 import sys, time
 from cloudload import CloudLoader
-from cloudload.loading.session import opening
+from cloudload.loading.session import current_run
 from cloudload.system import activity
 
 activity.LOOK_EVERY_S, activity.NOTICE_S = 0.02, 1e9
-find_lengths = opening.find_lengths
+find_lengths = current_run.find_lengths
 
 def find_slowly(*arguments):
     activity.NOTICE_S = 0.1
     time.sleep(1)
     return find_lengths(*arguments)
 
-opening.find_lengths = find_slowly
+current_run.find_lengths = find_slowly
 data, tokenizer, cache = sys.argv[1:]
 loader = CloudLoader(
     data, tokenizer=tokenizer, seq_len=32, batch_size=2, local=cache, num_workers=0, eos=None

@@ -18,9 +18,9 @@ from cloudload import CloudLoader
 from cloudload.errors import DatasetError
 from cloudload.loading.workers import worker
 from cloudload.loading.workers.worker import choose_samples
-from cloudload.run.lengths.group_file import decode_group
 from cloudload.run.lengths.length_files import (
     CountedDataset,
+    decode_group,
     find_index,
     lengths_location,
     open_dataset_lengths,

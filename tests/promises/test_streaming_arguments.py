@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Retry
-from cloudload.run.streaming.arguments import (
+from cloudload.run.streaming_arguments import (
     DatasetArguments,
     StreamArguments,
     choose_by_proportion,

@@ -14,7 +14,7 @@ import pytest
 
 from cloudload import CloudLoader, Retry, Stream, config_from_yaml
 from cloudload.errors import TokenizerError
-from cloudload.run.streaming.training_yaml import read_yaml, resolve
+from cloudload.run.training_yaml import read_yaml, resolve
 from testkit.both_readers import streaming_dataset
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import rows_of

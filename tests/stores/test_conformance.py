@@ -193,8 +193,8 @@ def test_a_download_stops_one_byte_past_the_most(
     target = tmp_path / "target"
     target.write_bytes(b"what was there before, and longer")
     with target.open("r+b") as file:
-        written = Location(join_url(place.url, "key")).download(file, most_bytes=most_bytes)
-        assert written == expected
+        Location(join_url(place.url, "key")).download(file, most_bytes=most_bytes)
+        assert file.tell() == expected
     assert target.read_bytes() == b"0123456789"[:expected]
 
 
@@ -202,7 +202,7 @@ def test_a_download_begins_at_any_byte_and_continues_the_file(place: Place, tmp_
     place.put("key", b"0123456789")
     with (tmp_path / "target").open("w+b") as file:
         file.write(b"before ")
-        assert Location(join_url(place.url, "key")).download(file, start=7) == 3
+        Location(join_url(place.url, "key")).download(file, start=7)
     assert (tmp_path / "target").read_bytes() == b"before 789"
 
 

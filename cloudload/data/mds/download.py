@@ -51,7 +51,7 @@ def download_shard(
     """
     file.seek(0)
     target = file if info.zipped is None else io.BytesIO()
-    version = location.download_version(target, info.stored.bytes, watch)
+    version = location.download(target, info.stored.bytes, watch)
     count_bytes(target.tell())
     if isinstance(target, io.BytesIO):
         data = target.getvalue()

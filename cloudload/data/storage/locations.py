@@ -133,7 +133,7 @@ class Location:
         If `unless(version)` is true, reads only the headers of the response, and returns b"".
         """
         buffer = io.BytesIO()
-        version = self.download_version(buffer, most_bytes, unless=unless)
+        version = self.download(buffer, most_bytes, unless=unless)
         return buffer.getvalue(), version
 
     def open(self, *, start: int = 0, tag: str = "") -> BinaryIO:
@@ -155,32 +155,15 @@ class Location:
         *,
         start: int = 0,
         tag: str = "",
-    ) -> int:
-        """Write an object to the seekable `target`, from its position, and return the byte count.
-
-        `target` is truncated after the object. A retry starts over. With `most_bytes`, only the
-        first `most_bytes` + 1 bytes are written, so that the caller can detect a larger object. A
-        caller that passes a `watch` reports its own waits; see `retries`. `start` and `tag` have
-        the same meaning as in `open`.
-        """
-        before = target.tell()
-        self.download_version(target, most_bytes, watch, start=start, tag=tag)
-        return target.tell() - before
-
-    def download_version(
-        self,
-        target: BinaryIO,
-        most_bytes: int | None = None,
-        watch: Watch | None = None,
-        *,
-        start: int = 0,
-        tag: str = "",
         unless: Callable[[Version], bool] | None = None,
     ) -> Version:
-        """Download an object as `download` does, but return its version.
+        """Write an object to the seekable `target`, from its position, and return its version.
 
-        Leaves `target` positioned at the end of the object. If `unless(version)` is true, downloads
-        nothing.
+        `target` is truncated after the object, and is then at its end. A retry starts over. With
+        `most_bytes`, only the first `most_bytes` + 1 bytes are written, so that the caller can
+        detect a larger object. A caller that passes a `watch` reports its own waits; see `retries`.
+        `start` and `tag` have the same meaning as in `open`. If `unless(version)` is true,
+        downloads nothing.
         """
         backend = self.backend
         before = target.tell()

@@ -73,14 +73,21 @@ class Exchange:
         finish = self.start_equal(np.array([number], np.int64))
         return lambda: [int(message[0]) for message in finish()]
 
-    def compare(self, facts: dict[str, Any], world: World) -> bool:
+    def compare(self, facts: dict[str, Any]) -> bool:
         """Compare facts with all other processes, before the first message of an iteration.
 
         Returns False on all ranks if only some ranks found token lengths. The ranks must then
-        compare again, without lengths. Raises `RanksDisagreeError` if other facts differ, or if
-        ranks have different numbers of processes. Without communication, facts cannot differ.
+        compare again, without lengths. Raises `RanksDisagreeError` if other facts differ. Without
+        communication, facts cannot differ.
         """
         return True
+
+    def join(self, world: World) -> None:
+        """Connect to the processes that exchange messages with this one, unless it has joined them.
+
+        All processes must call it once their facts are equal, and before their first message.
+        Raises `RanksDisagreeError` if ranks have different numbers of processes.
+        """
 
     def close(self) -> None:
         """Close the connections."""
@@ -131,8 +138,8 @@ class _Messages:
 class DistributedExchange(Exchange):
     """Exchanges messages between the processes of torch.distributed, over gloo connections.
 
-    All processes must call the constructor and the methods in the same order. `compare` includes
-    all processes. Messages are exchanged only within the group of this process.
+    All processes must call the constructor and the methods in the same order. `compare` and `join`
+    include all processes. Messages are exchanged only within the group of this process.
     """
 
     is_alone = False
@@ -148,7 +155,7 @@ class DistributedExchange(Exchange):
             self._store = _open_store(dist)
             wait_for_all(self._store, rank, size, timeout_s)
             self._all = self._open(rank, size, "all")
-        self._group = self._all
+        self._joined: _Messages | None = None
         self.processes = list(range(size))
         """The processes that exchange messages with each other, including this one."""
 
@@ -156,6 +163,11 @@ class DistributedExchange(Exchange):
         with activity.doing("connecting to the other ranks"):
             store = self._dist.PrefixStore(name, self._store)
             return _Messages(Gather(store, rank, size, self._timeout_s))
+
+    @property
+    def _group(self) -> _Messages:
+        assert self._joined is not None, "messages are only exchanged after join"
+        return self._joined
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
         with self._explained():
@@ -191,8 +203,8 @@ class DistributedExchange(Exchange):
                 "remaining rank"
             ) from error
 
-    def compare(self, facts: dict[str, Any], world: World) -> bool:
-        everybody = self._exchange_objects({**facts, "dp_rank": world.rank})
+    def compare(self, facts: dict[str, Any]) -> bool:
+        everybody = self._exchange_objects(facts)
         values = {name: [other.get(name) for other in everybody] for name in facts}
         differing = {
             name: found for name, found in values.items() if any(each != found[0] for each in found)
@@ -205,14 +217,21 @@ class DistributedExchange(Exchange):
                 "these values must be the same on all ranks of a run, but differ (one value per "
                 "process):\n" + "\n".join(lines) + f"\n{advise_on_difference([*differing])}"
             )
-        groups = group_processes([other["dp_rank"] for other in everybody], world.size)
-        if len(groups) > 1 and self._group is self._all:
-            own = self._dist.get_rank()
-            [(group, self.processes)] = [each for each in enumerate(groups) if own in each[1]]
-            index, size = self.processes.index(own), len(self.processes)
-            with self._explained():
-                self._group = self._open(index, size, f"group/{group}")
         return True
+
+    def join(self, world: World) -> None:
+        if self._joined is not None:
+            return
+        ranks = self._exchange_objects({"dp_rank": world.rank})
+        groups = group_processes([other["dp_rank"] for other in ranks], world.size)
+        if len(groups) == 1:
+            self._joined = self._all
+            return
+        own = self._dist.get_rank()
+        [(group, self.processes)] = [each for each in enumerate(groups) if own in each[1]]
+        with self._explained():
+            index, size = self.processes.index(own), len(self.processes)
+            self._joined = self._open(index, size, f"group/{group}")
 
     def _exchange_objects(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Exchange JSON objects with all processes."""
@@ -223,7 +242,7 @@ class DistributedExchange(Exchange):
         return [json.loads(message.tobytes()) for message in messages]
 
     def close(self) -> None:
-        for messages in {self._group, self._all}:
+        for messages in {self._joined or self._all, self._all}:
             messages.gather.close()
 
 

@@ -4,7 +4,12 @@
     LoneEnvironment, for tools      one rank, without the others
     ThreadEnvironment, for tests    ranks in threads of one process, workers inline
 
-A loader uses the environment that is current when the loader is created.
+    Membership ── world     rank, size, ranks per node
+               ── delivery  the options, with the rank and the batch size of this world
+               ── exchange  the connection to the other ranks, opened by the first iteration
+
+A loader uses the environment that is current when the loader is created. `set_world` replaces its
+membership.
 """
 
 from __future__ import annotations
@@ -14,11 +19,12 @@ import os
 from bisect import bisect
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from cloudload.config import DeliveryConfig
+from cloudload.config import DeliveryConfig, checks
 from cloudload.loading.delivery.exchange import DistributedExchange, Exchange
 from cloudload.order import World
 from cloudload.system import divisors
@@ -96,6 +102,57 @@ def use_environment(environment: Environment) -> Iterator[None]:
         _current.reset(token)
 
 
+class Membership:
+    """One process's rank, batch size, and connection. `ranks_per_node` is None for the default."""
+
+    def __init__(
+        self, environment: Environment, delivery: DeliveryConfig, ranks_per_node: int | None = None
+    ) -> None:
+        self.environment, self.delivery = environment, delivery
+        self._ranks_per_node = ranks_per_node
+        self.is_first = environment.is_first_process(delivery)
+        """Whether this process logs on behalf of all processes."""
+        self._exchange: Exchange | None = None
+
+    @property
+    def world(self) -> World:
+        """The current world, which may change when torch.distributed is initialized."""
+        world = self.environment.find_world(self.delivery)
+        if self._ranks_per_node is None:
+            return world
+        return replace(world, ranks_per_node=min(self._ranks_per_node, world.size))
+
+    @property
+    def global_batch(self) -> int:
+        """Number of rows per step, across all ranks."""
+        return self.delivery.batch_size * self.world.size
+
+    def moved(
+        self, rank: int, size: int, batch_size: int | None, ranks_per_node: int | None
+    ) -> Membership:
+        """Return the membership in another world. Raises `ValueError` for an invalid number."""
+        if batch_size is None:
+            batch_size = self.delivery.batch_size
+        rank, size = checks.as_integer("rank", rank), checks.as_integer("size", size)
+        delivery = replace(self.delivery, dp_rank=rank, dp_world_size=size, batch_size=batch_size)
+        if ranks_per_node is not None:
+            ranks_per_node = checks.as_integer("ranks_per_node", ranks_per_node, 1)
+        World(rank, size, 1)
+        return Membership(self.environment, delivery, ranks_per_node)
+
+    def connect(self) -> Exchange:
+        """Return the connection. The first call opens it, and all ranks must make it together."""
+        if self._exchange is None:
+            self._exchange = self.environment.open_exchange(self.delivery)
+        return self._exchange
+
+    def disconnect(self) -> None:
+        """Close the connection. The next call of `connect` opens a new one."""
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+
+
 # ---------------------------------------------------------------- ranks and workers
 
 
@@ -157,6 +214,23 @@ def _find_process() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+
+
+def ranks_of(
+    device_mesh: Any, dp_rank: int | None, dp_world_size: int | None
+) -> tuple[int | None, int | None]:
+    """Return the rank and the number of ranks that a loader's arguments specify, or None for both.
+
+    Raises `ValueError` if both a mesh and a rank or world size are given.
+    """
+    if device_mesh is None:
+        return dp_rank, dp_world_size
+    if dp_rank is not None or dp_world_size is not None:
+        raise ValueError(
+            f"device_mesh is set, but dp_rank is {dp_rank} and dp_world_size is {dp_world_size}. "
+            "Pass either device_mesh, or dp_rank and dp_world_size"
+        )
+    return rank_in_mesh(device_mesh)
 
 
 def rank_in_mesh(device_mesh: Any) -> tuple[int, int]:

@@ -1,33 +1,29 @@
-"""The current run of a loader, and the loader's membership in the data-parallel world.
+"""The current run of a loader: its recipe, and the progress that it has made.
 
-    OpenedRun ─► CurrentRun ─► load, resumed, moved, without_lengths: another CurrentRun
-                     └── with lengths: the position at any later row, the number of rows
+RowsConfig ─────► recipe: data, tokenizer, layout ─► token lengths
+DeliveryConfig ─► cache folder, tokenizer backend    └──► OpenedRun ─► CurrentRun
 
-    Membership ── world     rank, size, ranks per node
-               ── delivery  the options, with the rank and the batch size of this world
-               ── exchange  the connection to the other ranks, opened by the first iteration
-
-A run has its recipe and its progress. `set_world` replaces the membership.
+CurrentRun ─► load, resumed, moved, without_lengths: another CurrentRun
+     └── with lengths: the position at any later row, the number of rows
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cloudload.config import DeliveryConfig, checks
-from cloudload.data import cache_folder
+from cloudload.config import DeliveryConfig, RowsConfig, checks, choices
+from cloudload.data import cache_folder, urls
 from cloudload.errors import RanksDisagreeError
-from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import KEPT_POSITIONS, RunLog
-from cloudload.loading.delivery.world import Environment, check_world
-from cloudload.loading.session.opening import OpenedRun
-from cloudload.order import World
-from cloudload.rows import Choice, next_stages
+from cloudload.loading.delivery.start_log import StartLog
+from cloudload.loading.delivery.world import Membership, check_world
+from cloudload.rows import Choice, choose_backend, next_stages, start_loading
 from cloudload.run import (
     MOST_ROWS,
     Ending,
@@ -38,17 +34,68 @@ from cloudload.run import (
     Saved,
     State,
     build_state,
+    find_lengths,
     find_lengths_of_beginning,
     join_ranges,
     length_files,
     open_lengths,
+    open_recipe,
+    open_tokenizer,
     read_state,
     resume_run,
     start_from_streaming,
 )
-from cloudload.system import NEVER
+from cloudload.system import NEVER, activity, paused_collection
 
 logger = logging.getLogger("cloudload.loader")
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run as its options define it, before a state is loaded."""
+
+    recipe: Recipe
+    backend: Choice
+    """The tokenizer backend."""
+    cache_root: Path
+    asked_lengths: str
+    """The option `lengths`."""
+    lengths: Sequence[length_files.CountedDataset] | None
+    """The token lengths found for the data, or None if there are none."""
+
+
+def open_current_run(
+    asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
+) -> OpenedRun:
+    """Open the data, the tokenizer, its backend, and the token lengths.
+
+    Raises `CloudloadError` if one of them, or a store, cannot be used, and `ValueError` if the
+    options do not suit the data.
+    """
+    with activity.Wait(None, "opening the data", start_log.notice):
+        return _open_run(asked, delivery, tokenizer, start_log)
+
+
+def _open_run(
+    asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
+) -> OpenedRun:
+    local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
+    cache_root = urls.expand_home(local) if local else cache_folder.default_cache()
+    cache_folder.check_cache_folder(cache_root, [stream.url for stream in asked.streams])
+    with paused_collection():
+        with activity.doing("loading the tokenizer"):
+            spec = open_tokenizer(asked, tokenizer, cache_root)
+        text = spec.json if asked.has_text else ""
+        with activity.doing("checking the tokenizer backend"):
+            backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
+        if backend.name == choices.FASTOKENS and delivery.shares_tokenizer:
+            start_loading(text)  # in a thread, while the index is read and the model created
+        with activity.doing("reading the index"):
+            recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
+    start_log.log_opened(recipe, backend)
+    with activity.doing("looking for token lengths"):
+        found = find_lengths(recipe, lengths)
+    return OpenedRun(recipe, backend, cache_root, lengths, found)
 
 
 class _Lengths:
@@ -156,9 +203,10 @@ class CurrentRun:
         """The token lengths of the run, or None. Reads them into the cache folder if needed."""
         return None if self._lengths is None else self._lengths.of_run
 
-    def check_world(self, size: int) -> None:
-        """Raise `ValueError` if `size` ranks cannot share the run's lanes."""
-        check_world(self.recipe.num_lanes, size, has_lengths=self._lengths is not None)
+    def check_world(self, member: Membership) -> None:
+        """Raise `ValueError` if the ranks of a member's world cannot share the run's lanes."""
+        size, has_lengths = member.world.size, self._lengths is not None
+        check_world(self.recipe.num_lanes, size, has_lengths=has_lengths)
 
     def check_knows_all_lanes(self) -> None:
         """Raise `RanksDisagreeError` if this rank does not know the cursors of other ranks."""
@@ -186,7 +234,7 @@ class CurrentRun:
         """
         saved = read_state(state)
         resumed = self.resumed(*resume_run(saved, self.opened.recipe, on_change))
-        resumed.check_world(member.world.size)
+        resumed.check_world(member)
         if member.is_first:
             _log_resumed(resumed, saved)
         return resumed
@@ -198,7 +246,7 @@ class CurrentRun:
         """
         recipe, position = start_from_streaming(self.opened.recipe, state)
         run = replace(self, opened=replace(self.opened, recipe=recipe)).resumed(recipe, position)
-        run.check_world(member.world.size)
+        run.check_world(member)
         return run
 
     # ------------------------------------------------------------ other runs
@@ -338,54 +386,3 @@ def _log_resumed(run: CurrentRun, saved: Saved) -> None:
             if "token_ids" in saved.fields
             else "whose IDs cannot be compared, because the state has no token_ids",
         )
-
-
-class Membership:
-    """One process's rank, batch size, and connection. `ranks_per_node` is None for the default."""
-
-    def __init__(
-        self, environment: Environment, delivery: DeliveryConfig, ranks_per_node: int | None = None
-    ) -> None:
-        self.environment, self.delivery = environment, delivery
-        self._ranks_per_node = ranks_per_node
-        self.is_first = environment.is_first_process(delivery)
-        """Whether this process logs on behalf of all processes."""
-        self._exchange: Exchange | None = None
-
-    @property
-    def world(self) -> World:
-        """The current world, which may change when torch.distributed is initialized."""
-        world = self.environment.find_world(self.delivery)
-        if self._ranks_per_node is None:
-            return world
-        return replace(world, ranks_per_node=min(self._ranks_per_node, world.size))
-
-    @property
-    def global_batch(self) -> int:
-        """Number of rows per step, across all ranks."""
-        return self.delivery.batch_size * self.world.size
-
-    def moved(
-        self, rank: int, size: int, batch_size: int | None, ranks_per_node: int | None
-    ) -> Membership:
-        """Return the membership in another world. Raises `ValueError` for an invalid number."""
-        if batch_size is None:
-            batch_size = self.delivery.batch_size
-        rank, size = checks.as_integer("rank", rank), checks.as_integer("size", size)
-        delivery = replace(self.delivery, dp_rank=rank, dp_world_size=size, batch_size=batch_size)
-        if ranks_per_node is not None:
-            ranks_per_node = checks.as_integer("ranks_per_node", ranks_per_node, 1)
-        World(rank, size, 1)
-        return Membership(self.environment, delivery, ranks_per_node)
-
-    def connect(self) -> Exchange:
-        """Return the connection. The first call opens it, and all ranks must make it together."""
-        if self._exchange is None:
-            self._exchange = self.environment.open_exchange(self.delivery)
-        return self._exchange
-
-    def disconnect(self) -> None:
-        """Close the connection. The next call of `connect` opens a new one."""
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange = None

@@ -18,8 +18,13 @@ from cloudload.loading.delivery import progress
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.rank_checks import check_can_end
 from cloudload.loading.delivery.working_set import check_cache_limit, open_current_orders
-from cloudload.loading.delivery.world import count_cores, default_num_workers, explain_lone_rank
-from cloudload.loading.session.current_run import CurrentRun, Membership
+from cloudload.loading.delivery.world import (
+    Membership,
+    count_cores,
+    default_num_workers,
+    explain_lone_rank,
+)
+from cloudload.loading.session.current_run import CurrentRun
 from cloudload.loading.workers.worker_plan import Phase, WorkerPlan
 from cloudload.order import share_rows
 from cloudload.rows import Choice
@@ -40,7 +45,7 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
     if position.table_rows < position.rows:
         advanced = run.advance(position, position.rows)
         position, has_jumped = advanced or position, has_jumped or advanced is not None
-    run.check_world(world.size)
+    run.check_world(member)
     inputs, num_workers = run.inputs, delivery.num_workers
     if num_workers is None:
         is_fast = is_worker_fast(run.recipe, inputs.backend)

@@ -30,8 +30,8 @@ from cloudload.loading.delivery.working_set import (
     explain_later_working_set,
     open_current_orders,
 )
-from cloudload.loading.delivery.world import count_cores, explain_few_cores
-from cloudload.loading.session.current_run import CurrentRun, Membership
+from cloudload.loading.delivery.world import Membership, count_cores, explain_few_cores
+from cloudload.loading.session.current_run import CurrentRun
 from cloudload.loading.session.preparation import (
     check_alone,
     check_cache_limit_of,
@@ -254,7 +254,8 @@ class Reader:
         plan = self.worker_plan()
         exchange = member.connect()
         facts = list_facts(plan.inputs, plan.delivery, plan.share.world, run.position)
-        if exchange.compare(facts, plan.share.world):
+        if exchange.compare(facts):
+            exchange.join(plan.share.world)
             return plan, exchange
         logger.info("some ranks found no token lengths, so the run uses none until it is resumed")
         self.now = run.without_lengths(), member

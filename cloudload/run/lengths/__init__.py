@@ -12,7 +12,6 @@ every run. Lengths never change a row, a batch, a state or a statistic. They sav
 required only for what must know rows in advance, such as a mixture whose streams end.
 
     lengths_index         groups, their index, their key
-    group_file            the file of a group
     length_files          read, verify, share
     open                  the lengths that a run uses
     sizes                 sizes of a lane's documents

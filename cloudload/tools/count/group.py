@@ -29,7 +29,7 @@ from cloudload.data import (
 from cloudload.errors import DatasetError
 from cloudload.loading import DocumentReader, ShardSource
 from cloudload.rows import DocumentTokenizer, TokenizerSpec, tables
-from cloudload.run import Recipe, group_file, lengths_index
+from cloudload.run import Recipe, length_files, lengths_index
 from cloudload.system import Ints, temp_files
 from cloudload.tools.count.length_report import LengthCounter, Tally
 
@@ -155,7 +155,7 @@ def write_group(
         "failed": int((lengths == tables.Size.FAILED).sum()),
         "text_bytes": text_bytes,
     }
-    work.folder.join(shards.name).write(group_file.encode_group(header, lengths))
+    work.folder.join(shards.name).write(length_files.encode_group(header, lengths))
 
 
 def read_group(work: CountWork, job: GroupJob) -> tuple[lengths_index.Group, Ints]:
@@ -166,7 +166,7 @@ def read_group(work: CountWork, job: GroupJob) -> tuple[lengths_index.Group, Int
     location = work.folder.join(job.shards.name)
     data = location.read()
     try:
-        found = group_file.decode_group(data)
+        found = length_files.decode_group(data)
         if len(found.short) != job.shards.samples:
             raise ValueError(
                 f"it has {len(found.short):,} samples, but its shards have {job.shards.samples:,}"

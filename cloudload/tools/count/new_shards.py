@@ -29,7 +29,7 @@ from cloudload.data import (
     shard_entries,
 )
 from cloudload.rows import choose_backend
-from cloudload.run import group_file, lengths_index, open_recipe_without_data
+from cloudload.run import length_files, lengths_index, open_recipe_without_data
 from cloudload.system import Ints
 from cloudload.tools.count.group import (
     CountWork,
@@ -54,12 +54,12 @@ class ShardLengths:
     def encode(self) -> str:
         """Return the lengths as ASCII text, to store them in a journal."""
         header = {"samples": len(self.lengths), "text_bytes": self.text_bytes}
-        return base64.b64encode(group_file.encode_group(header, self.lengths)).decode()
+        return base64.b64encode(length_files.encode_group(header, self.lengths)).decode()
 
     @staticmethod
     def decode(text: str) -> ShardLengths:
         """Decode text that `encode` returned. Raises `ValueError` if it is damaged."""
-        found = group_file.decode_group(base64.b64decode(text))
+        found = length_files.decode_group(base64.b64decode(text))
         return ShardLengths(found.widen(), found.header["text_bytes"])
 
 

@@ -19,10 +19,8 @@ from cloudload.data import (
     are_in_place,
     cache_folder,
     join_columns,
-    join_overlaps,
-    sum_in_use,
 )
-from cloudload.loading import measure_working_set
+from cloudload.loading import join_overlaps, measure_working_set, sum_in_use
 from cloudload.stats import READ
 from cloudload.system import Ints
 from cloudload.tools.forecast.cases import Cases

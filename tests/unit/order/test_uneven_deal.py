@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.order.lanes import Lanes
-from cloudload.order.uneven_deal import deal_lanes, index_in_group, share_lanes
+from cloudload.order.ranks import deal_lanes, index_in_group, share_lanes
 from cloudload.system.arrays import Ints
 
 HOSTS = st.lists(st.integers(1, 9), min_size=1, max_size=9).map(

@@ -278,9 +278,8 @@ def local_copy(
             elif file.url == "-" or file.compression:
                 target.writelines(input_files.read_decompressed(file))
             else:
-                input_files.check_read(
-                    file, Location(file.url, LONG_DOWNLOAD).download(target, tag=file.tag)
-                )
+                Location(file.url, LONG_DOWNLOAD).download(target, tag=file.tag)
+                input_files.check_read(file, target.tell())
             target.seek(0)
             _refuse_misnamed(file, target)
     except input_files.DamagedError as error:

@@ -159,9 +159,8 @@ def _copy_range(
 
 def _read_tail(file: input_files.InputFile, size: int, most_bytes: int) -> bytes:
     tail, start = io.BytesIO(), max(0, size - most_bytes)
-    input_files.check_read(
-        file, start + Location(file.url).download(tail, start=start, tag=file.tag)
-    )
+    Location(file.url).download(tail, start=start, tag=file.tag)
+    input_files.check_read(file, start + tail.tell())
     return tail.getvalue()
 
 

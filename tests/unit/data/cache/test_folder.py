@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cloudload.data.cache.cache_folder import default_cache, sweep
 from cloudload.data.cache.kept_tokenizers import keep, kept_path
-from cloudload.data.cache.usage import add_downloads, join_overlaps, sum_in_use
 from cloudload.data.mds.open_index import INDEXES_FOLDER
+from cloudload.loading.delivery.working_set import add_downloads, join_overlaps, sum_in_use
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import TAG, lock_path, make_folder
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.rows.packing.tables import Size
-from cloudload.run.lengths.group_file import (
+from cloudload.run.lengths.length_files import (
     LISTED,
     decode_group,
     encode_group,

@@ -14,11 +14,11 @@ from cloudload.data.mds.dataset import Dataset
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, DatasetError
 from cloudload.rows.packing.tables import Size
-from cloudload.run.lengths.group_file import encode_group
 from cloudload.run.lengths.length_files import (
     CorpusLengths,
     CountedDataset,
     DatasetLengths,
+    encode_group,
     find_index,
     lengths_location,
     open_dataset_lengths,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cloudload.errors import DatasetError, StoreError
-from cloudload.run.lengths.group_file import encode_group
+from cloudload.run.lengths.length_files import encode_group
 from cloudload.run.lengths.lengths_index import (
     Group,
     LengthsIndex,

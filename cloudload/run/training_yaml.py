@@ -30,7 +30,7 @@ import yaml
 
 from cloudload.data import Retry, explain, redact, urls
 from cloudload.errors import TokenizerError
-from cloudload.run.streaming.arguments import DatasetArguments, StreamArguments, options_of
+from cloudload.run.streaming_arguments import DatasetArguments, StreamArguments, options_of
 from cloudload.system import option_help
 
 logger = logging.getLogger("cloudload.streaming")
