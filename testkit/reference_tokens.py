@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.encoders import DocumentTokenizer
 from cloudload.system.arrays import Tokens
 
 

@@ -41,7 +41,10 @@ FRONT = [
 FLOORS = {
     "data": ["file_kinds storage", "mds", "cache"],
     "rows": ["tokenization packing"],
-    "loading": ["batch workers", "delivery", "session", "loader", "evaluation row_dataset"],
+    "loading": [
+        *("batch workers", "delivery", "current_run", "preparation", "reader", "loader"),
+        "evaluation row_dataset",
+    ],
     "tools": [
         "engines inspect",
         "count check",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import note
-from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.encoders import DocumentTokenizer
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
 
 

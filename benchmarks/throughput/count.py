@@ -32,7 +32,7 @@ from cloudload.data.storage.base import Retry
 from cloudload.data.storage.locations import Location
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.rows.tokenization.backend import choose_backend
-from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.encoders import DocumentTokenizer
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.tools.count.count import prepare_count
 from cloudload.tools.count.group import BYTES_AT_ONCE, count_group, list_groups, open_meter

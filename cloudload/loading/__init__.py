@@ -4,10 +4,13 @@
                                          ▲                      │ ▲
                                  the other ranks   state_dict() ▼ │ load_state_dict()
 
-    loader    `CloudLoader`                  row_dataset  `Rows`: rows by index
-    session   the parts of one loader        evaluation   `FromStart`: repeatable passes
-    delivery  blocks to batches              batch        the tensors of a batch
-    workers   documents to blocks
+    options ─► current_run ─► preparation ─► reader ─► passes over batches
+
+    loader       `CloudLoader`               row_dataset  `Rows`: rows by index
+    current_run  a run and its progress      evaluation   `FromStart`: repeatable passes
+    preparation  the plan of an iteration    batch        the tensors of a batch
+    reader       one iteration at a time     workers      documents to blocks
+    delivery     blocks to batches
 
 Its workers, ranks and batches decide who computes a row, never what the row holds.
 """
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     )
     from cloudload.loading.evaluation import FromStart
     from cloudload.loading.loader import CloudLoader
-    from cloudload.loading.session.preparation import is_worker_fast
+    from cloudload.loading.preparation import is_worker_fast
     from cloudload.loading.workers.block import limit_batches, limit_blocks_ahead
     from cloudload.loading.workers.document_reader import DocumentReader, ShardSource
     from cloudload.loading.workers.lane_reader import MOST_EAGERNESS

@@ -33,15 +33,15 @@ from cloudload.config import (
     settle_together,
 )
 from cloudload.data import Retry
+from cloudload.loading import reader
 from cloudload.loading.batch import Batch
+from cloudload.loading.current_run import CurrentRun, open_current_run
 from cloudload.loading.delivery.description import Description, describe_loader
 from cloudload.loading.delivery.passes import Pass, reason_to_refuse_caller
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.world import Membership, current_environment, ranks_of
-from cloudload.loading.session import reader
-from cloudload.loading.session.current_run import CurrentRun, open_current_run
-from cloudload.loading.session.preparation import make_worker_plan
-from cloudload.loading.session.reader import NO_DATASET, Reader
+from cloudload.loading.preparation import make_worker_plan
+from cloudload.loading.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import tables

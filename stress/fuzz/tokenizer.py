@@ -9,7 +9,7 @@ import string
 from tokenizers import Tokenizer, decoders
 
 from cloudload.config.choices import FASTOKENS, HF
-from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.encoders import DocumentTokenizer
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from stress.fuzz.engine import Choices, Target, expect
 from testkit.corpora import EOS, byte_tokenizer

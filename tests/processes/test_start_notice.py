@@ -22,7 +22,7 @@ from testkit.loaders import make_loader
 SCRIPT = """
 import sys, time
 from cloudload import CloudLoader
-from cloudload.loading.session import current_run
+from cloudload.loading import current_run
 from cloudload.system import activity
 
 activity.LOOK_EVERY_S, activity.NOTICE_S = 0.02, 1e9

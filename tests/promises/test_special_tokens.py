@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cloudload import Text
 from cloudload.config.choices import AUTO
-from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.encoders import DocumentTokenizer
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from testkit.corpora import EOS, EOS_ID, random_documents, write_mds
 from testkit.loaders import ids_of, make_loader

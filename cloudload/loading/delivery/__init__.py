@@ -14,5 +14,5 @@
     progress      merge reports of ranks, or lengths
     tail_sharing  the tail's documents, by exchange
 
-The package `cloudload.loading.session` combines these modules into a loader.
+`cloudload.loading.reader` combines these modules to the passes of a loader.
 """

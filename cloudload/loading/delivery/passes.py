@@ -52,7 +52,7 @@ WORKING = "working in the training process"
 
 
 class Source(Protocol):
-    """The interface through which a pass gets its batches. `session.reader` implements it."""
+    """The interface through which a pass gets its batches. `loading.reader` implements it."""
 
     def start_iteration(self) -> Iteration:
         """Return the previous pass's iteration if it can continue, otherwise a new one."""

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from cloudload.config import DeliveryConfig
 from cloudload.errors import RanksDisagreeError
+from cloudload.loading import preparation
 from cloudload.loading.delivery.all_gather import _name_missing, wait_for_all
 from cloudload.loading.delivery.world import LoneEnvironment
-from cloudload.loading.session import preparation
 from testkit.corpora import write_mds
 from testkit.loaders import make_loader
 

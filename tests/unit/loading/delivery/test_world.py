@@ -192,7 +192,7 @@ def test_a_default_number_of_workers_is_never_a_warning(
     cores: int,
     options: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr("cloudload.loading.session.preparation.count_cores", lambda: (cores, cores))
+    monkeypatch.setattr("cloudload.loading.preparation.count_cores", lambda: (cores, cores))
     with make_loader(folder, num_workers=None, num_lanes=8, **options) as loader:
         plan, described = loader.worker_plan(), loader.describe()
         is_fast = not options and loader.stats().tokenizer_backend == "fastokens"

@@ -15,8 +15,13 @@ from tokenizers import Tokenizer, models
 
 from cloudload.errors import TokenizerError
 from cloudload.rows.tokenization import encoders, loading, probes
-from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
-from cloudload.rows.tokenization.encoders import Encoder, FastokensEncoder, HFEncoder, open_encoder
+from cloudload.rows.tokenization.encoders import (
+    DocumentTokenizer,
+    Encoder,
+    FastokensEncoder,
+    HFEncoder,
+    open_encoder,
+)
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from testkit.corpora import byte_tokenizer
 from testkit.reference_tokens import encode

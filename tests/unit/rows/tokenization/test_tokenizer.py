@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from cloudload.config.choices import AUTO
 from cloudload.errors import TokenizerError
-from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.encoders import DocumentTokenizer
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
 from cloudload.rows.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
 from testkit.corpora import EOS, byte_tokenizer

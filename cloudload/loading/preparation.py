@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from cloudload.config import choices
 from cloudload.data import cache_folder
+from cloudload.loading.current_run import CurrentRun
 from cloudload.loading.delivery import progress
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.rank_checks import check_can_end
@@ -24,7 +25,6 @@ from cloudload.loading.delivery.world import (
     default_num_workers,
     explain_lone_rank,
 )
-from cloudload.loading.session.current_run import CurrentRun
 from cloudload.loading.workers.worker_plan import Phase, WorkerPlan
 from cloudload.order import share_rows
 from cloudload.rows import Choice

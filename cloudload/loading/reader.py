@@ -19,6 +19,7 @@ from typing import Any
 
 from cloudload.config import DeliveryConfig, checks
 from cloudload.data import cache_folder
+from cloudload.loading.current_run import CurrentRun
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.iteration import Iteration
 from cloudload.loading.delivery.passes import WORKING, count_passes, count_rows_per_pass
@@ -31,8 +32,7 @@ from cloudload.loading.delivery.working_set import (
     open_current_orders,
 )
 from cloudload.loading.delivery.world import Membership, count_cores, explain_few_cores
-from cloudload.loading.session.current_run import CurrentRun
-from cloudload.loading.session.preparation import (
+from cloudload.loading.preparation import (
     check_alone,
     check_cache_limit_of,
     find_known,
