@@ -6,7 +6,7 @@
     array_files     arrays for all processes       option_help      docstrings, unknown options
     threads         that do not delay the exit     reports          JSON, tables, pictures, progress
     activity        long waits, seconds per stage  arrays           array types, integers
-    machine         memory, limits, versions
+    machine         memory, limits, versions       terminal         text for a terminal
 
 Other packages may use every name without an underscore.
 """
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         option_help,
         reports,
         temp_files,
+        terminal,
         verified_files,
     )
     from cloudload.system.activity import stage, stopwatch
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
         send,
     )
     from cloudload.system.garbage import freeze_objects, paused_collection
-    from cloudload.system.reports import counted, is_terminal, open_progress_bar
+    from cloudload.system.reports import counted, open_progress_bar
     from cloudload.system.shared_memory import SharedMemoryRing
+    from cloudload.system.terminal import escape, is_terminal
     from cloudload.system.threads import (
         DaemonThreadPool,
         Spares,

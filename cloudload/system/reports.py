@@ -12,7 +12,6 @@ All text in HTML is escaped.
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
 import math
@@ -22,7 +21,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from cloudload.system.terminal import is_terminal
 
 WIDTH = 80
 BLUE, ORANGE, GRAY = "#2a6fbb", "#e08a1e", "#666666"
@@ -59,13 +60,6 @@ def open_progress_bar(
         desc=label,
         dynamic_ncols=True,
     )
-
-
-def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal. It may be None, closed, or an object without `isatty`."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        return stream is not None and stream.isatty()
-    return False
 
 
 def wrap_text(text: str, width: int, first: int) -> list[str]:

@@ -28,7 +28,7 @@ from cloudload.data import (
 )
 from cloudload.errors import ConvertError
 from cloudload.rows import MOST_IDS, tables
-from cloudload.system import Ids, option_help, reports
+from cloudload.system import Ids, counted, option_help, reports
 
 if TYPE_CHECKING:
     from cloudload.loading import Batch, CloudLoader  # which import torch
@@ -60,6 +60,19 @@ class ExportReport:
     """The MDS encoding of the column `tokens`."""
     dtype: str
     """The dtype of the token IDs."""
+
+    def describe(self) -> Iterator[str]:
+        """Yield the report as lines of text."""
+        yield f"{self.out} is complete"
+        yield (
+            f"  rows       {self.rows:,} ({counted(self.tokens, 'token')}; "
+            f"{counted(self.padded, 'row')} had padding)"
+        )
+        yield (
+            f"  output     {counted(self.shards, 'shard')}, {counted(self.stored_bytes, 'byte')} "
+            f"({self.raw_bytes:,} raw)"
+        )
+        yield f"  columns    tokens: {self.encoding} ({self.dtype})"
 
     def to_json(self) -> str:
         """Return the report as JSON text."""

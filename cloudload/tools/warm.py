@@ -22,7 +22,14 @@ from cloudload.loading import check_world
 from cloudload.order import World, share_rows
 from cloudload.rows import residue_spans, tables
 from cloudload.run import Position, RunInputs
-from cloudload.system import DaemonThreadPool, Flags, Ints, open_progress_bar, run_in_order
+from cloudload.system import (
+    DaemonThreadPool,
+    Flags,
+    Ints,
+    counted,
+    open_progress_bar,
+    run_in_order,
+)
 
 if TYPE_CHECKING:
     from cloudload.loading import CloudLoader  # which imports torch
@@ -44,6 +51,14 @@ class WarmReport:
     """Number of stored bytes that were downloaded."""
     is_all: bool
     """Whether the requested shards are all that the node reads in the next epoch."""
+
+    def describe(self) -> Iterator[str]:
+        """Yield the report as a line of text."""
+        whole = " (everything that the node reads in an epoch)" if self.is_all else ""
+        yield (
+            f"{counted(self.shards, 'shard')} of {self.bytes:,} bytes in the cache{whole}, of "
+            f"which {self.shards_downloaded:,} were downloaded ({self.bytes_downloaded:,} bytes)"
+        )
 
 
 def warm_cache(

@@ -16,7 +16,6 @@ from cloudload.provenance import compare_states, compare_with_loader, describe_s
 from cloudload.run.lengths import lane_tables
 from cloudload.run.saved import read_state
 from cloudload.testing import Leg, Row, check_resume, check_worlds, run_leg
-from cloudload.tools.cli.state_command import list_lines
 from testkit.corpora import random_documents, write_mds
 from testkit.counted import count
 from testkit.loaders import ranks
@@ -173,7 +172,7 @@ def test_a_difference_of_the_rule_is_shown_and_does_not_prevent_a_resume(
     assert (changed.name, changed.before, changed.after) == ("fair_start", None, "sqrt")
     assert changed.rule == "may change: a resume keeps the rule that the run began with"
     for each, shown in ((state, "sqrt"), (without_fair_start(state), "none")):
-        lines = [line.split() for line in list_lines(describe_state(each))]
+        lines = [line.split() for line in describe_state(each).describe()]
         assert ["fair_start", shown] in lines
         with open_packed() as loader:
             loader.load_state_dict(each)

@@ -29,7 +29,6 @@ from cloudload.provenance import (
 from cloudload.run.state import State
 from cloudload.stats import COUNTS
 from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, run_leg
-from cloudload.tools.cli.state_command import list_lines
 from testkit.awkward import MANY_RANKS, legs
 from testkit.best_fit_oracle import BestFitOracle
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
@@ -545,7 +544,7 @@ def test_checkpoints_in_the_tail_of_a_stream_are_told_from_other_runs(data: Mixt
         states = [loader.state_dict(), *(loader.state_dict() for _ in loader)]
     first, last = describe_state(states[0]), describe_state(states[-1])
     assert (first.streams_in_tail, last.streams_in_tail) == ((), ("s0", "s1"))
-    assert "  in their tails, or at their ends: s0, s1" in list_lines(last)
+    assert "  in their tails, or at their ends: s0, s1" in last.describe()
     inside = next(state for state in states if describe_state(state).streams_in_tail)
     for later in (inside, states[-1]):
         rules = {each.name: each.rule for each in compare_states(states[0], later)}

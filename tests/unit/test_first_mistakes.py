@@ -26,7 +26,6 @@ from cloudload.integrations.frameworks import explain_missing
 from cloudload.loading.delivery.world import explain_few_cores
 from cloudload.provenance import load_state
 from cloudload.rows.tokenization.tokenizer import _explain, load_tokenizer
-from cloudload.tools.cli.blame_command import _name_steps
 from cloudload.tools.cli.output import notice_after
 from cloudload.tools.losses.blame import Losses, blame
 from cloudload.tools.losses.log_file import SAMPLE, STEP, TOKENS, Records
@@ -200,7 +199,8 @@ def test_a_document_of_several_steps_is_blamed_with_all_of_them_and_the_worst() 
     losses = Losses(("web",), Records(table, means * 50), None)
     [found] = blame(losses).documents
     assert (found.sample, found.step, found.last_step, found.worst_step) == (7, 0, 40, 40)
-    assert _name_steps(found) == "steps 0 to 40, worst at 40"
+    [line, _] = found.describe(None, 80)
+    assert line.endswith("  steps 0 to 40, worst at 40")
 
 
 # ---------------------------------------------------------------- missing packages

@@ -15,16 +15,14 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cloudload.system import counted
 from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given
-from cloudload.tools.cli.output import escape, print_json, print_text, wrap
+from cloudload.tools.cli.output import print_result
 from cloudload.tools.cli.run_options import (
     add_data_options,
     list_reading,
@@ -35,9 +33,7 @@ from cloudload.tools.cli.run_options import (
 
 if TYPE_CHECKING:
     from cloudload.loading import TracedSpan
-    from cloudload.tools.losses.blame import Blame, DocumentLoss, Losses, SourceLoss
-
-_SHOWN_CHARACTERS = 300
+    from cloudload.tools.losses.blame import Blame, Losses
 
 
 def add_blame(parser: command.CommandParser) -> None:
@@ -60,11 +56,9 @@ def _blame(options: argparse.Namespace) -> int:
     losses, threshold = read_losses(*options.logs), getattr(options, "threshold", THRESHOLD)
     found = blame(losses, **list_given(options, blame))
     traced = _trace(losses, found, options)
-    if options.json:
-        print_json(_list_values(found, traced), indent=None)
-    else:
-        print_text("\n".join(_describe(found, traced, threshold)))
-    is_high = any(_stands_out(source, threshold) for source in found.sources)
+    lines = found.describe(traced, threshold, shutil.get_terminal_size().columns)
+    print_result(_list_values(found, traced), lines, as_json=options.json, indent=None)
+    is_high = any(source.stands_out(threshold) for source in found.sources)
     return 0 if found.documents or is_high else 1
 
 
@@ -99,54 +93,3 @@ def _list_values(found: Blame, traced: Sequence[TracedSpan | None]) -> dict[str,
 
 def _describe_span(span: TracedSpan | None) -> dict[str, Any]:
     return {} if span is None else {"id": span.id, "shard": span.shard, "text": span.text}
-
-
-def _name_steps(each: DocumentLoss) -> str:
-    if each.step == each.last_step:
-        return f"step {each.step:,}"
-    return f"steps {each.step:,} to {each.last_step:,}, worst at {each.worst_step:,}"
-
-
-def _describe(found: Blame, traced: Sequence[TracedSpan | None], threshold: float) -> Iterator[str]:
-    yield (
-        f"steps {found.steps.start:,} to {found.steps.stop - 1:,}: "
-        f"{counted(found.num_documents, 'document')}, {counted(found.tokens, 'token')}, "
-        f"mean loss {found.loss:.3f}"
-    )
-    yield from _describe_sources(found.sources, threshold)
-    if not found.documents:
-        yield f"\nno document has a score of {threshold:g} or more"
-        return
-    for each, span in zip(found.documents, traced, strict=True):
-        yield (
-            f"\nloss {each.loss:.3f}  expected {each.expected:.3f}  score {each.score:.1f}  "
-            f"{_name_steps(each)}"
-        )
-        identifier = "" if span is None or span.id is None else f"  id {escape(str(span.id))}"
-        shard = "" if span is None else f"  {escape(span.shard)}"
-        yield (
-            f"  {escape(each.stream)}{identifier}  sample {each.sample}  epoch {each.epoch}  "
-            f"tokens {each.start}:{each.stop}{shard}"
-        )
-        if span is not None:
-            text = escape(json.dumps(span.text[:_SHOWN_CHARACTERS], ensure_ascii=False))
-            yield from (
-                f"    {line}" for line in wrap(text, shutil.get_terminal_size().columns - 4)
-            )
-
-
-def _describe_sources(sources: Sequence[SourceLoss], threshold: float) -> Iterator[str]:
-    width = max(len("source"), *(len(escape(each.stream)) for each in sources))
-    yield f"\n{'source':<{width}}  documents       tokens    loss  before   score"
-    for each in sources:
-        before = "-" if each.before is None else f"{each.before:.3f}"
-        score = "-" if each.score is None else f"{each.score:.1f}"
-        mark = "  stands out" if _stands_out(each, threshold) else ""
-        yield (
-            f"{escape(each.stream):<{width}}  {each.documents:>9,}  {each.tokens:>11,}  "
-            f"{each.loss:>6.3f}  {before:>6}  {score:>6}{mark}"
-        )
-
-
-def _stands_out(source: SourceLoss, threshold: float) -> bool:
-    return source.score is not None and source.score >= threshold

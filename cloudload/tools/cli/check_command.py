@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from cloudload.system import counted
 from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given
-from cloudload.tools.cli.output import escape, print_json, print_text
+from cloudload.tools.cli.output import print_result
 from cloudload.tools.cli.run_options import (
     CHECK,
     add_loader_options,
@@ -205,10 +205,8 @@ def _write_golden(run: Mapping[str, Any], options: argparse.Namespace) -> int:
     golden = record_golden(num_rows, **run)
     options.write_golden.write_text(golden.to_json(), "utf-8")
     found = {"rows": len(golden.rows), "digest": golden.digest, "file": str(options.write_golden)}
-    if options.json:
-        print_json(found)
-    else:
-        print_text(f"{found['file']} has {found['rows']:,} rows with the digest {found['digest']}")
+    line = f"{found['file']} has {found['rows']:,} rows with the digest {found['digest']}"
+    print_result(found, [line], as_json=options.json)
     return 0
 
 
@@ -227,30 +225,24 @@ def _print(
 ) -> None:
     from cloudload.tools.provenance.golden import describe_report
 
-    if not options.json:
-        lines = [_summary(each) for each in reports]
-        if golden is not None:
-            lines += map(escape, describe_report(golden))
-        print_text("\n".join(lines))
-    elif is_plain:
-        print_json(reports[0].as_dict())
-    else:
-        found = {
-            "datasets": [each.as_dict() for each in reports],
-            "golden": None if golden is None else golden.as_dict(),
-        }
-        print_json(found)
+    lines = [line for each in reports for line in _summary(each)]
+    if golden is not None:
+        lines += describe_report(golden)
+    found = {
+        "datasets": [each.as_dict() for each in reports],
+        "golden": None if golden is None else golden.as_dict(),
+    }
+    shown = reports[0].as_dict() if is_plain else found
+    print_result(shown, lines, as_json=options.json)
 
 
-def _summary(report: CheckReport) -> str:
+def _summary(report: CheckReport) -> list[str]:
     from cloudload.tools.check.rules import RULES, SEVERITIES
 
     totals = dict.fromkeys(SEVERITIES, 0)
     for kind, count in report.counts.items():
         totals[RULES[kind].severity] += count
-    verdict = ", ".join(
-        f"{count:,} {severity}{'' if count == 1 else 's'}" for severity, count in totals.items()
-    )
+    verdict = ", ".join(counted(count, severity) for severity, count in totals.items())
     lines = [f"{report.dataset}: {verdict}"]
     by_kind: dict[tuple[str, tuple[str, ...]], list[Finding]] = {}
     for finding in report.findings:
@@ -272,19 +264,15 @@ def _summary(report: CheckReport) -> str:
             f"  failed: {share:.3%} of the documents break {kind}, more than --fail-on allows"
         )
     if "index-missing" not in report.counts:
+        lengths = f"token lengths of {counted(report.lengths, 'tokenizer')}, complete"
         lines += [
             f"  shards     {report.shards:,} ({report.shards_read:,} read)",
             f"  samples    {report.samples:,} ({report.documents:,} tested by the rules)",
             f"  bytes      {report.stored_bytes:,} ({report.raw_bytes:,} raw)",
-            *_list_lengths(report.lengths),
+            *([f"  lengths    {lengths}"] if report.lengths else []),
             f"  seconds    {report.seconds:.1f}",
         ]
-    return "\n".join(lines)
-
-
-def _list_lengths(count: int) -> list[str]:
-    shown = f"  lengths    token lengths of {counted(count, 'tokenizer')}, complete"
-    return [shown] if count else []
+    return lines
 
 
 def _shorten(found: list[Finding]) -> list[Finding]:

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cloudload.data import redact
-from cloudload.system import option_help
-from cloudload.tools.cli.output import escape
+from cloudload.system import escape, option_help, reports
 
 _QUOTE = "'"
 _VALUE = re.compile(
@@ -180,6 +179,19 @@ def positive_number(text: str) -> float:
     return number
 
 
+def parse_share(text: str) -> float:
+    """Parse a share of documents above 0, such as `1%` or `0.01`."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a share above 0. Use one such as 1% or 0.01"
+        )
+    return share
+
+
 def path_argument(text: str) -> Path:
     """Parse the path of a file or folder on this machine."""
     if "://" in text:
@@ -211,6 +223,13 @@ def check_output_path(flag: str, path: Path | None, options: argparse.Namespace)
                     f"{flag} is {path}, which would replace a file that is read. Choose another "
                     "file"
                 )
+
+
+def check_picture_path(options: argparse.Namespace) -> None:
+    """Raise `ValueError` before any work starts if the picture of `--png` cannot be written."""
+    if options.png is not None:
+        reports.check_picture(options.png)
+        check_output_path("--png", options.png, options)
 
 
 def _is_part(path: Path, given: str) -> bool:

@@ -15,24 +15,25 @@ from __future__ import annotations
 
 import argparse
 import logging
-from typing import TYPE_CHECKING
 
-from cloudload.system import counted
 from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given
-from cloudload.tools.cli.output import print_message, print_result
-from cloudload.tools.cli.run_options import READING, add_data_options, open_runs_of, parse_steps
-
-if TYPE_CHECKING:
-    from cloudload.tools.export import ExportReport
+from cloudload.tools.cli.output import print_end, print_result
+from cloudload.tools.cli.run_options import (
+    ALONE,
+    READING,
+    STATE,
+    add_data_options,
+    open_runs_of,
+    parse_steps,
+)
 
 
 def add_export(parser: command.CommandParser) -> None:
     from cloudload.tools.export import export_rows
 
     add = command.set_up(parser, _export, after_interrupt="To export again, add --overwrite")
-    state = "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder"
-    add("states", metavar="STATE", type=command.path_argument, nargs=1, help=state)
+    add("states", metavar="STATE", type=command.path_argument, nargs=1, help=STATE)
     add_declared(add, export_rows, "out dtype encoding compression hashes shard_bytes overwrite")
     steps = (
         "steps from A up to, but not including, B (default: from the state to the end of the run)"
@@ -49,25 +50,12 @@ def _export(options: argparse.Namespace) -> int:
     [run], delivery = open_runs_of(options)
     # hide the log of waits for rows, because waits are normal in an export
     logging.getLogger("cloudload.wait").setLevel(logging.WARNING)
-    with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
+    with run.loader(batch_size=run.global_batch, **delivery, **ALONE) as loader:
         if options.steps:
             loader.seek(run.rows_of_step(options.steps[0]).start)
         num_batches = len(options.steps) if options.steps else None
         report = export_rows(loader, num_batches=num_batches, **list_given(options, export_rows))
-    print_result(report, _summary, as_json=options.json)
+    print_result(report, report.describe(), as_json=options.json)
     if options.steps and report.batches < len(options.steps):
-        missing = options.steps[report.batches]
-        print_message(f"the data ends before step {missing:,}")
+        print_end(options.steps[report.batches])
     return 0
-
-
-def _summary(report: ExportReport) -> str:
-    lines = [
-        f"{report.out} is complete",
-        f"  rows       {report.rows:,} ({counted(report.tokens, 'token')}; "
-        f"{counted(report.padded, 'row')} had padding)",
-        f"  output     {counted(report.shards, 'shard')}, {counted(report.stored_bytes, 'byte')} "
-        f"({report.raw_bytes:,} raw)",
-        f"  columns    tokens: {report.encoding} ({report.dtype})",
-    ]
-    return "\n".join(lines)

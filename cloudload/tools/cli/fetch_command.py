@@ -17,12 +17,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from cloudload.system import counted
 from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given
-from cloudload.tools.cli.output import print_json, print_text
+from cloudload.tools.cli.output import print_result
 from cloudload.tools.cli.run_options import (
+    ALONE,
     add_loader_options,
+    check_one_state,
     list_reading,
     load_states,
     locate_run,
@@ -57,11 +58,7 @@ def _fetch(options: argparse.Namespace) -> int:
     from cloudload.config import parse_bytes
     from cloudload.tools.warm import warm_cache
 
-    if len(options.states) > 1:
-        raise ValueError(
-            f"{len(options.states)} states were given, but fetch takes one. Pass the one that "
-            "the run will resume from"
-        )
+    check_one_state(options, "the one that the run will resume from")
     arguments = {} if options.states else read_loader_options(options)
     # keep the limit from the loader, which would check it as if one node read all lanes
     asked = {"cache_limit": arguments.pop("cache_limit", None), **list_given(options, warm_cache)}
@@ -69,20 +66,13 @@ def _fetch(options: argparse.Namespace) -> int:
         asked["cache_limit"] = parse_bytes(asked["cache_limit"])
     with _open_loader(options, arguments) as loader:
         report = warm_cache(loader, **asked, progress=not options.quiet)
-    if options.json:
-        print_json(report, indent=None)
-        return 0
-    whole = " (everything that the node reads in an epoch)" if report.is_all else ""
-    print_text(
-        f"{counted(report.shards, 'shard')} of {report.bytes:,} bytes in the cache{whole}, of "
-        f"which {report.shards_downloaded:,} were downloaded ({report.bytes_downloaded:,} bytes)"
-    )
+    print_result(report, report.describe(), as_json=options.json, indent=None)
     return 0
 
 
 def _open_loader(options: argparse.Namespace, arguments: dict[str, Any]) -> CloudLoader:
     """Open a loader at the position from which the run resumes. It is used only to find shards."""
-    alone: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "num_workers": 0}
+    alone: dict[str, Any] = {**ALONE, "num_workers": 0}
     if options.states:
         from cloudload.tools.provenance.state_run import open_run
 

@@ -16,31 +16,13 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
-from cloudload.system import counted, is_terminal
+from cloudload.system import is_terminal
 from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given
-from cloudload.tools.cli.output import (
-    escape,
-    escape_lines,
-    print_json,
-    print_message,
-    print_text,
-    wrap,
-)
-
-if TYPE_CHECKING:
-    from cloudload.tools.inspect.samples import Sample
-
-_SHOWN_CHARACTERS = 800
-_BEFORE_MATCH = 200
-_SHOWN_VALUE, _SHOWN_IDS = 200, 16
-_INDENT = "    "
+from cloudload.tools.cli.output import print_json, print_lines, print_message
 
 
 def add_head(parser: command.CommandParser) -> None:
@@ -70,64 +52,8 @@ def _head(options: argparse.Namespace) -> int:
             print_json(sample.as_dict(), indent=None)
             continue
         columns = shutil.get_terminal_size().columns
-        lines = [*describe_sample(sample, text_key, columns, is_full=options.full)]
-        print_text("\n".join([*lines[1:], ""]), heading=lines[0])
+        heading, *lines = sample.describe(text_key, columns, is_full=options.full)
+        print_lines([*lines, ""], heading=heading)
     if not num_found:
         print_message("no document matches")
     return 0 if num_found else 1
-
-
-def describe_sample(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
-    """Yield the lines that show a sample on a terminal that is `columns` cells wide."""
-    values = dict(sample.values)
-    text = values.pop(text_key, None)
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "backslashreplace")
-    head = [f"sample {sample.sample:,}", escape(sample.shard)]
-    if values.get("id") is not None:
-        head.append(f"id {escape(_describe_value(values.pop('id'), is_full))}")
-    if isinstance(text, str):
-        head.append(counted(len(text), "character"))
-    yield "  ".join(head)
-    shown = {name: _describe_value(value, is_full) for name, value in values.items()}
-    if text is not None and not isinstance(text, str):
-        shown[text_key] = _describe_value(text, is_full)
-    for name, value in shown.items():
-        yield from wrap(f"  {escape(name)}: {escape(value)}", columns)
-    if isinstance(text, str):
-        yield from _describe_text(text, sample.match, columns, is_full)
-
-
-def _describe_text(
-    text: str, match: tuple[int, int] | None, columns: int, is_full: bool
-) -> Iterator[str]:
-    """Yield the lines of a text, or of its part around `match` if it is not shown in full."""
-    start = 0 if match is None else max(0, match[0] - _BEFORE_MATCH)
-    stop = start + _SHOWN_CHARACTERS
-    if is_full:
-        start, stop = 0, len(text)
-    if start:
-        yield f"  … {counted(start, 'character')} before"
-    for line in escape_lines(text[start:stop]):
-        yield from (f"{_INDENT}{part}" for part in wrap(line, columns - len(_INDENT)))
-    if stop < len(text):
-        yield f"  … {counted(len(text) - stop, 'more character')}"
-
-
-def _describe_value(value: Any, is_full: bool) -> str:
-    from cloudload.tools.inspect.samples import Unread
-
-    if isinstance(value, Unread):
-        return f"{counted(value.bytes, 'byte')} of {value.encoding}, not decoded"
-    if isinstance(value, list) and all(isinstance(each, int) for each in value):
-        shown = value if is_full else value[:_SHOWN_IDS]
-        more = "" if len(shown) == len(value) else " …"
-        return f"{counted(len(value), 'integer')}: {' '.join(map(str, shown))}{more}"
-    if isinstance(value, bytes):
-        text = value.decode("utf-8", "backslashreplace")
-        kind = f"{counted(len(value), 'byte')}: "
-    else:
-        text, kind = value if isinstance(value, str) else json.dumps(value), ""
-    if is_full or len(text) <= _SHOWN_VALUE:
-        return f"{kind}{text}"
-    return f"{kind}{text[:_SHOWN_VALUE]} … {counted(len(text) - _SHOWN_VALUE, 'more character')}"

@@ -1,14 +1,10 @@
-r"""Print results to stdout and messages to stderr, and escape text that could control the terminal.
+"""Print results to stdout and messages to stderr. Text that could control a terminal is escaped.
 
-    print_text      text for people, escaped
+    print_lines     lines for people, escaped
     print_json      JSON: in UTF-8, or in ASCII on a terminal
     print_result    one or the other
     print_message   a message on stderr, without secrets
     notice_after    a message if a command takes long
-
-    "red \x1b[31m"      red \x1b[31m         escape sequences
-    "a\u202eb"          a\u202eb             invisible characters, such as bidi controls
-    "one\ntwo"          two lines            `escape_lines` keeps line breaks, `escape` does not
 
 `prepare_streams` makes stdout accept any text: a character that its encoding lacks is replaced.
 """
@@ -22,28 +18,23 @@ import logging
 import os
 import sys
 import threading
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TextIO, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
 
 from cloudload.data import redact
-from cloudload.system import is_terminal, reports
-
-V = TypeVar("V")
+from cloudload.system import escape, is_terminal, reports, terminal
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-"}
 _REPLACE = "cloudload.replace"
 _COMMANDS_WITH_BARS = {"check", "convert", "count", "export", "fetch"}
 
-_TAB = "    "
-
 
 class EscapingFormatter(logging.Formatter):
     """A formatter that escapes everything in a message that could control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(escape_lines(redact(super().format(record))))
+        return "\n".join(terminal.escape_lines(redact(super().format(record))))
 
 
 def prepare_streams() -> None:
@@ -58,12 +49,12 @@ def _reconfigure(stream: TextIO | None, **settings: str) -> None:
         stream.reconfigure(**settings)  # type: ignore[arg-type]
 
 
-def print_text(text: str, heading: str = "") -> None:
-    """Print a heading, which is bold on a terminal, and text to stdout."""
-    lines = escape_lines(text)
+def print_lines(lines: Iterable[str], *, heading: str = "") -> None:
+    """Print a heading, which is bold on a terminal, and lines to stdout."""
+    shown = [*map(escape, lines)]
     if heading:
-        lines.insert(0, _embolden(escape(heading)))
-    _print("\n".join(lines))
+        shown.insert(0, _embolden(escape(heading)))
+    _print("\n".join(shown))
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
@@ -77,20 +68,27 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
     _print(text.encode("utf-8", "backslashreplace").decode())
 
 
-def print_result(value: V, describe: Callable[[V], str | Iterable[str]], *, as_json: bool) -> None:
-    """Print a value as JSON, or else the text or the lines that describe it."""
+def print_result(
+    value: Any, lines: Iterable[str], *, as_json: bool, indent: int | None = 2
+) -> None:
+    """Print a value as JSON, or else the lines that describe it."""
     if as_json:
-        print_json(value)
-        return
-    text = describe(value)
-    print_text(text if isinstance(text, str) else "\n".join(text))
+        print_json(value, indent=indent)
+    else:
+        print_lines(lines)
 
 
 def print_message(message: str) -> None:
     """Print a message to stderr, unless stderr is closed."""
     if sys.stderr is not None:
+        lines = terminal.escape_lines(redact(f"cloudload: {message}"))
         with contextlib.suppress(OSError, ValueError):  # it is broken, or an object that was closed
-            print("\n".join(escape_lines(redact(f"cloudload: {message}"))), file=sys.stderr)
+            print("\n".join(lines), file=sys.stderr)
+
+
+def print_end(step: int) -> None:
+    """Print that the data ends before a step, which the user asked for."""
+    print_message(f"the data ends before step {step:,}")
 
 
 @contextlib.contextmanager
@@ -134,50 +132,3 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
 
 def _escape(character: str) -> str:
     return character.encode("ascii", "backslashreplace").decode()
-
-
-def escape(text: str) -> str:
-    """Escape every character that is invisible or moves the cursor, line breaks included."""
-    if text.isprintable():
-        return text
-    return "".join(
-        each if is_visible(each) else each.encode("unicode_escape").decode() for each in text
-    )
-
-
-def is_visible(character: str) -> bool:
-    """Whether a terminal shows the character as itself or as a space.
-
-    Control characters, format characters (such as those that set the writing direction),
-    surrogates, private and unassigned characters, and line separators are not visible.
-    """
-    return character.isprintable() or unicodedata.category(character) == "Zs"
-
-
-def escape_lines(text: str) -> list[str]:
-    """Split text at its line feeds, expand tabs, and escape each line."""
-    return [escape(line.replace("\t", _TAB)) for line in text.split("\n")]
-
-
-def wrap(line: str, columns: int) -> Iterator[str]:
-    """Cut a line without line breaks into lines of at most `columns` terminal cells.
-
-    Cuts after the last space that fits, if there is one.
-    """
-    start, used, last_space = 0, 0, -1
-    for index, character in enumerate(line):
-        width = _count_cells(character)
-        if used + width > columns and index > start:
-            stop = last_space + 1 if last_space >= start else index
-            yield line[start:stop]
-            start, used = stop, sum(map(_count_cells, line[stop:index]))
-        if character == " ":
-            last_space = index
-        used += width
-    yield line[start:]
-
-
-def _count_cells(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -18,9 +18,8 @@ from __future__ import annotations
 import argparse
 
 from cloudload.tools.cli import command
-from cloudload.tools.cli.count_command import parse_share
 from cloudload.tools.cli.declared_options import add_declared, list_given
-from cloudload.tools.cli.output import escape, print_result
+from cloudload.tools.cli.output import print_result
 from cloudload.tools.cli.run_options import (
     add_loader_options,
     read_loader_options,
@@ -36,7 +35,7 @@ def add_plan(parser: command.CommandParser) -> None:
         plan_run,
         "tokens steps nodes ranks_per_node gpu_tokens_per_s sample measure",
         tokens={"type": str},
-        sample={"type": parse_share, "metavar": "SHARE"},
+        sample={"type": command.parse_share, "metavar": "SHARE"},
     )
     add_loader_options(parser)
 
@@ -48,5 +47,5 @@ def _plan(options: argparse.Namespace) -> int:
 
     arguments = read_loader_options(options, required="data seq_len batch_size")
     plan = plan_run(**{**list_given(options, plan_run), **arguments})
-    print_result(plan, lambda found: map(escape, describe_plan(found)), as_json=options.json)
+    print_result(plan, describe_plan(plan), as_json=options.json)
     return 0

@@ -21,10 +21,11 @@ from pathlib import Path
 
 from cloudload.system import counted
 from cloudload.tools.cli import command
-from cloudload.tools.cli.output import print_json, print_message, print_text
+from cloudload.tools.cli.output import print_end, print_json, print_lines
 from cloudload.tools.cli.run_options import (
     add_row_options,
     add_run_options,
+    check_one_state,
     open_runs_of,
     without_start_log,
 )
@@ -47,11 +48,7 @@ def _rows(options: argparse.Namespace) -> int:
 
     if not options.json:
         command.check_output_path("--out", options.out, options)
-    if len(options.states) > 1:
-        raise ValueError(
-            f"{len(options.states)} states were given, but rows takes one. Pass the last one "
-            "saved before the steps"
-        )
+    check_one_state(options, "the last one saved before the steps")
     [run], delivery = open_runs_of(options)
     num_rows = len(options.steps) * len(options.row or range(run.global_batch))
     if not options.json and num_rows > _MOST_ROWS:
@@ -69,10 +66,9 @@ def _rows(options: argparse.Namespace) -> int:
         rows = list(viewed)
         last_step = rows[-1].step if rows else 0
         options.out.write_text(render_rows(rows, _describe_steps(options.steps)), "utf-8")
-        print_text(f"{options.out} has {counted(len(rows), 'row')}")
+        print_lines([f"{options.out} has {counted(len(rows), 'row')}"])
     if last_step < options.steps[-1]:
-        missing = max(last_step + 1, options.steps.start)
-        print_message(f"the data ends before step {missing:,}")
+        print_end(max(last_step + 1, options.steps.start))
     return 0
 
 

@@ -35,6 +35,10 @@ from cloudload.tools.cli.declared_options import (
 if TYPE_CHECKING:
     from cloudload.tools.provenance.state_run import Run
 
+ALONE = {"dp_rank": 0, "dp_world_size": 1}
+"""The arguments of a loader that reads the rows of all ranks."""
+STATE = "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder"
+"""The help of an argument that is a state."""
 CHECK = "check"
 """The section of a config that only `cloudload check` reads."""
 READING = (
@@ -50,10 +54,7 @@ _START_LOGGERS = tuple(f"cloudload.{name}" for name in ("start", "wait", "tokeni
 
 def add_run_options(parser: command.CommandParser) -> None:
     """Add the states, and the options of a run."""
-    state = (
-        "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder; also "
-        "pass later checkpoints of the run if its options changed"
-    )
+    state = f"{STATE}; also pass later checkpoints of the run if its options changed"
     add = parser.add_argument
     add("states", metavar="STATE", type=command.path_argument, nargs="*", help=state)
     batch = "rows per global batch (default: as in the state; 8 without a state)"
@@ -178,6 +179,15 @@ def load_states(options: argparse.Namespace) -> list[dict[str, Any]]:
             "state"
         )
     return [load_state(path) for path in options.states]
+
+
+def check_one_state(options: argparse.Namespace, wanted: str) -> None:
+    """Raise `ValueError` for several states. `wanted` says which one to pass."""
+    if len(options.states) > 1:
+        name = options.parser.prog.rpartition(" ")[2]
+        raise ValueError(
+            f"{len(options.states)} states were given, but {name} takes one. Pass {wanted}"
+        )
 
 
 def locate_run(options: argparse.Namespace) -> dict[str, Any]:

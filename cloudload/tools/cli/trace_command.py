@@ -23,8 +23,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from cloudload.system import terminal
 from cloudload.tools.cli import command
-from cloudload.tools.cli.output import escape, print_json, print_message, print_text
+from cloudload.tools.cli.output import print_end, print_result
 from cloudload.tools.cli.run_options import (
     add_row_options,
     add_run_options,
@@ -59,15 +60,11 @@ def _trace(options: argparse.Namespace) -> int:
             for span in spans:
                 _print_span(step, span.row - first_row, span, options)
     if num_steps < len(options.steps):
-        missing = options.steps.start + num_steps
-        print_message(f"the data ends before step {missing:,}")
+        print_end(options.steps.start + num_steps)
     return 0
 
 
 def _print_span(step: int, row: int, span: TracedSpan, options: argparse.Namespace) -> None:
-    if options.json:
-        print_json({"step": step, **span.as_dict(), "row": row}, indent=None)
-        return
     text = span.text
     if not options.full:
         text = json.dumps(text[:_SHOWN_CHARACTERS], ensure_ascii=False)
@@ -75,4 +72,6 @@ def _print_span(step: int, row: int, span: TracedSpan, options: argparse.Namespa
         f"step {step:,}  row {row}  {span.stream}  epoch {span.epoch}  id {span.id}  {span.shard}  "
         f"sample {span.sample}  tokens {span.start}:{span.stop}"
     )
-    print_text(f"{escape(head)}\n    {text}")
+    lines = [head, *terminal.escape_lines(f"    {text}")]
+    found = {"step": step, **span.as_dict(), "row": row}
+    print_result(found, lines, as_json=options.json, indent=None)

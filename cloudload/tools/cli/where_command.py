@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudload.tools.cli import command
-from cloudload.tools.cli.output import escape, print_json, print_message, print_text
+from cloudload.tools.cli.output import print_message, print_result
 from cloudload.tools.cli.run_options import add_run_options, open_runs_of, without_start_log
 
 if TYPE_CHECKING:
@@ -60,10 +60,7 @@ def _where(options: argparse.Namespace) -> int:
     is_found = False
     for occurrence in _find(runs, samples, options, delivery):
         is_found = True
-        if options.json:
-            print_json(occurrence, indent=None)
-        else:
-            print_text(escape(_describe_occurrence(occurrence)))
+        print_result(occurrence, occurrence.describe(), as_json=options.json, indent=None)
     if not is_found:
         until, found = f"{options.until:,}", "was found to read" if options.quick else "reads"
         print_message(f"no step after the state, up to step {until}, {found} the document")
@@ -91,10 +88,3 @@ def _find(
                 yield from find_document(
                     run, stream, sample, own[-1], quick=options.quick, **delivery
                 )
-
-
-def _describe_occurrence(found: Occurrence) -> str:
-    return (
-        f"step {found.step:,}  row {found.row}  {found.stream}  epoch {found.epoch}  "
-        f"sample {found.sample}  tokens {found.start}:{found.stop}"
-    )

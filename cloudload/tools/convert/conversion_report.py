@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from cloudload.data import urls
-from cloudload.system import reports
+from cloudload.data import redact, urls
+from cloudload.system import counted, reports
 
 MAX_LISTED = 20
 _MOST_BAD_FILES = 1_000
 _OPTIONAL = ("bad_files", "split_bytes", "causes", "replaced")
 _MOST_CAUSES, _OTHER_CAUSES = 100, "other causes"
+_MOST_SHOWN, _BELOW = 5, " " * 13
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,63 @@ class ConvertReport:
     rebuilt_shards: int = 0
     """Number of shards of a finished dataset that were missing and that this run stored again."""
 
+    def describe(self) -> Iterator[str]:
+        """Yield the report as lines of text."""
+        added = "" if self.added_documents is None else f", {self.added_documents:,} appended"
+        text, raw = counted(self.text_bytes, "byte"), f"{self.raw_bytes:,} raw"
+        yield f"{self.out} {self._describe_progress()}"
+        yield f"  documents  {self.documents:,} ({text} of text){added}"
+        yield f"  left out   {self.empty:,} empty, {self.bad:,} bad"
+        yield from self._describe_bad()
+        files, size = counted(self.files, "file"), counted(self.input_bytes, "byte")
+        yield f"  input      {files}, {size}{self._describe_speed()}"
+        if self.skipped_files:
+            skipped = counted(self.skipped_files, "file")
+            yield f"  skipped    {skipped}, in the dataset already"
+        shards, size = counted(self.shards, "shard"), counted(self.stored_bytes, "byte")
+        yield f"  output     {shards}, {size} ({raw})"
+        if splits := [f"{name} {split['documents']:,}" for name, split in self.splits.items()]:
+            yield f"  splits     {', '.join(splits)} (documents)"
+        columns = (f"{name}: {encoding}" for name, encoding in self.columns.items())
+        yield f"  columns    {', '.join(columns)}"
+        if self.tokens is not None:
+            yield f"  tokens     {self.tokens:,}"
+
+    def _describe_progress(self) -> str:
+        if self.unfinished_segments:
+            segments = counted(self.segments, "segment")
+            return f"lacks {self.unfinished_segments:,} of {segments}"
+        if self.rebuilt_shards:
+            shards = counted(self.shards, "shard")
+            return f"is complete: rebuilt {self.rebuilt_shards:,} of {shards}"
+        return "was already complete" if self.already_complete else "is complete"
+
+    def _describe_speed(self) -> str:
+        if not self.seconds or self.resumed_shards:
+            return ""
+        read = self.input_bytes if self.added_documents is None else self.added_input_bytes
+        return f", {(read or 0) / 1e6 / self.seconds:.1f} MB/s"
+
+    def _describe_bad(self) -> Iterator[str]:
+        """Yield the first bad records, their causes and files, and what else is left out."""
+        yield from (f"{_BELOW}{record}" for record in self.bad_records)
+        if more := self.bad - len(self.bad_records):
+            yield f"{_BELOW}… and {more:,} more"
+        causes = [f"{cause} ({count:,})" for cause, count in self.causes.items()]
+        if others := causes[_MOST_SHOWN:]:
+            causes[_MOST_SHOWN:] = [f"fewer of {counted(len(others), 'other cause')}"]
+        yield from (f"  because    {cause}" for cause in causes)
+        if self.replaced:
+            documents = counted(self.replaced, "document")
+            yield f"  replaced   characters that are not Unicode, in {documents}"
+        if self.hidden:
+            yield f"{_BELOW}{describe_hidden_files(self.hidden, self.hidden_names)}"
+        worst = [f"{count:,} in {name}" for name, count in self.bad_files.items()]
+        if others := worst[_MOST_SHOWN:]:
+            worst[_MOST_SHOWN:] = [f"fewer in {counted(len(others), 'other file')}"]
+        if worst:
+            yield f"  bad        {', '.join(worst)}"
+
     def counts(self) -> Counts:
         """Return the counts of the conversion."""
         values: dict[str, Any]
@@ -205,3 +263,11 @@ class ConvertReport:
         """Create a report from a mapping with the fields that `to_json` writes."""
         lists = {name: tuple(values.get(name, ())) for name in ("bad_records", "hidden_names")}
         return ConvertReport(**dict(values) | lists)
+
+
+def describe_hidden_files(count: int, names: Sequence[str]) -> str:
+    """Describe the hidden files and folders that are left out. `names` has the first of them."""
+    noun = "file or folder" if count == 1 else "files and folders"
+    shown = ", ".join(map(redact, names[:_MOST_SHOWN]))
+    more = f", and {count - _MOST_SHOWN:,} more" if count > _MOST_SHOWN else ""
+    return f"{count:,} hidden or uncommitted {noun}: {shown}{more}"

@@ -9,18 +9,17 @@ left out: 2 hidden or uncommitted files and folders: _SUCCESS, _temporary/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudload.data import redact
-from cloudload.system import reports
+from cloudload.system import counted, reports
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
+from cloudload.tools.convert.conversion_report import describe_hidden_files
 from cloudload.tools.convert.inputs import FolderFiles, list_hidden, list_inputs, list_units
 
 _ROWS = "datasets and iterators"
-_MOST_HIDDEN = 5
 
 _CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
 """Approximate stored input bytes that a server core converts per second, by compression."""
@@ -46,6 +45,25 @@ class Outline:
     def to_json(self) -> str:
         """Return the outline as indented JSON."""
         return reports.to_json(self)
+
+    def describe(self) -> Iterator[str]:
+        """Yield the outline as lines of text."""
+        yield from self.table
+        yield (
+            f"{counted(self.segments, 'segment')}, the largest of "
+            f"{counted(self.largest_segment_bytes, 'byte')}"
+        )
+        yield self._describe_time()
+
+    def _describe_time(self) -> str:
+        """Describe the time on one core, and on many cores if that is known to be longer."""
+        seconds, least = round(self.core_seconds), round(self.largest_segment_seconds)
+        if seconds < 1:
+            return "less than a second"
+        if self.segments == 1:
+            return f"about {seconds:,} s on one core, because a segment is converted by one core"
+        limit = f"at least {least:,} s on many cores, because of the largest segment"
+        return f"about {seconds:,} s on one core" + (f"; {limit}" if least else "")
 
 
 def outline_conversion(
@@ -83,14 +101,6 @@ def outline_conversion(
 def _bytes_per_s(file: input_files.InputFile) -> float:
     key = "parquet" if file.format == "parquet" else file.compression
     return _CORE_BYTES_PER_S.get(key, 20e6)
-
-
-def describe_hidden_files(count: int, names: Sequence[str]) -> str:
-    """Describe the hidden files and folders that are left out. `names` has the first of them."""
-    noun = "file or folder" if count == 1 else "files and folders"
-    shown = ", ".join(map(redact, names[:_MOST_HIDDEN]))
-    more = f", and {count - _MOST_HIDDEN:,} more" if count > _MOST_HIDDEN else ""
-    return f"{count:,} hidden or uncommitted {noun}: {shown}{more}"
 
 
 def list_left_out(hidden: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -112,17 +112,20 @@ def count_tokens(
         StoreError: the dataset cannot be read, or the lengths cannot be written.
         WorkerError: a worker process failed or died.
     """
-    began, retry = time.monotonic(), retry or Retry()
-    stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
-    documents = {
-        "text_key": text_key,
-        "tokens_key": tokens_key,
-        "tokens_dtype": tokens_dtype,
-        "transform": transform,
-        "transform_id": transform_id,
-        "on_error": on_error,
-    }
-    recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
+    began = time.monotonic()
+    recipe, backend = _open(
+        dataset,
+        split,
+        tokenizer,
+        tokenizer_backend,
+        retry,
+        text_key=text_key,
+        tokens_key=tokens_key,
+        tokens_dtype=tokens_dtype,
+        transform=transform,
+        transform_id=transform_id,
+        on_error=on_error,
+    )
     [data] = recipe.corpus.datasets
     location = length_files.lengths_location(data, None if out is None else os.fspath(out))
     work = prepare_count(recipe, backend, location)
@@ -186,26 +189,37 @@ def estimate_tokens(
         TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
         StoreError: the dataset cannot be read.
     """
-    retry = retry or Retry()
-    stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
-    documents = {
-        "text_key": text_key,
-        "tokens_key": tokens_key,
-        "tokens_dtype": tokens_dtype,
-        "transform": transform,
-        "transform_id": transform_id,
-        "on_error": on_error,
-    }
-    recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
+    recipe, backend = _open(
+        dataset,
+        split,
+        tokenizer,
+        tokenizer_backend,
+        retry,
+        text_key=text_key,
+        tokens_key=tokens_key,
+        tokens_dtype=tokens_dtype,
+        transform=transform,
+        transform_id=transform_id,
+        on_error=on_error,
+    )
     return sample_lengths(recipe, backend, share).estimate()
 
 
 def _open(
-    stream: Stream, tokenizer: Any, backend: str, retry: Retry, documents: Mapping[str, Any]
+    dataset: str | os.PathLike[str] | Stream,
+    split: str | None,
+    tokenizer: Any,
+    backend: str,
+    retry: Retry | None,
+    **documents: Any,
 ) -> tuple[Recipe, str]:
-    """Open the recipe of a run that reads only this stream, and choose its tokenizer backend."""
+    """Open the recipe of a run that reads only this dataset, and choose its tokenizer backend.
+
+    `documents` has the options of `RowsConfig` that say how documents are read.
+    """
+    stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
     config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
-    recipe = open_recipe(config, tokenizer, retry)
+    recipe = open_recipe(config, tokenizer, retry or Retry())
     text = recipe.tokenizer.json if recipe.has_text else ""
     return recipe, choose_backend(text, backend, cache_folder.default_cache()).name
 

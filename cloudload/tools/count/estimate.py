@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from cloudload.rows import tables
 from cloudload.run import Recipe
-from cloudload.system import Floats, Ints, reports, temp_files
+from cloudload.system import Floats, Ints, counted, reports, temp_files
 from cloudload.tools.count.group import open_meter
 from cloudload.tools.count.length_report import LengthCounter, LengthStats
 
@@ -54,6 +55,18 @@ class CountEstimate:
     def to_json(self) -> str:
         """Return the estimate as indented JSON."""
         return reports.to_json(self)
+
+    def describe(self) -> Iterator[str]:
+        """Yield the estimate as lines of text."""
+        is_known = not math.isnan(self.error)
+        error = f"± {self.error:.2%}, 95% confidence" if is_known else "unknown error"
+        filtered = f", {self.filtered:.1%} filtered out" if self.filtered else ""
+        yield f"{self.dataset}: about {counted(self.tokens, 'token')} ({error})"
+        yield f"  samples    {self.samples:,}, of which {self.samples_read:,} were read{filtered}"
+        yield f"  shards     {self.shards:,}, of which {self.shards_read:,} were read"
+        yield f"  text       {self.tokens_per_byte:.4f} tokens per byte"
+        if self.stats.histogram:
+            yield from ("", *self.stats.describe())
 
 
 @dataclass(frozen=True)

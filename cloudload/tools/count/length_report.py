@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +17,14 @@ import numpy as np
 
 from cloudload.data import Dataset, Shard, decode_value
 from cloudload.errors import DatasetError
-from cloudload.system import Ints, reports
+from cloudload.system import Ints, counted, escape, reports
 
 PERCENTILES = (1, 5, 25, 50, 75, 90, 95, 99, 99.9)
 ROW_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
+_BAR = 19
+_PERCENTILES_PER_LINE = 5
+_MOST_SHOWN, _MOST_CHARACTERS, _MOST_TITLE_CHARACTERS = 50, 80, 50
 _MOST_WIDE_LABELS = 16
 _UNITS = (("M", 1 << 20), ("k", 1 << 10))
 
@@ -65,6 +68,27 @@ class LengthStats:
     histogram: tuple[LengthBin, ...]
     """One bin for each power of 2."""
     fits: tuple[Fit, ...]
+
+    def describe(self) -> Iterator[str]:
+        """Yield the distribution as lines of text."""
+        yield "tokens per document, without bos and eos"
+        yield f"  mean {self.mean:,.1f}  longest {self.longest:,}"
+        percentiles = [f"p{name} {length:,}" for name, length in self.percentiles.items()]
+        for start in range(0, len(percentiles), _PERCENTILES_PER_LINE):
+            yield "  " + "  ".join(percentiles[start : start + _PERCENTILES_PER_LINE])
+        yield from ("", f"  {'tokens':>21}  {'documents':>14}  {'tokens':>18}")
+        most = max(each.documents for each in self.histogram)
+        for each in self.histogram:
+            span = f"{each.low:,} to {each.high - 1:,}"
+            bar = "█" * -(-each.documents * _BAR // most)
+            yield f"  {span:>21}  {each.documents:>14,}  {each.tokens:>18,}  {bar}"
+        yield from ("", "documents that fit in one row")
+        for fit in self.fits:
+            if fit.documents > 0:
+                yield (
+                    f"  seq_len {fit.seq_len:>7,}  {fit.documents:>7.2%} of documents, "
+                    f"{fit.tokens:>7.2%} of tokens"
+                )
 
 
 @dataclass(frozen=True)
@@ -110,6 +134,35 @@ class CountReport:
     def to_json(self) -> str:
         """Return the report as indented JSON."""
         return reports.to_json(self)
+
+    def describe(self) -> Iterator[str]:
+        """Yield the report as lines of text."""
+        absent = {"empty": self.empty, "filtered": self.filtered, "bad": self.failed}
+        left_out = ", ".join(f"{count:,} {what}" for what, count in absent.items() if count)
+        more = f" ({left_out} left out)" if left_out else ""
+        yield f"{self.dataset}: {counted(self.tokens, 'token')}"
+        yield f"  documents  {self.documents:,}{more}"
+        text = counted(self.text_bytes, "byte")
+        yield f"  text       {text}, {self.tokens_per_byte:.4f} tokens per byte"
+        yield f"  lengths    {self.lengths} ({counted(self.length_bytes, 'byte')})"
+        yield f"  seconds    {self.seconds:.1f}"
+        if self.by is not None:
+            yield from ("", *self._describe_values())
+        if self.documents:
+            yield from ("", *self.stats.describe())
+
+    def _describe_values(self) -> Iterator[str]:
+        shown, more = self.values[:_MOST_SHOWN], self.values[_MOST_SHOWN:]
+        yield from (f"by {self.by}", f"  {'documents':>14}  {'tokens':>18}  {'share':>7}")
+        yield from (each.describe(each.value[:_MOST_CHARACTERS] or '""') for each in shown)
+        if more:
+            rest = ValueCount(
+                f"({len(more):,} other values, in --json)",
+                sum(each.documents for each in more),
+                sum(each.tokens for each in more),
+                sum(each.share for each in more),
+            )
+            yield rest.describe(rest.value)
 
 
 class LengthCounter:
@@ -175,12 +228,16 @@ def _list_bins(lengths: Ints, below: Callable[[int], tuple[int, int]]) -> tuple[
     )
 
 
-def plot_lengths(stats: LengthStats, title: str, path: Path) -> None:
+def plot_lengths(stats: LengthStats, tokens: int, dataset: str, path: Path) -> None:
     """Draw the shares of documents and of tokens by length; see `draw_picture`.
 
-    `title` is shown above the histogram.
+    `tokens` and `dataset` are named above the histogram.
     """
-    bins = stats.histogram
+    bins, name = stats.histogram, escape(dataset)
+    if len(name) > _MOST_TITLE_CHARACTERS:
+        name = f"…{name[-_MOST_TITLE_CHARACTERS:]}"
+    name = name.replace("$", r"\$")  # matplotlib would start a formula at $
+    title = f"{tokens:,} tokens in {name}"
     edges = [each.low for each in bins] + [each.high for each in bins[-1:]]
     size = 10 if len(edges) <= _MOST_WIDE_LABELS else 8
     with reports.draw_picture(path, title, _summarize(stats)) as axes:
@@ -223,6 +280,10 @@ class ValueCount:
     """Number of tokens in these samples, without bos and eos."""
     share: float
     """Share of all tokens that these samples contain, from 0 to 1."""
+
+    def describe(self, name: str) -> str:
+        """Describe the counts as a row of a table that ends with a name of the value."""
+        return f"  {self.documents:>14,}  {self.tokens:>18,}  {self.share:>7.2%}  {name}"
 
 
 @dataclass

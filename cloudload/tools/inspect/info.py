@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,11 +33,13 @@ from cloudload.data import (
     shard_entries,
 )
 from cloudload.errors import StoreError
-from cloudload.system import DaemonThreadPool, Ints, reports, run_in_order
+from cloudload.system import DaemonThreadPool, Ints, counted, escape, reports, run_in_order
 
 NO_COMPRESSION = "none"
 _MOST_REPORT_BYTES = 1 << 26
 _NUM_THREADS = 8
+_BAR_WIDTH = 40
+_FEWEST_DRAWN = 5
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,21 @@ class Distribution:
     """The largest value."""
     bins: tuple[Bin, ...]
     """A histogram without gaps. A bin reaches from a power of 2 to the next one, or is [0, 1)."""
+
+    def describe(self) -> Iterator[str]:
+        """Yield the range, the median and the mean, and a bar for each bin."""
+        if self.least == self.most:
+            yield f"{self.most:,}" + (f" in each of {self.count:,}" if self.count > 1 else "")
+            return
+        yield f"{self.least:,} to {self.most:,}, median {self.median:,}, mean {self.mean:,.1f}"
+        if len(self.bins) == 1 or self.count < _FEWEST_DRAWN:
+            return
+        ranges = [f"{each.start:,} to {each.stop - 1:,}" for each in self.bins]
+        most = max(each.count for each in self.bins)
+        width, digits = max(map(len, ranges)), len(f"{most:,}")
+        for text, each in zip(ranges, self.bins, strict=True):
+            bar = "█" * -(-_BAR_WIDTH * each.count // most)
+            yield f"{text:>{width}}  {each.count:>{digits},}  {bar}".rstrip()
 
     @staticmethod
     def of(values: Ints) -> Distribution | None:
@@ -112,6 +129,17 @@ class ColumnInfo:
     tokens: int | None
     """Number of token IDs in the column; None if the index does not determine it."""
 
+    def describe(self, width: int, num_shards: int) -> str:
+        """Describe the column; its name takes `width` cells, of a dataset of `num_shards`."""
+        text = f"{escape(self.name):<{width}}  {self.encoding}"
+        if self.holds not in (self.encoding, "JSON", "a number"):
+            text += f"  {self.holds}"
+        if self.tokens is not None:
+            text += f" ({self.tokens:,})"
+        if self.shards < num_shards:
+            text += f"  in {self.shards:,} of {counted(num_shards, 'shard')}"
+        return text
+
 
 @dataclass(frozen=True)
 class DatasetInfo:
@@ -151,6 +179,41 @@ class DatasetInfo:
     def to_json(self) -> str:
         """Return the summary as indented JSON."""
         return reports.to_json(self)
+
+    def describe(self) -> Iterator[str]:
+        """Yield the summary as lines of text."""
+        ratio = f" ({self.stored_bytes / self.raw_bytes:.0%})" if self.raw_bytes else ""
+        yield self.dataset
+        yield f"  samples      {self.samples:,}"
+        yield f"  shards       {self.shards:,}"
+        yield f"  bytes        {self.raw_bytes:,} raw, {self.stored_bytes:,} stored{ratio}"
+        if self.text_bytes is not None:
+            yield f"  text         {counted(self.text_bytes, 'byte')} of UTF-8"
+        width = max(len(escape(column.name)) for column in self.columns)
+        first, *others = (column.describe(width, self.shards) for column in self.columns)
+        yield f"  columns      {first}"
+        yield from (f"               {column}" for column in others)
+        yield f"  compression  {self._describe_shares(self.compression)}"
+        yield f"  hashes       {self._describe_shares(self.hashes) or 'none'}"
+        yield f"  written by   {self.writer or 'unknown'}"
+        yield f"  index        sha256 {self.index_hash[:16]}"
+        source = ""
+        if self.sample_bytes is not None and self.sample_bytes.count < self.samples:
+            samples = counted(self.sample_bytes.count, "sample")
+            source = f" (sampled: {samples} of {counted(self.shards_read, 'shard')})"
+        for title, found in (
+            ("samples per shard", self.samples_per_shard),
+            (f"bytes per sample, all columns{source}", self.sample_bytes),
+        ):
+            if found is not None:
+                yield from ("", f"  {title}", *(f"    {line}" for line in found.describe()))
+
+    def _describe_shares(self, shards_of: Mapping[str, int]) -> str:
+        """List names, each with its number of shards, unless all shards have it."""
+        return ", ".join(
+            name if count == self.shards else f"{name} ({count:,} of {self.shards:,})"
+            for name, count in shards_of.items()
+        )
 
 
 def read_info(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import re
 import tempfile
@@ -33,10 +34,13 @@ from cloudload.data import (
     shard_entries,
 )
 from cloudload.errors import DatasetError
-from cloudload.system import temp_files
+from cloudload.system import counted, escape, temp_files, terminal
 
 _READABLE = ("str", "bytes", "json", *shard_entries.FIXED_FORMATS)
 _DEFAULT_LIMIT = 5
+_SHOWN_CHARACTERS, _BEFORE_MATCH = 800, 200
+_SHOWN_VALUE, _SHOWN_IDS = 200, 16
+_INDENT = "    "
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,56 @@ class Sample:
         """
         values = {name: _to_json(value) for name, value in self.values.items()}
         return {**asdict(self), "values": values}
+
+    def describe(self, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
+        """Yield the lines that show the sample on a terminal that is `columns` cells wide."""
+        values = dict(self.values)
+        text = values.pop(text_key, None)
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "backslashreplace")
+        head = [f"sample {self.sample:,}", self.shard]
+        if values.get(ID_KEY) is not None:
+            head.append(f"id {_describe_value(values.pop(ID_KEY), is_full)}")
+        if isinstance(text, str):
+            head.append(counted(len(text), "character"))
+        yield "  ".join(head)
+        if text is not None and not isinstance(text, str):
+            values[text_key] = text
+        for name, value in values.items():
+            shown = escape(f"{name}: {_describe_value(value, is_full)}")
+            yield from terminal.wrap(f"  {shown}", columns)
+        if isinstance(text, str):
+            yield from self._describe_text(text, columns, is_full)
+
+    def _describe_text(self, text: str, columns: int, is_full: bool) -> Iterator[str]:
+        """Yield the lines of a text, or of its part around the match if it is not shown in full."""
+        start = 0 if self.match is None else max(0, self.match[0] - _BEFORE_MATCH)
+        stop = start + _SHOWN_CHARACTERS
+        if is_full:
+            start, stop = 0, len(text)
+        if start:
+            yield f"  … {counted(start, 'character')} before"
+        for line in terminal.escape_lines(text[start:stop]):
+            yield from (f"{_INDENT}{part}" for part in terminal.wrap(line, columns - len(_INDENT)))
+        if stop < len(text):
+            yield f"  … {counted(len(text) - stop, 'more character')}"
+
+
+def _describe_value(value: Any, is_full: bool) -> str:
+    if isinstance(value, Unread):
+        return f"{counted(value.bytes, 'byte')} of {value.encoding}, not decoded"
+    if isinstance(value, list) and all(isinstance(each, int) for each in value):
+        shown = value if is_full else value[:_SHOWN_IDS]
+        more = "" if len(shown) == len(value) else " …"
+        return f"{counted(len(value), 'integer')}: {' '.join(map(str, shown))}{more}"
+    if isinstance(value, bytes):
+        text = value.decode("utf-8", "backslashreplace")
+        kind = f"{counted(len(value), 'byte')}: "
+    else:
+        text, kind = value if isinstance(value, str) else json.dumps(value), ""
+    if is_full or len(text) <= _SHOWN_VALUE:
+        return f"{kind}{text}"
+    return f"{kind}{text[:_SHOWN_VALUE]} … {counted(len(text) - _SHOWN_VALUE, 'more character')}"
 
 
 def _to_json(value: Any) -> Any:

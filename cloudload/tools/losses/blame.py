@@ -15,19 +15,23 @@ themselves or one another.
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cloudload.data import urls
 from cloudload.errors import DatasetError
-from cloudload.system import Floats, Ints
+from cloudload.system import Floats, Ints, counted, escape, terminal
 from cloudload.tools.losses import log_file
+
+if TYPE_CHECKING:
+    from cloudload.loading import TracedSpan  # which imports torch
 
 THRESHOLD = 6.0
 """Default minimum score at which a document or source stands out."""
@@ -36,6 +40,7 @@ _GROUP, _FEWEST_IN_GROUP, _PER_WINDOW = 256, 32, 64
 _MOST_PERIODS, _FEWEST_PERIODS = 20, 5
 _TO_DEVIATION = 1.4826
 _LEAST_SCALE = 1e-3
+_SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,23 @@ class DocumentLoss:
     worst_step: int
     """The step in which the document's tokens had the highest mean loss."""
 
+    def describe(self, traced: TracedSpan | None, columns: int) -> Iterator[str]:
+        """Yield the document as lines of text, `columns` cells wide, with its ID and text."""
+        steps = f"step {self.step:,}"
+        if self.step != self.last_step:
+            steps = f"steps {self.step:,} to {self.last_step:,}, worst at {self.worst_step:,}"
+        yield (
+            f"loss {self.loss:.3f}  expected {self.expected:.3f}  score {self.score:.1f}  {steps}"
+        )
+        identifier = "" if traced is None or traced.id is None else f"  id {traced.id}"
+        yield (
+            f"  {self.stream}{identifier}  sample {self.sample}  epoch {self.epoch}  "
+            f"tokens {self.start}:{self.stop}" + ("" if traced is None else f"  {traced.shard}")
+        )
+        if traced is not None:
+            text = escape(json.dumps(traced.text[:_SHOWN_CHARACTERS], ensure_ascii=False))
+            yield from (f"    {line}" for line in terminal.wrap(text, columns - 4))
+
 
 @dataclass(frozen=True)
 class SourceLoss:
@@ -88,6 +110,20 @@ class SourceLoss:
     if the log has fewer than 5 such periods."""
     score: float | None
     """The distance of `loss` from `before`, in robust standard deviations; None if unknown."""
+
+    def stands_out(self, threshold: float) -> bool:
+        """Whether the score is known and at least `threshold`."""
+        return self.score is not None and self.score >= threshold
+
+    def describe(self, threshold: float) -> str:
+        """Describe the source as the cells of a table after its name."""
+        before = "-" if self.before is None else f"{self.before:.3f}"
+        score = "-" if self.score is None else f"{self.score:.1f}"
+        mark = "  stands out" if self.stands_out(threshold) else ""
+        return (
+            f"{self.documents:>9,}  {self.tokens:>11,}  {self.loss:>6.3f}  {before:>6}  "
+            f"{score:>6}{mark}"
+        )
 
 
 @dataclass(frozen=True)
@@ -109,6 +145,27 @@ class Blame:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name. They are JSON types, but may contain infinities and NaN."""
         return {**asdict(self), "steps": [self.steps.start, self.steps.stop]}
+
+    def describe(
+        self, traced: Sequence[TracedSpan | None], threshold: float, columns: int
+    ) -> Iterator[str]:
+        """Yield the result as lines of text, `columns` cells wide.
+
+        `traced` has the text of each document, or None.
+        """
+        yield (
+            f"steps {self.steps.start:,} to {self.steps.stop - 1:,}: "
+            f"{counted(self.num_documents, 'document')}, {counted(self.tokens, 'token')}, "
+            f"mean loss {self.loss:.3f}"
+        )
+        width = max(len("source"), *(len(escape(each.stream)) for each in self.sources))
+        yield from ("", f"{'source':<{width}}  documents       tokens    loss  before   score")
+        for source in self.sources:
+            yield f"{escape(source.stream):<{width}}  {source.describe(threshold)}"
+        for each, span in zip(self.documents, traced, strict=True):
+            yield from ("", *each.describe(span, columns))
+        if not self.documents:
+            yield from ("", f"no document has a score of {threshold:g} or more")
 
 
 def blame(

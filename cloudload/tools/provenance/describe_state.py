@@ -8,18 +8,27 @@ compare_with_loader(state, loader)  the same for a state and the loader that wou
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cloudload.errors import CloudloadError, StreamChangedError
 from cloudload.loading import CloudLoader
 from cloudload.rows import tables
-from cloudload.run import ACCEPTABLE_FIELDS, Saved, read_sources, read_state, state_fields
+from cloudload.run import (
+    ACCEPTABLE_FIELDS,
+    FIELD_MEANINGS,
+    Saved,
+    read_sources,
+    read_state,
+    state_fields,
+)
 from cloudload.stats import DOCUMENTS, FAILED, PADDING, READ, TOKENS
-from cloudload.system import divisors, reports
+from cloudload.system import counted, divisors, escape, reports
+
+V = TypeVar("V")
 
 _POSITION = ("rows", "table_rows", "batches", "tail", "stream_tails", "skipped", "origin")
 _LANES = ("counts", "cursors", "document_sizes", "residues")
@@ -42,6 +51,7 @@ _BY_STREAM = (state_fields.TOKENS_FIELD, state_fields.MAX_EPOCHS_FIELD)
 _HELD = "held: a resume rejects a different value"
 _ACCEPTABLE = "held, unless you accept a different value with on_change={{{name!r}: 'accept'}}"
 _MOST_SHOWN = 120
+_MOST_WORLDS = 24
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,66 @@ class StateDescription:
         values: dict[str, Any] = reports.to_plain(self)
         return values
 
+    def describe(self) -> Iterator[str]:
+        """Yield the description as lines of text."""
+        yield (
+            f"after {counted(self.steps, 'step')}: {counted(self.rows, 'row')} of "
+            f"{self.seq_len:,} tokens, {counted(self.tokens, 'token')}, {self.padding:,} of padding"
+        )
+        if self.is_in_tail:
+            yield "  in the tail of a finite run, or at its end"
+        if self.streams_in_tail:
+            yield f"  in their tails, or at their ends: {', '.join(self.streams_in_tail)}"
+        if self.rows_to_replay:
+            rows = counted(self.rows_to_replay, "row")
+            yield f"  a resume reads {rows} again without token lengths"
+        if self.failed:
+            yield f"  {counted(self.failed, 'document')} left out (on_error='skip')"
+        for start, stop in self.skipped:
+            yield f"  rows {start:,} to {stop - 1:,} were skipped"
+        yield f"  saved by cloudload {self.cloudload}; last step: {self.global_batch:,} rows"
+        yield "streams"
+        for name, stream in _align((each.name for each in self.streams), self.streams):
+            yield (
+                f"  {name}  {stream.tokens:,} tokens ({stream.share:.1%}), "
+                f"{stream.documents:,} documents, epoch {stream.epoch:.3f}"
+            )
+        yield "lanes"
+        for name, lane in _align((each.streams[0] for each in self.lanes), self.lanes):
+            shown = f"{name}  " if len(self.lanes) > 1 else ""
+            yield (
+                f"  {shown}{self.num_lanes:,} lanes from epoch {lane.first_epoch:.3f} to "
+                f"{lane.last_epoch:.3f}, {lane.num_inside:,} of them inside a document"
+            )
+        yield from ("worlds", f"  {self._describe_worlds()}", "held fixed")
+        yield from self._describe_fields()
+        yield from ("read from", *(f"  {url}" for url in self.data))
+        yield f"  tokenizer {self.tokenizer or 'none, or an object without a name'}"
+
+    def _describe_worlds(self) -> str:
+        shown = ", ".join(f"{size:,}" for size in self.worlds[:_MOST_WORLDS])
+        if len(self.worlds) > _MOST_WORLDS:
+            shown += f", … {self.worlds[-1]:,}"
+        return f"{shown} ranks; any with token lengths"
+
+    def _describe_fields(self) -> Iterator[str]:
+        for name, (field, value) in _align(self.held, self.held.items()):
+            shown, meaning = show_field(field, value), FIELD_MEANINGS.get(field, "")
+            if meaning.startswith("fingerprint"):
+                meaning = "fingerprint"  # the rest does not fit in 80 columns
+            note = f"  ({meaning})" if meaning and shown != "none" else ""
+            yield f"  {name}  {shown}{note}"
+        if self.held["packing"] == "best_fit":
+            name, width = state_fields.FAIR_FIELD, max(map(len, self.held))
+            yield f"  {name:<{width}}  {show_field(name, self.fair_start)}"
+
+
+def _align(names: Iterable[str], values: Iterable[V]) -> Iterator[tuple[str, V]]:
+    """Yield (name, value), with names of equal width."""
+    shown = [*map(escape, names)]
+    width = max(map(len, shown))
+    yield from zip((f"{name:<{width}}" for name in shown), values, strict=True)
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -126,6 +196,13 @@ class Difference:
     after: Any
     rule: str
     """The effect of the difference on a resume."""
+
+    def describe(self) -> str:
+        """Describe the difference in a line of text."""
+        if self.rule == "position of lanes":
+            return f"  {self.name}: differs ({self.rule})"
+        before, after = (show_field(self.name, value) for value in (self.before, self.after))
+        return f"  {self.name}: {before} → {after} ({self.rule})"
 
 
 def describe_state(state: Mapping[str, Any]) -> StateDescription:

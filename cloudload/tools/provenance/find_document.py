@@ -39,6 +39,13 @@ class Occurrence:
     stop: int
     """One past the index of the last token."""
 
+    def describe(self) -> Iterator[str]:
+        """Yield the occurrence as a line of text."""
+        yield (
+            f"step {self.step:,}  row {self.row}  {self.stream}  epoch {self.epoch}  "
+            f"sample {self.sample}  tokens {self.start}:{self.stop}"
+        )
+
 
 def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
     """Return the (stream, sample) indices of every sample whose column `id` is `identifier`.

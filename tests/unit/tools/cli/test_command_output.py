@@ -19,11 +19,7 @@ from cloudload.cli import main
 from cloudload.inspect import Sample, read_samples
 from cloudload.provenance import describe_state
 from cloudload.system.reports import to_json
-from cloudload.tools.cli.convert_command import _describe_time
-from cloudload.tools.cli.count_command import _describe_lengths
-from cloudload.tools.cli.head_command import describe_sample
-from cloudload.tools.cli.output import escape, escape_lines, wrap
-from cloudload.tools.cli.state_command import list_lines
+from cloudload.system.terminal import escape, escape_lines, wrap
 from cloudload.tools.convert.dry_run import Outline
 from cloudload.tools.count.length_report import LengthBin, LengthStats
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
@@ -251,7 +247,7 @@ def test_no_match_is_said_on_stderr_and_by_the_exit_status(
 def test_a_long_document_is_shown_around_its_match() -> None:
     text = "before " * 200 + "needle" + " after" * 300
     document = Sample(3, "shard.00000.mds", {"text": text}, (1_400, 1_406))
-    lines = [*describe_sample(document, "text", 80, is_full=False)]
+    lines = [*document.describe("text", 80, is_full=False)]
     assert lines[1] == "  … 1,200 characters before"
     assert any("needle" in line for line in lines)
     assert lines[-1] == f"  … {len(text) - 2_000:,} more characters"
@@ -259,14 +255,14 @@ def test_a_long_document_is_shown_around_its_match() -> None:
 
 def test_a_long_id_is_shortened_too() -> None:
     sample = Sample(0, "shard.00000.mds", {"id": "x" * 1_000, "text": "a"})
-    [line, _] = describe_sample(sample, "text", 80, is_full=False)
+    [line, _] = sample.describe("text", 80, is_full=False)
     assert line.endswith(f"  id {'x' * 200} … 800 more characters  1 character")
 
 
 def test_other_columns_are_one_line_each() -> None:
     values = {"tokens": [*range(99)], "source": "a\nb", "score": 0.5, "text": "hello"}
     document = Sample(0, "shard.00000.mds", values)
-    assert [*describe_sample(document, "text", 80, is_full=False)] == [
+    assert [*document.describe("text", 80, is_full=False)] == [
         "sample 0  shard.00000.mds  5 characters",
         "  tokens: 99 integers: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 …",
         r"  source: a\nb",
@@ -294,15 +290,15 @@ def test_other_columns_are_one_line_each() -> None:
 def test_the_plan_of_a_conversion_has_no_time_of_zero_seconds(
     seconds: float, largest: float, segments: int, text: str
 ) -> None:
-    assert _describe_time(Outline((), 1, 1, segments, 1, seconds, largest)) == text
+    *_, last = Outline((), 1, 1, segments, 1, seconds, largest).describe()
+    assert last == text
 
 
 def test_the_percentiles_of_long_documents_fit_in_80_columns() -> None:
     names = ("1", "5", "25", "50", "75", "90", "95", "99", "99.9")
     percentiles = dict.fromkeys(names, 1_234_567)
-    lines = _describe_lengths(
-        LengthStats(123_456.7, 1_234_567, percentiles, (LengthBin(1, 2, 1, 1),), ())
-    )
+    stats = LengthStats(123_456.7, 1_234_567, percentiles, (LengthBin(1, 2, 1, 1),), ())
+    lines = list(stats.describe())
     assert max(map(len, lines)) <= 80
     shown = dict(re.findall(r"p([\d.]+) ([\d,]+)", "\n".join(lines)))
     assert shown == dict.fromkeys(names, "1,234,567")
@@ -310,7 +306,7 @@ def test_the_percentiles_of_long_documents_fit_in_80_columns() -> None:
 
 def test_a_state_is_shown_with_the_meaning_of_its_fields(folder: str) -> None:
     with make_loader(folder, num_workers=0) as loader:
-        lines = list(list_lines(describe_state(loader.state_dict())))
+        lines = list(describe_state(loader.state_dict()).describe())
     [chosen] = [line for line in lines if line.startswith("  choose ")]
     [frames] = [line for line in lines if line.startswith("  bos_eos ")]
     assert chosen.endswith("  (samples in an epoch, by stream or corpus)")
