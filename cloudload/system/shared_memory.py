@@ -40,26 +40,26 @@ class SharedMemoryRing:
         self._descriptor = descriptor
         self._map = mmap.mmap(descriptor, max(1, self.num_slots * self.slot_bytes))
 
-    def slot(self, number: int) -> memoryview:
-        """A writable view of the `slot_bytes` bytes of the slot with index `number`."""
-        start = number * self.slot_bytes
+    def slot(self, index: int) -> memoryview:
+        """A writable view of the `slot_bytes` bytes of the slot with this index."""
+        start = index * self.slot_bytes
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def array(
-        self, number: int, dtype: type[np.generic], shape: tuple[int, ...]
+        self, index: int, dtype: type[np.generic], shape: tuple[int, ...]
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """A writable array of `shape`, stored at the start of the slot with index `number`."""
-        return np.ndarray(shape, dtype, self._map, number * self.slot_bytes)
+        """A writable array of `shape`, stored at the start of the slot with this index."""
+        return np.ndarray(shape, dtype, self._map, index * self.slot_bytes)
 
-    def write_text(self, number: int, text: str) -> None:
+    def write_text(self, index: int, text: str) -> None:
         """Fill a slot with `text` in UTF-8, truncated to the slot's size."""
-        self.slot(number)[:] = text.encode()[: self.slot_bytes].ljust(self.slot_bytes, b"\0")
+        self.slot(index)[:] = text.encode()[: self.slot_bytes].ljust(self.slot_bytes, b"\0")
 
-    def read_text(self, number: int) -> str:
+    def read_text(self, index: int) -> str:
         """Return the text of a slot, even if another process is writing to the slot."""
-        before, found = b"", bytes(self.slot(number))
+        before, found = b"", bytes(self.slot(index))
         while found != before:
-            before, found = found, bytes(self.slot(number))
+            before, found = found, bytes(self.slot(index))
         return found.rstrip(b"\0").decode(errors="ignore")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class LengthsKey:
 class ShardRange:
     """The consecutive shards that form a group, and the name of the group's file."""
 
-    number: int
+    index: int
     """Index of the group."""
     first: int
     """Index in the dataset of the group's first shard."""
@@ -61,7 +61,7 @@ class ShardRange:
     @property
     def name(self) -> str:
         """The name of the group's file."""
-        return f"{self.number:05}-{self.digest}.lengths"
+        return f"{self.index:05}-{self.digest}.lengths"
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ def index_name(data: str) -> str:
 
 def cut_groups(shards: ShardTable, key: LengthsKey) -> Iterator[ShardRange]:
     """Group consecutive shards. A group ends after 1,048,576 samples or 1 GiB of raw bytes."""
-    first = samples = raw_bytes = number = 0
+    first = samples = raw_bytes = group = 0
     sizes = zip(shards.samples.tolist(), shards.raw_bytes.tolist(), strict=True)
-    for index, (own_samples, own_bytes) in enumerate(sizes, 1):
+    for stop, (own_samples, own_bytes) in enumerate(sizes, 1):
         samples, raw_bytes = samples + own_samples, raw_bytes + own_bytes
-        if samples >= GROUP_SAMPLES or raw_bytes >= GROUP_BYTES or index == len(shards):
-            digest = _identify(shards[first:index], key)
-            yield ShardRange(number, first, index, samples, digest)
-            first, samples, raw_bytes, number = index, 0, 0, number + 1
+        if samples >= GROUP_SAMPLES or raw_bytes >= GROUP_BYTES or stop == len(shards):
+            digest = _identify(shards[first:stop], key)
+            yield ShardRange(group, first, stop, samples, digest)
+            first, samples, raw_bytes, group = stop, 0, 0, group + 1
 
 
 def _identify(shards: Iterable[shard_entries.ShardInfo], key: LengthsKey) -> str:

@@ -146,7 +146,7 @@ class ConversionPlan:
     """Whether workers must list the inputs, because names and sizes alone do not describe the
     files."""
     first_segment: int = 0
-    """The number of the first segment; more than 0 for data that is appended."""
+    """The index of the first segment; more than 0 for data that is appended."""
     base: Mapping[str, Any] | None = field(default=None)
     """The dataset to append to; see `cloudload.tools.convert.planning`."""
 
@@ -220,7 +220,7 @@ class ConversionPlan:
         return _PlannedFiles(self.inputs, roots, format)
 
     def segments(self, files: Files) -> Segments:
-        """Cut the plan's files into segments, of which the first has number `first_segment`."""
+        """Cut the plan's files into segments, of which the first has index `first_segment`."""
         segment_bytes = self.claim["recipe"].get(rerun_check.SEGMENT_BYTES, ONE_SEGMENT)
         prefix = "" if self.base is None else f"+{self.first_segment}/"
         return Segments(files, segment_bytes, prefix)

@@ -63,7 +63,7 @@ class Counts:
 
 
 def order(counts: Mapping[str, int], most: int | None = None) -> dict[str, int]:
-    """Return the `most` largest numbers, in descending order."""
+    """Return the `most` largest counts, in descending order."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most])
 
 

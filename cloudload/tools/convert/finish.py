@@ -117,7 +117,7 @@ class JoinedSegments:
     parts: list[Counts] = field(default_factory=list)
     """The counts of folders, in order. When there are 1,000, `add` replaces them with their sum."""
     with_bad: list[int] = field(default_factory=list)
-    """The numbers of the segments that have bad records."""
+    """The indices of the segments that have bad records."""
 
     @property
     def counts(self) -> Counts:
@@ -170,7 +170,7 @@ def _base(name: str) -> str:
 def read_notes(
     location: Location, segments: Sequence[int], plan: str
 ) -> Iterator[tuple[int, Note | None]]:
-    """Yield (number, note) for each segment, in order. An unfinished segment has the note None.
+    """Yield (index, note) for each segment, in order. An unfinished segment has the note None.
 
     At most 65 notes are in memory at a time.
     """
@@ -190,7 +190,7 @@ def join_notes(
 ) -> tuple[JoinedSegments, list[int]]:
     """Add the finished segments to `joined`.
 
-    Returns `joined`, and the numbers of the unfinished segments.
+    Returns `joined`, and the indices of the unfinished segments.
     """
     missing = []
     for segment, note in read_notes(location, segments, plan.digest):

@@ -6,7 +6,7 @@ A plan may append to a finished dataset, whose shards are then the start of the 
                  existing shards, not changed                 │ the segments that are appended
 
 The existing dataset remains readable until its index is replaced, in one step. The names in the IDs
-of appended documents begin with `+` and the number of the first segment of the same append, so they
+of appended documents begin with `+` and the index of the first segment of the same append, so they
 differ from those of earlier files.
 """
 
@@ -147,7 +147,7 @@ def _check_current(journal: Journal, plan: conversion_plan.ConversionPlan) -> No
 def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `base` of a plan: the digest and the report of the datasets at the output.
 
-    Its `segments` is the number of the first segment to append. Raises `ConvertError` if there is
+    Its `segments` is the index of the first segment to append. Raises `ConvertError` if there is
     no dataset, or if its recipe differs from the claim's.
     """
     location = output.home
@@ -260,6 +260,6 @@ def _digest(entries: Mapping[str, list[dict[str, Any]]]) -> str:
 
 
 def _segment_of(entry: Mapping[str, Any]) -> int:
-    """Return the number of a shard's segment, or 0 if there is only one segment."""
+    """Return the index of a shard's segment, or 0 if there is only one segment."""
     found = _FOLDER.match(entry["raw_data"]["basename"])
     return int(found[1]) if found else 0

@@ -2,7 +2,7 @@
 
     index.json ─► missing shards ─► their segments, converted again ─► equal to the index? ─► stored
 
-A shard is a pure function of the inputs, the options, and the number of its segment. The segments
+A shard is a pure function of the inputs, the options, and the index of its segment. The segments
 are converted twice. First, all fields of their shards, such as sizes and hashes, are compared with
 the index. If any differs, nothing is stored. Then the missing shards are stored. The index and the
 report do not change, so readers of the other shards continue.
@@ -161,7 +161,7 @@ def _store_if_lost(
     segment: _DamagedSegment, context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob
 ) -> StoredShard:
     """Build a shard, compare it with the index, and store it if it is missing."""
-    shard = writer.pack_shard(context.form, job.number, job.sizes, job.parts, buffer)
+    shard = writer.pack_shard(context.form, job.index, job.sizes, job.parts, buffer)
     location, name = context.journal.output.home, name_in(segment.folder, shard.name)
     found = JoinedShards()
     found.add(segment.folder, [shard.entry])

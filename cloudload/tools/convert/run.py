@@ -38,7 +38,7 @@ from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.output_location import Output, does_exist, list_sizes_at
 from cloudload.tools.convert.planning import join_base, read_report_if_joined
 from cloudload.tools.convert.sample_encoding import join_rejects
-from cloudload.tools.convert.segment import SegmentWork, convert_numbered, convert_segment
+from cloudload.tools.convert.segment import SegmentWork, convert_segment, convert_whole
 from cloudload.tools.convert.values import PeekableBlocks
 from cloudload.tools.count.group import CountWork, count_group, finish_count, list_groups
 from cloudload.tools.count.new_shards import ShardLengths, write_groups
@@ -116,13 +116,13 @@ def convert_segments(
         total, left = (
             sum(segments.sizes[each - first] for each in some) for some in (mine, waiting)
         )
-        numbered = ((each, segments[each - first]) for each in waiting)
+        indexed = ((each, segments[each - first]) for each in waiting)
         with (
             open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
             open_engine_for(run, plan, len(waiting)) as engine,
         ):
             work = partial(convert_segment, segment_work(run, plan))
-            return sum(found for _, found in run_units(work, numbered, engine, on_bytes=bar.update))
+            return sum(found for _, found in run_units(work, indexed, engine, on_bytes=bar.update))
 
     return _convert(run, plan, range(first, first + len(segments)), convert, _describe_names(files))
 
@@ -141,7 +141,7 @@ def convert_as_one_segment(
     def convert(_: Sequence[int], waiting: Sequence[int]) -> int:
         with open_progress_bar("convert", _total_bytes(units), shown=run.progress) as bar:
             work = segment_work(run, plan)
-            return sum(convert_numbered(work, each, units, bar.update, blocks) for each in waiting)
+            return sum(convert_whole(work, each, units, bar.update, blocks) for each in waiting)
 
     report = _convert(run, plan, range(1), convert, _describe_names(units))
     if report.already_complete:
@@ -329,9 +329,9 @@ def _describe_missing(location: Location, missing: Sequence[int], total: int) ->
     )
 
 
-def _name_some(numbers: Sequence[int]) -> str:
-    more = f", and {len(numbers) - _MOST_NAMED:,} more" if len(numbers) > _MOST_NAMED else ""
-    return ", ".join(map(str, numbers[:_MOST_NAMED])) + more
+def _name_some(segments: Sequence[int]) -> str:
+    more = f", and {len(segments) - _MOST_NAMED:,} more" if len(segments) > _MOST_NAMED else ""
+    return ", ".join(map(str, segments[:_MOST_NAMED])) + more
 
 
 # ---------------------------------------------------------------- report

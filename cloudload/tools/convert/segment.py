@@ -9,7 +9,7 @@
     .convert/NNNNN.done.json the note of a finished segment: its part of the index, and its counts
     .convert/NNNNN.rejects.jsonl   its bad records, if they are kept
 
-Every object is a pure function of the plan and the segment's number. A retry, a second copy, or a
+Every object is a pure function of the plan and the segment's index. A retry, a second copy, or a
 worker that was presumed dead can only write the same bytes under the same names.
 """
 
@@ -100,23 +100,23 @@ def note_name(segment: int) -> str:
 
 def convert_segment(
     work: SegmentWork,
-    numbered: tuple[int, Segment],
+    indexed: tuple[int, Segment],
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Convert a segment unless its note exists. `numbered` is (number, parts).
+    """Convert a segment unless its note exists. `indexed` is (index, parts).
 
-    See `convert_numbered`.
+    See `convert_whole`.
     """
-    segment, parts = numbered
+    segment, parts = indexed
     conversion_plan.check_versions(work.versions)
     if is_finished(work.output.home, segment, work.plan, with_rejects=work.keeps_rejects):
         on_bytes(sum(map(count_bytes, parts)))
         return 0
     units = list(group_units(parts, work.config.block_bytes))
-    return convert_numbered(work, segment, units, on_bytes)
+    return convert_whole(work, segment, units, on_bytes)
 
 
-def convert_numbered(
+def convert_whole(
     work: SegmentWork,
     segment: int,
     units: Sequence[input_records.InputUnit],

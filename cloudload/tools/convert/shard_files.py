@@ -25,16 +25,17 @@ from cloudload.tools.count.new_shards import measure_shard
 class ShardJob:
     """A shard to store.
 
-    `number` is its index among the shards of its split, and `index` among those of all splits.
+    `index` is its index among the shards of its split, and `entry` that of its journal entry among
+    those of all splits.
     `parts` are the encoded samples, to be joined in order. `sizes` is int64 [samples], in bytes.
     `next` is the position at which the next shard of the split begins, or None after the last one.
     `counts` covers the blocks before the one in which the next shard begins; for the last shard,
     all blocks.
     """
 
-    index: int
+    entry: int
     split: str
-    number: int
+    index: int
     parts: tuple[memoryview, ...]
     sizes: Ints
     next: InputPosition | None
@@ -61,7 +62,7 @@ class ShardCutter:
     """
 
     def __init__(self, form: writer.ShardFormat, done: FinishedWork, counts: Counts) -> None:
-        self.counts, self._index = counts, done.resumed
+        self.counts, self._next_entry = counts, done.resumed
         self._splits = [
             _SplitCutter(form, split, len(done.entries[split]), position)
             for split, position in done.positions.items()
@@ -72,27 +73,27 @@ class ShardCutter:
         for position, block in blocks:
             start = replace(position, counts=self.counts)
             for cutter in self._splits:
-                yield from map(self._number, cutter.cut(start, block.samples[cutter.split]))
+                yield from map(self._assign_entry, cutter.cut(start, block.samples[cutter.split]))
             self.counts = self.counts.plus(block.counts)
         for cutter in self._splits:
-            yield from map(self._number, cutter.finish(self.counts))
+            yield from map(self._assign_entry, cutter.finish(self.counts))
 
-    def _number(self, job: ShardJob) -> ShardJob:
-        self._index += 1
-        return replace(job, index=self._index - 1)
+    def _assign_entry(self, job: ShardJob) -> ShardJob:
+        self._next_entry += 1
+        return replace(job, entry=self._next_entry - 1)
 
 
 class _SplitCutter:
     """Cuts the samples of one split.
 
-    `number` is the index of the first shard to cut, and `position` is where that shard begins, or
+    `index` is that of the first shard to cut, and `position` is where that shard begins, or
     None if all shards of the split are stored.
     """
 
     def __init__(
-        self, form: writer.ShardFormat, split: str, number: int, position: InputPosition | None
+        self, form: writer.ShardFormat, split: str, index: int, position: InputPosition | None
     ) -> None:
-        self.split, self._next, self._position = split, number, position
+        self.split, self._next, self._position = split, index, position
         # from the block of `position` on, also if blocks are shorter than when it was stored
         self._left_to_skip = position.sample if position else 0
         self._limit, self._empty_bytes = form.shard_bytes, form.empty_bytes()
@@ -150,11 +151,11 @@ def store_shard(context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob
     cannot be written, `ConvertError` if another conversion wrote another shard, and the errors of
     `measure_shard`.
     """
-    shard = writer.pack_shard(context.form, job.number, job.sizes, job.parts, buffer)
+    shard = writer.pack_shard(context.form, job.index, job.sizes, job.parts, buffer)
     location = context.journal.output.shards(job.split)
     lengths = _count(context, location, shard)
     context.journal.record(
-        job.index,
+        job.entry,
         job.split,
         shard.entry,
         following=job.next,

@@ -231,8 +231,8 @@ def prepare_count(recipe: Recipe, backend: str, location: Location) -> CountWork
 
 
 def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
-    numbers = {job.shards.number for job in Share.parse(worker).take(jobs)}
-    return [job for job in left if job.shards.number in numbers]
+    indices = {job.shards.index for job in Share.parse(worker).take(jobs)}
+    return [job for job in left if job.shards.index in indices]
 
 
 def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]:
@@ -267,8 +267,8 @@ def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:
 
 
 def _mark_counted(jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
-    numbers = {job.shards.number for job in left}
-    return [replace(job, is_counted=job.shards.number not in numbers) for job in jobs]
+    indices = {job.shards.index for job in left}
+    return [replace(job, is_counted=job.shards.index not in indices) for job in jobs]
 
 
 def _count(

@@ -71,7 +71,7 @@ class ArrowUnit(input_records.FileUnit):
                 self.file, schema.names, _list_paths(schema), fields
             )
             batches = arrow_block.cut_batches(_select(found, columns), block_bytes)
-            for row, batch in arrow_block.number_batches(batches, 1, start.line):
+            for row, batch in arrow_block.skip_rows(batches, 1, start.line):
                 if waiting is not None:
                     yield self._block(*waiting, stored)
                 waiting = input_records.BlockStart(0, row, stored), batch, paths

@@ -84,11 +84,11 @@ def cut_batches(batches: Iterable[Any], block_bytes: int) -> Iterator[Any]:
             yield batch.slice(first, rows)
 
 
-def number_batches(batches: Iterable[Any], row: int, first: int) -> Iterator[tuple[int, Any]]:
-    """Yield (number of the first row, batch) for consecutive batches, of which the first has `row`.
+def skip_rows(batches: Iterable[Any], row: int, first: int) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, batch) for consecutive batches, of which the first begins at `row`.
 
-    Leaves out the rows before `first`, also if a batch does not begin there, because another
-    version of pyarrow cut the batches.
+    Rows count from 1. Leaves out the rows before `first`, also if a batch does not begin there,
+    because another version of pyarrow cut the batches.
     """
     for batch in batches:
         stop = row + batch.num_rows

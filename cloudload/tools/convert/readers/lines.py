@@ -109,8 +109,8 @@ class LinesBlock(input_records.FileBlock):
                 self.file, place, fields, problem, line, is_replaced=is_replaced
             )
         if self.damage:
-            line_number = self.start.line + self.data.count(b"\n")
-            place = f"@{self.start.offset + len(self.data)}" if self.is_range else str(line_number)
+            after = self.start.line + self.data.count(b"\n")
+            place = f"@{self.start.offset + len(self.data)}" if self.is_range else str(after)
             yield input_records.Record(self.file, place, None, self.damage)
 
     def _lines(self) -> Iterator[tuple[str, bytes]]:
@@ -121,13 +121,13 @@ class LinesBlock(input_records.FileBlock):
             if offset == 0 and data.startswith(input_records.BYTE_ORDER_MARK)
             else 0
         )
-        line_number = self.start.line
+        line = self.start.line
         while begin < len(data):
             end = data.find(b"\n", begin)
             end = len(data) if end < 0 else end
-            place = f"@{offset + begin}" if self.is_range else str(line_number)
+            place = f"@{offset + begin}" if self.is_range else str(line)
             yield place, data[begin:end].removesuffix(b"\r")
-            begin, line_number = end + 1, line_number + 1
+            begin, line = end + 1, line + 1
 
 
 def _parse_text(line: bytes, text_key: str) -> Parsed:

@@ -78,7 +78,7 @@ class ParquetUnit(input_records.FileUnit):
                 )
                 batches = arrow_block.join_batches(batches, block_bytes)
                 batches = arrow_block.cut_batches(batches, block_bytes)
-                for first, batch in arrow_block.number_batches(batches, row, start.line):
+                for first, batch in arrow_block.skip_rows(batches, row, start.line):
                     # a batch counts as its share of the file's bytes, by rows
                     end = first - 1 + batch.num_rows
                     stored = size * (first - 1) // rows

@@ -159,8 +159,8 @@ class WebDatasetBlock(input_records.FileBlock):
                 self.file, sample.key, fields, problem, raw, sample.key, is_replaced
             )
         if self.damage:
-            number = self.start.line + len(self.samples)
-            yield input_records.Record(self.file, f"sample {number}", None, self.damage)
+            place = f"sample {self.start.line + len(self.samples)}"
+            yield input_records.Record(self.file, place, None, self.damage)
 
 
 def _make_utf8(sample: _Sample, encodings: Mapping[str, str], errors: str) -> tuple[_Sample, bool]:

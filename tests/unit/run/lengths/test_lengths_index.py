@@ -45,7 +45,7 @@ def shards(*samples: int, raw_bytes: int = 1_000) -> ShardTable:
 
 def ranges(table: ShardTable, key: LengthsKey = KEY) -> list[tuple[int, int, int, int]]:
     return [
-        (group.number, group.first, group.stop, group.samples) for group in cut_groups(table, key)
+        (group.index, group.first, group.stop, group.samples) for group in cut_groups(table, key)
     ]
 
 
