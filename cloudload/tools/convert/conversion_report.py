@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -13,6 +13,7 @@ from cloudload.system import counted, reports
 
 MAX_LISTED = 20
 _MOST_BAD_FILES = 1_000
+_SUMMED = ("documents", "empty", "bad", "input_bytes", "text_bytes", "replaced")
 _OPTIONAL = ("bad_files", "split_bytes", "causes", "replaced")
 _MOST_CAUSES, _OTHER_CAUSES = 100, "other causes"
 _MOST_SHOWN, _BELOW = 5, " " * 13
@@ -77,31 +78,30 @@ def cause_of(problem: str) -> str:
 
 def merge_causes(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the sums of several counts by cause. After 100 causes, all others are one cause."""
-    causes: dict[str, int] = {}
-    for cause, count in itertools.chain.from_iterable(part.items() for part in parts):
-        key = cause if cause in causes or len(causes) < _MOST_CAUSES else _OTHER_CAUSES
-        causes[key] = causes.get(key, 0) + count
-    return causes
+    return _merge(parts, _MOST_CAUSES)
+
+
+def _merge(parts: Iterable[Mapping[str, int]], most: float = math.inf) -> dict[str, int]:
+    """Return the sums of several counts by name. After `most` names, all others are one name."""
+    sums: dict[str, int] = {}
+    for name, count in itertools.chain.from_iterable(part.items() for part in parts):
+        key = name if name in sums or len(sums) < most else _OTHER_CAUSES
+        sums[key] = sums.get(key, 0) + count
+    return sums
 
 
 def sum_counts(parts: Iterable[Counts]) -> Counts:
     """Return the sums of several counts, with the first 20 bad records."""
-    several, bad_files, split_bytes = list(parts), Counter[str](), Counter[str]()
-    for each in several:
-        bad_files.update(each.bad_files)
-        split_bytes.update(each.split_bytes)
+    several = list(parts)
+    sums: dict[str, Any]
+    sums = {name: sum(getattr(each, name) for each in several) for name in _SUMMED}
     described = itertools.chain.from_iterable(each.bad_records for each in several)
     return Counts(
-        sum(each.documents for each in several),
-        sum(each.empty for each in several),
-        sum(each.bad for each in several),
-        tuple(itertools.islice(described, MAX_LISTED)),
-        sum(each.input_bytes for each in several),
-        sum(each.text_bytes for each in several),
-        dict(bad_files),
-        dict(split_bytes),
-        merge_causes(each.causes for each in several),
-        sum(each.replaced for each in several),
+        bad_records=tuple(itertools.islice(described, MAX_LISTED)),
+        bad_files=_merge(each.bad_files for each in several),
+        split_bytes=_merge(each.split_bytes for each in several),
+        causes=merge_causes(each.causes for each in several),
+        **sums,
     )
 
 

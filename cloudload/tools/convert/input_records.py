@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -163,9 +163,10 @@ class InputUnit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileUnit:
-    """A unit that consists of one file."""
+    """A unit that consists of one file, or of a range of a file that can be cut."""
 
     file: input_files.InputFile
+    range: input_files.Range | None = None
 
     @property
     def name(self) -> str:
@@ -179,6 +180,11 @@ class FileUnit:
     def files(self) -> tuple[input_files.InputFile, ...]:
         return (self.file,)
 
+    def open(self, start: BlockStart) -> tuple[Iterator[bytes], input_files.StoredByteCounter]:
+        """Return the decompressed bytes from a block on, and the counter of stored bytes."""
+        counter = input_files.StoredByteCounter(start.stored)
+        return input_files.read_decompressed(self.file, start.offset, counter), counter
+
 
 @dataclass(frozen=True)
 class FileBlock:
@@ -188,6 +194,22 @@ class FileBlock:
     start: BlockStart
     input_bytes: int
 
+    def record(
+        self, place: str | int, fields: Mapping[str, Any] | None, problem: str | None = None
+    ) -> Record:
+        """Return a record of the file, or describe a bad one."""
+        return Record(self.file, str(place), fields, problem)
+
+    def parse(
+        self, place: str | int, raw: bytes, errors: str, parse: Callable[[bytes], Parsed]
+    ) -> Record:
+        """Return the record that `parse` finds in bytes. With `errors` as `replace`, in UTF-8."""
+        data, is_replaced = make_utf8(raw, errors)
+        return Record(self.file, str(place), *parse(data), raw, is_replaced=is_replaced)
+
+
+Parsed = tuple[Mapping[str, Any] | None, str | None]
+"""(fields, None), or (None, the problem)."""
 
 ItemGroup = tuple[BlockStart, int, tuple[T, ...], str | None]
 """Where a block starts, the stored bytes that it takes, its items, and why what follows them is not
@@ -235,6 +257,11 @@ def find_field(fields: Mapping[str, Any], name: str) -> Any:
 def has_field(names: Iterable[str], name: str) -> bool:
     """Whether a record with these top-level fields may have the field `name`, nested or not."""
     return any(name == found or name.startswith(f"{found}.") for found in names)
+
+
+def is_read(name: str, fields: Iterable[str]) -> bool:
+    """Whether one of the fields that a conversion reads is the field `name`, or is nested in it."""
+    return any(has_field([name], each) for each in fields)
 
 
 def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

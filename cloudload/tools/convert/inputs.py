@@ -51,15 +51,12 @@ from cloudload.tools.convert.readers.wet import WetUnit
 
 _MAX_BLOCK_FILES = 1024
 _HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset
-_RANGED: dict[
+_UNITS: dict[
     str, Callable[[input_files.InputFile, input_files.Range | None], input_records.InputUnit]
 ] = {
     "jsonl": LinesUnit,
     "lines": LinesUnit,
     "parquet": ParquetUnit,
-}
-"""Maps each format whose files can be cut to the type of its units, which are files or ranges."""
-_UNITS: dict[str, Callable[[input_files.InputFile], input_records.InputUnit]] = {
     "json": JsonUnit,
     "csv": CsvUnit,
     "tsv": CsvUnit,
@@ -68,7 +65,7 @@ _UNITS: dict[str, Callable[[input_files.InputFile], input_records.InputUnit]] = 
     "wet": WetUnit,
     "mds": MdsUnit,
 }
-"""Maps each other format except `text` to the type of its units, which are whole files."""
+"""Maps each format except `text` to the type of its units, which are files, or ranges of files."""
 
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
@@ -283,10 +280,8 @@ def group_units(
             group = []
         if file.format == "text":
             group.append(file)
-        elif file.format in _RANGED:
-            yield _RANGED[file.format](file, part)
         else:
-            yield _UNITS[file.format](file)
+            yield _UNITS[file.format](file, part)
     if group:
         yield TextUnit(tuple(group))
 

@@ -152,7 +152,8 @@ def _rebuild_segment(
     output = work.output.of_segment(int(segment.folder)) if segment.folder else work.output
     units = list(group_units(segment.parts, work.config.block_bytes))
     store = partial(_store_if_lost, segment)
-    done = convert_units(work, SegmentJournal(output, work.plan), units, on_bytes, store=store)
+    journal = SegmentJournal(output, work.plan.digest)
+    done = convert_units(work, journal, units, on_bytes, store=store)
     if unmade := [*segment.entries][len(done.entries[""]) :]:
         raise _refusal(work.output.home, unmade[0], "the inputs would have fewer documents")
 

@@ -226,11 +226,8 @@ def segment_work(run: Conversion, plan: conversion_plan.ConversionPlan) -> Segme
     return SegmentWork(
         run.output,
         run.config,
-        plan.columns,
-        plan.versions,
-        plan.digest,
+        replace(plan, inputs=(), base=None),
         conversion_plan.plan_version(run.location),
-        plan.has_folders,
         run.skip_bad,
         bool(run.rejects),
         run.count,

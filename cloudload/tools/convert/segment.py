@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, writer
+from cloudload.data import JOURNAL_FOLDER, Location, writer
 from cloudload.errors import ConvertError
 from cloudload.system import DaemonThreadPool, run_in_order, temp_files
 from cloudload.tools.convert import conversion_plan, input_files, input_records
@@ -66,14 +66,10 @@ class SegmentWork:
 
     output: Output
     config: ConvertConfig
-    columns: tuple[shard_entries.Column, ...]
-    versions: Mapping[str, str]
-    plan: str
-    """The digest of the plan."""
+    plan: conversion_plan.ConversionPlan
+    """The plan without its inputs and its base, to keep it small."""
     version: str
     """The plan's `plan_version`."""
-    has_folders: bool
-    """Whether each segment has a folder."""
     skip_bad: bool
     keeps_rejects: bool
     count: CountWork | None = None
@@ -108,8 +104,8 @@ def convert_segment(
     See `convert_whole`.
     """
     segment, parts = indexed
-    conversion_plan.check_versions(work.versions)
-    if is_finished(work.output.home, segment, work.plan, with_rejects=work.keeps_rejects):
+    conversion_plan.check_versions(work.plan.versions)
+    if is_finished(work.output.home, segment, work.plan.digest, with_rejects=work.keeps_rejects):
         on_bytes(sum(map(count_bytes, parts)))
         return 0
     units = list(group_units(parts, work.config.block_bytes))
@@ -132,8 +128,8 @@ def convert_whole(
     the note belongs to another plan.
     """
     home = work.output.home
-    output = work.output.of_segment(segment) if work.has_folders else work.output
-    journal = SegmentJournal(output, work.plan, work.version)
+    output = work.output.of_segment(segment) if work.plan.has_folders else work.output
+    journal = SegmentJournal(output, work.plan.digest, work.version)
     with temp_files.scratch_file() as rejects:
         kept = rejects if work.keeps_rejects else None
         done = convert_units(work, journal, units, on_bytes, rejects=kept, blocks=blocks)
@@ -141,13 +137,13 @@ def convert_whole(
             store_rejects(rejects, home.join(rejects_name(segment)))
     stored = sum(entry["samples"] for entries in done.entries.values() for entry in entries)
     check_documents(output.journal, stored, done.counts)
-    note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
+    note = {"plan": work.plan.digest, "entries": done.entries, "counts": done.counts.to_json()}
     if work.count is not None:
         note["lengths"] = done.lengths
     home.join(note_name(segment)).write(json.dumps(note).encode())
     journal.remove()
     # two processes that convert the same segment must return the same
-    return 0 if work.has_folders else done.resumed
+    return 0 if work.plan.has_folders else done.resumed
 
 
 def is_finished(location: Location, segment: int, plan: str, *, with_rejects: bool) -> bool:
@@ -214,7 +210,7 @@ def convert_units(
     reader, storer = (DaemonThreadPool(1, f"cloudload-{name}") for name in ("read", "store"))
     try:
         unread = iter(blocks) if blocks and is_begun else read_blocks(units, position, work.config)
-        form = work.config.shard_format(work.columns)
+        form = work.config.shard_format(work.plan.columns)
         context = ShardContext(work.config, form, journal, rejects is not None, work.count)
         cutter = ShardCutter(form, done, position.counts)
         ahead = _read_ahead(unread, units, reader)

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_files import ChunkReader
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock
 from cloudload.tools.convert.readers import arrow_block
 
 _FILE_MARK, _END_MARK, _FEATHER_1_MARK = b"ARROW1\0\0", b"ARROW1", b"FEA1"
@@ -34,9 +35,7 @@ _MOST_PADDING_BYTES = 64
 class ArrowUnit(input_records.FileUnit):
     """An Arrow IPC file or stream. Only the columns that the conversion reads are kept."""
 
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
-    ) -> Iterator[input_records.InputBlock]:
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         arrow_block.check_pyarrow(self.name)
         import pyarrow
 
@@ -59,11 +58,11 @@ class ArrowUnit(input_records.FileUnit):
         self,
         chunks: Iterator[bytes],
         counter: input_files.StoredByteCounter,
-        start: input_records.BlockStart,
+        start: BlockStart,
         block_bytes: int,
-        fields: input_records.Fields,
-    ) -> Iterator[input_records.InputBlock]:
-        waiting: tuple[input_records.BlockStart, Any, tuple[str, ...]] | None = None
+        fields: Fields,
+    ) -> Iterator[InputBlock]:
+        waiting: tuple[BlockStart, Any, tuple[str, ...]] | None = None
         stored = start.stored
         with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
             schema, found = self._read(chunks, counter, Path(folder))
@@ -74,7 +73,7 @@ class ArrowUnit(input_records.FileUnit):
             for row, batch in arrow_block.skip_rows(batches, 1, start.line):
                 if waiting is not None:
                     yield self._block(*waiting, stored)
-                waiting = input_records.BlockStart(0, row, stored), batch, paths
+                waiting = BlockStart(0, row, stored), batch, paths
                 stored = counter.bytes
         if waiting is not None:
             yield self._block(*waiting, counter.bytes)
@@ -106,7 +105,7 @@ class ArrowUnit(input_records.FileUnit):
         counter.reach(self.file.bytes or 0)
 
     def _block(
-        self, start: input_records.BlockStart, batch: Any, schema: tuple[str, ...], stored: int
+        self, start: BlockStart, batch: Any, schema: tuple[str, ...], stored: int
     ) -> arrow_block.ArrowBlock:
         return arrow_block.ArrowBlock(self.file, start, stored - start.stored, batch, schema)
 

@@ -15,6 +15,7 @@ from cloudload.config import choices
 from cloudload.data import Location, Retry, file_kinds, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.input_records import Record
 
 _OFFSETS = {"string": "<i4", "large_string": "<i8"}
 """Maps each Arrow string type to the NumPy dtype of its offsets."""
@@ -42,9 +43,7 @@ def choose_columns(
     text field, there are no names to list. Raises `ConvertError` if two columns to read have the
     same name.
     """
-    columns = [
-        name for name in names if any(input_records.has_field([name], field) for field in fields)
-    ]
+    columns = [name for name in names if input_records.is_read(name, fields)]
     if twice := sorted(name for name in {*columns} if columns.count(name) > 1):
         raise ConvertError(
             f"{file.display_name} has two columns named {twice[0]!r}. Rename one of them, or leave "
@@ -107,9 +106,7 @@ class ArrowBlock(input_records.FileBlock):
     schema: tuple[str, ...] = ()
     """The names of all columns, to list in errors, if no column has the text; otherwise empty."""
 
-    def records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         readers = dict(zip(self.batch.schema.names, map(_reader, self.batch.columns), strict=True))
         for position in range(self.batch.num_rows):
             row = self.start.line + position
@@ -129,22 +126,19 @@ class ArrowBlock(input_records.FileBlock):
                         fields[name] = data.decode()
             except UnicodeDecodeError as error:
                 problem = f"the record is {input_records.describe_not_utf8(error)}"
-                yield input_records.Record(self.file, str(row), None, problem)
+                yield self.record(row, None, problem)
             except Exception as error:  # pyarrow and Python raise various errors for such values
-                problem = f"the field {name!r} cannot be read ({error})"
-                yield input_records.Record(self.file, str(row), None, problem)
+                yield self.record(row, None, f"the field {name!r} cannot be read ({error})")
             else:
-                yield input_records.Record(self.file, str(row), fields, is_replaced=is_replaced)
+                yield Record(self.file, str(row), fields, is_replaced=is_replaced)
 
-    def utf8_records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def utf8_records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         if (columns := self._list_values(text_key)) is None:
             yield from self.records(text_key, errors)
             return
         names = self.batch.schema.names
         for row, values in enumerate(zip(*columns, strict=True), self.start.line):
-            yield input_records.Record(self.file, str(row), dict(zip(names, values, strict=True)))
+            yield self.record(row, dict(zip(names, values, strict=True)))
 
     def _list_values(self, text_key: str) -> list[Iterable[Any]] | None:
         """Return the values of each column, with texts as `Utf8`.

@@ -25,6 +25,7 @@ from cloudload.config import choices
 from cloudload.data import writer
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 from cloudload.tools.convert.values import parse_text
 
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -66,7 +67,7 @@ class _Dialect:
     has_quotes: bool
 
     @staticmethod
-    def of(file: input_files.InputFile, fields: input_records.Fields) -> _Dialect:
+    def of(file: input_files.InputFile, fields: Fields) -> _Dialect:
         return _Dialect(
             "\t" if file.format == "tsv" else ",", fields.quoting == choices.CSV_QUOTING
         )
@@ -92,9 +93,7 @@ class _Dialect:
 class CsvUnit(input_records.FileUnit):
     """A CSV or TSV file, cut into blocks of whole records."""
 
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
-    ) -> Iterator[input_records.InputBlock]:
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         counter = input_files.StoredByteCounter(start.stored)
         dialect = _Dialect.of(self.file, fields)
         records = dialect.split(input_files.read_decompressed(self.file, 0, counter))
@@ -108,7 +107,7 @@ class CsvUnit(input_records.FileUnit):
         else:
             _skip(records, start.offset - len(head))
         for data, problem in _group(records, b"" if start.offset else head, block_bytes):
-            end = input_records.BlockStart(
+            end = BlockStart(
                 start.offset + len(data),
                 start.line + data.count(b"\n"),
                 counter.bytes,
@@ -152,9 +151,7 @@ def _read_head(records: Iterator[bytes], file: input_files.InputFile) -> tuple[b
     raise ConvertError(f"{file.display_name}:{line}: {reason}. Repair the file or leave it out")
 
 
-def _parse_header(
-    header: bytes, where: str, dialect: _Dialect, fields: input_records.Fields
-) -> tuple[str, ...]:
+def _parse_header(header: bytes, where: str, dialect: _Dialect, fields: Fields) -> tuple[str, ...]:
     """Return the names of the fields.
 
     Raises `ConvertError` if the header is not UTF-8, if it repeats a field that the conversion
@@ -232,24 +229,17 @@ class CsvBlock(input_records.FileBlock):
     encodings: Mapping[str, str]
     damage: str | None
 
-    def records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         line, is_in_head = self.start.line, self.start.offset == 0
         for data in self.dialect.split([self.data]):
             is_blank = _is_blank(data)
             if not is_in_head and not is_blank:
-                valid, is_replaced = input_records.make_utf8(data, errors)
-                fields, problem = self._parse(valid)
-                place = str(line)
-                yield input_records.Record(
-                    self.file, place, fields, problem, data, is_replaced=is_replaced
-                )
+                yield self.parse(line, data, errors, self._parse)
             line, is_in_head = line + data.count(b"\n"), is_in_head and is_blank
         if self.damage:
-            yield input_records.Record(self.file, str(line), None, self.damage)
+            yield self.record(line, None, self.damage)
 
-    def _parse(self, data: bytes) -> tuple[Mapping[str, Any] | None, str | None]:
+    def _parse(self, data: bytes) -> input_records.Parsed:
         """Return (a record's fields, None), or (None, its problem)."""
         try:
             values = self.dialect.parse(data.removeprefix(input_records.BYTE_ORDER_MARK))

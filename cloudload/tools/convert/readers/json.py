@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from cloudload.config import choices
 from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 from cloudload.tools.convert.readers.lines import LinesUnit, parse_object
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -31,9 +32,7 @@ _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 class JsonUnit(input_records.FileUnit):
     """A file that contains a JSON array or JSON lines. Stdin must be an array."""
 
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
-    ) -> Iterator[input_records.InputBlock]:
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         if self._is_array():
             yield from self._array_blocks(start, block_bytes)
         else:
@@ -50,11 +49,8 @@ class JsonUnit(input_records.FileUnit):
                     break
         return head.startswith(b"[")
 
-    def _array_blocks(
-        self, start: input_records.BlockStart, block_bytes: int
-    ) -> Iterator[input_records.InputBlock]:
-        counter = input_files.StoredByteCounter(start.stored)
-        chunks = input_files.read_decompressed(self.file, start.offset, counter)
+    def _array_blocks(self, start: BlockStart, block_bytes: int) -> Iterator[InputBlock]:
+        chunks, counter = self.open(start)
         elements = _locate_elements(chunks, start.offset)
         for group in input_records.group_items(elements, start, block_bytes, counter):
             yield JsonArrayBlock(self.file, *group)
@@ -75,19 +71,11 @@ class JsonArrayBlock(input_records.FileBlock):
     elements: tuple[bytes, ...]
     damage: str | None
 
-    def records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for line, element in enumerate(self.elements, self.start.line):
-            data, is_replaced = input_records.make_utf8(element, errors)
-            fields, problem = parse_object(data)
-            place = str(line)
-            yield input_records.Record(
-                self.file, place, fields, problem, element, is_replaced=is_replaced
-            )
+            yield self.parse(line, element, errors, parse_object)
         if self.damage:
-            line = self.start.line + len(self.elements)
-            yield input_records.Record(self.file, str(line), None, self.damage)
+            yield self.record(self.start.line + len(self.elements), None, self.damage)
 
 
 class BrokenArrayError(input_files.DamagedError):

@@ -18,12 +18,14 @@ by the offset of its line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from cloudload.config import choices
 from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 
 _ONE_PER_LINE = "Write one object per line"
 _JQ = "jq -c . FILE"
@@ -31,9 +33,6 @@ _RECORD_SEPARATOR = b"\x1e"
 _TOO_LONG = "the line is larger than 1 GiB, the limit of a record"
 
 NOT_JSON, NOT_AN_OBJECT = "the record is invalid JSON", "the record is not an object"
-
-Parsed = tuple[Mapping[str, Any] | None, str | None]
-"""(fields, None), or (None, the problem)."""
 
 _ALWAYS_EQUAL = frozenset([str, int, bool, type(None)])
 _INTEGERS_FIT_BELOW = 2.0**63
@@ -44,11 +43,7 @@ _MAX_DEPTH = 32  # far below the standard library's limit, which depends on the 
 class LinesUnit(input_records.FileUnit):
     """A file of lines, or a range of an uncompressed file of lines, cut into blocks of lines."""
 
-    range: input_files.Range | None = None
-
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[input_records.InputBlock]:
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         if self.range is None:
             yield from self._whole_blocks(start, block_bytes)
             return
@@ -60,7 +55,7 @@ class LinesUnit(input_records.FileUnit):
         for data, damage, size in _cut_at_line_ends(lines, block_bytes):
             yield LinesBlock(self.file, start, size, data, damage, is_range=True)
             end = start.offset + size
-            start = input_records.BlockStart(end, 1, end - self.range[0])
+            start = BlockStart(end, 1, end - self.range[0])
 
     def _find_line(self, first: int) -> int:
         """Return the offset of the first line that begins at `first` or after it."""
@@ -73,13 +68,10 @@ class LinesUnit(input_records.FileUnit):
             offset += len(chunk)
         return offset
 
-    def _whole_blocks(
-        self, start: input_records.BlockStart, block_bytes: int
-    ) -> Iterator[input_records.InputBlock]:
-        counter = input_files.StoredByteCounter(start.stored)
-        chunks = input_files.read_decompressed(self.file, start.offset, counter)
+    def _whole_blocks(self, start: BlockStart, block_bytes: int) -> Iterator[InputBlock]:
+        chunks, counter = self.open(start)
         for data, damage, size in _cut_at_line_ends(chunks, block_bytes):
-            end = input_records.BlockStart(
+            end = BlockStart(
                 start.offset + size,
                 start.line + data.count(b"\n") + (size > len(data)),
                 counter.bytes,
@@ -96,22 +88,16 @@ class LinesBlock(input_records.FileBlock):
     damage: str | None
     is_range: bool = False
 
-    def records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         is_json = self.file.format != "lines"
+        parse = _parse_json if is_json else partial(_parse_text, text_key)
         for place, line in self._lines():
-            if is_json and not line.strip():
-                continue
-            data, is_replaced = input_records.make_utf8(line, errors)
-            fields, problem = _parse_json(data) if is_json else _parse_text(data, text_key)
-            yield input_records.Record(
-                self.file, place, fields, problem, line, is_replaced=is_replaced
-            )
+            if line.strip() or not is_json:
+                yield self.parse(place, line, errors, parse)
         if self.damage:
             after = self.start.line + self.data.count(b"\n")
             place = f"@{self.start.offset + len(self.data)}" if self.is_range else str(after)
-            yield input_records.Record(self.file, place, None, self.damage)
+            yield self.record(place, None, self.damage)
 
     def _lines(self) -> Iterator[tuple[str, bytes]]:
         """Yield (place, line without its ending). A range has offsets instead of line numbers."""
@@ -130,14 +116,14 @@ class LinesBlock(input_records.FileBlock):
             begin, line = end + 1, line + 1
 
 
-def _parse_text(line: bytes, text_key: str) -> Parsed:
+def _parse_text(text_key: str, line: bytes) -> input_records.Parsed:
     try:
         return {text_key: line.decode()}, None
     except UnicodeDecodeError as error:
         return None, f"the record is {input_records.describe_not_utf8(error)}"
 
 
-def _parse_json(line: bytes) -> Parsed:
+def _parse_json(line: bytes) -> input_records.Parsed:
     # joined files have byte order marks between lines, and JSON text sequences a sign before each
     line = line.removeprefix(input_records.BYTE_ORDER_MARK).removeprefix(_RECORD_SEPARATOR)
     fields, problem = parse_object(line)
@@ -241,7 +227,7 @@ except ImportError:  # orjson has no wheel for some platforms
     orjson = None  # type: ignore[assignment]
 
 
-def parse_object(data: bytes) -> Parsed:
+def parse_object(data: bytes) -> input_records.Parsed:
     """Parse a JSON object. Return (its fields, None), or (None, the problem).
 
     orjson is several times faster. It refuses some JSON that the standard library accepts, such as

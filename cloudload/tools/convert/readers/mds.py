@@ -29,6 +29,7 @@ from cloudload.data import (
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.system import temp_files
 from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 _READABLE = {"str", "bytes", "json", *shard_entries.FIXED_FORMATS}
@@ -38,9 +39,7 @@ _READABLE = {"str", "bytes", "json", *shard_entries.FIXED_FORMATS}
 class MdsUnit(input_records.FileUnit):
     """A shard of an MDS dataset. `file.shard` is its index entry."""
 
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
-    ) -> Iterator[input_records.InputBlock]:
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         info = self.file.shard
         assert info is not None
         columns = _choose_columns(self.file, info, fields)
@@ -55,7 +54,7 @@ class MdsUnit(input_records.FileUnit):
                     stored = self._stored_before(sample + 1, info)
                     read = stored - start.stored
                     yield MdsBlock(self.file, start, read, columns, tuple(values))
-                    start = input_records.BlockStart(0, sample + 2, stored)
+                    start = BlockStart(0, sample + 2, stored)
                     values, size = [], 0
 
     def _stored_before(self, sample: int, info: shard_entries.ShardInfo) -> int:
@@ -99,7 +98,7 @@ class MdsUnit(input_records.FileUnit):
 
 
 def _choose_columns(
-    file: input_files.InputFile, info: shard_entries.ShardInfo, fields: input_records.Fields
+    file: input_files.InputFile, info: shard_entries.ShardInfo, fields: Fields
 ) -> tuple[shard_entries.Column, ...]:
     """Return the columns to read.
 
@@ -113,11 +112,7 @@ def _choose_columns(
             "text_key (--text-key) to a column of text. If the dataset contains token IDs, do not "
             "convert it, but pass it to CloudLoader with tokens_key"
         )
-    wanted = [
-        column
-        for column in info.columns
-        if any(input_records.has_field([column.name], each) for each in fields)
-    ]
+    wanted = [column for column in info.columns if input_records.is_read(column.name, fields)]
     for column in wanted:
         if column.encoding not in _READABLE:
             raise ConvertError(
@@ -138,9 +133,7 @@ class MdsBlock(input_records.FileBlock):
     def column_encodings(self) -> Mapping[str, str]:
         return {column.name: column.encoding for column in self.columns}
 
-    def records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for line, values in enumerate(self.values, self.start.line):
             place = str(line)
             valid = [
@@ -152,10 +145,10 @@ class MdsBlock(input_records.FileBlock):
             try:
                 fields = self._decode([value for value, _ in valid])
                 is_replaced = any(is_replaced for _, is_replaced in valid)
-                yield input_records.Record(self.file, place, fields, is_replaced=is_replaced)
+                yield Record(self.file, place, fields, is_replaced=is_replaced)
             except (ValueError, RecursionError, struct.error) as error:
                 problem = f"a value does not fit its column ({error})"
-                yield input_records.Record(self.file, place, None, problem)
+                yield self.record(place, None, problem)
 
     def _decode(self, values: Sequence[bytes]) -> dict[str, Any]:
         return {

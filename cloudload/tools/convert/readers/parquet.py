@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from cloudload.data import Location
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock
 from cloudload.tools.convert.readers import arrow_block
 
 _TAIL_BYTES = 1 << 16
@@ -37,11 +38,7 @@ class ParquetUnit(input_records.FileUnit):
     Only the columns that the conversion reads are decoded.
     """
 
-    range: input_files.Range | None = None
-
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[input_records.InputBlock]:
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         arrow_block.check_pyarrow(self.name)
         import pyarrow
         import pyarrow.parquet
@@ -61,8 +58,8 @@ class ParquetUnit(input_records.FileUnit):
                 ) from error
 
     def _batches(
-        self, parquet: Any, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[input_records.InputBlock]:
+        self, parquet: Any, start: BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
         rows, size, row = parquet.metadata.num_rows, self.file.bytes or 0, 1
         paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
         columns, schema = arrow_block.choose_columns(
@@ -82,7 +79,7 @@ class ParquetUnit(input_records.FileUnit):
                     # a batch counts as its share of the file's bytes, by rows
                     end = first - 1 + batch.num_rows
                     stored = size * (first - 1) // rows
-                    at = input_records.BlockStart(0, first, stored)
+                    at = BlockStart(0, first, stored)
                     yield arrow_block.ArrowBlock(
                         self.file, at, size * end // rows - stored, batch, schema
                     )

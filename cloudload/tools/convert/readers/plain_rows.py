@@ -11,6 +11,7 @@ from cloudload.config import choices
 from cloudload.data import contains_secrets, redact
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,7 @@ class RowsUnit:
     def files(self) -> tuple[input_files.InputFile, ...]:
         return ()
 
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[input_records.InputBlock]:
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         rows = _select(self.rows, fields)
         skipped = start.line - 1
         if skipped:
@@ -44,7 +43,7 @@ class RowsUnit:
             )
         for batch in _batched(self._iterate(rows), block_bytes, fields):
             yield RowsBlock(self.name, start, 0, batch)
-            start = input_records.BlockStart(0, start.line + len(batch))
+            start = BlockStart(0, start.line + len(batch))
 
     def _iterate(self, rows: Any) -> Iterator[Any]:
         try:
@@ -61,9 +60,7 @@ class RowsUnit:
 def _select(rows: Any, fields: Sequence[str]) -> Any:
     """Select only the columns that the conversion reads, if possible, to save decoding time."""
     names = getattr(rows, "column_names", None) or ()
-    wanted = [
-        name for name in names if any(input_records.has_field([name], field) for field in fields)
-    ]
+    wanted = [name for name in names if input_records.is_read(name, fields)]
     can_select = input_records.has_field(names, fields[0]) and hasattr(rows, "select_columns")
     return rows.select_columns(wanted) if can_select else rows
 
@@ -81,11 +78,7 @@ def _batched(
     for row in rows:
         kept = row
         if isinstance(row, Mapping):
-            kept = {
-                name: row[name]
-                for name in row
-                if any(input_records.has_field([name], field) for field in fields)
-            }
+            kept = {name: row[name] for name in row if input_records.is_read(name, fields)}
             try:
                 input_records.find_field(row, fields[0])
             except KeyError:
@@ -105,7 +98,7 @@ class RowsBlock:
     """A batch of rows of a dataset or an iterable."""
 
     name: str
-    start: input_records.BlockStart
+    start: BlockStart
     input_bytes: int
     rows: tuple[Any, ...]
 
@@ -114,13 +107,11 @@ class RowsBlock:
         """The dataset's name in messages."""
         return self.name
 
-    def records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for line, row in enumerate(self.rows, self.start.line):
             fields = {text_key: row} if isinstance(row, str) else row
             if isinstance(fields, Mapping):
-                yield input_records.Record(self, str(line), fields)
+                yield Record(self, str(line), fields)
             else:
                 problem = f"a row is {type(row).__name__}, not a mapping or a string"
-                yield input_records.Record(self, str(line), None, problem)
+                yield Record(self, str(line), None, problem)

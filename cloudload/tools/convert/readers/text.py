@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from cloudload.config import choices
 from cloudload.data import urls
 from cloudload.system import DaemonThreadPool, run_in_order, settle_future
 from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 
 _NUM_THREADS = 16
 
@@ -33,9 +34,7 @@ class TextUnit:
     def files(self) -> tuple[input_files.InputFile, ...]:
         return self.group
 
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: Sequence[str]
-    ) -> Iterator[input_records.InputBlock]:
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         yield TextBlock(self.group, start, input_records.sum_bytes(self.group))
 
 
@@ -44,26 +43,22 @@ class TextBlock:
     """All files of a unit, read as one block."""
 
     group: tuple[input_files.InputFile, ...]
-    start: input_records.BlockStart
+    start: BlockStart
     input_bytes: int
 
-    def records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for file, read in self._read_all():
             try:
                 data, is_replaced = input_records.make_utf8(
                     read().removeprefix(input_records.BYTE_ORDER_MARK), errors
                 )
-                yield input_records.Record(
-                    file, "", {text_key: data.decode()}, is_replaced=is_replaced
-                )
+                yield Record(file, "", {text_key: data.decode()}, is_replaced=is_replaced)
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
                 problem = f"the file is {input_records.describe_not_utf8(error)}"
-                yield input_records.Record(file, str(line), None, problem, error.object)
+                yield Record(file, str(line), None, problem, error.object)
             except input_files.DamagedError as error:
-                yield input_records.Record(file, "", None, str(error))
+                yield Record(file, "", None, str(error))
 
     def _read_all(self) -> Iterator[tuple[input_files.InputFile, Callable[[], bytes]]]:
         """Yield each file and a function that returns its data, or raises its error.

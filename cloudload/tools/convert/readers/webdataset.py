@@ -23,6 +23,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from cloudload.config import choices
@@ -30,6 +31,7 @@ from cloudload.data import file_kinds, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_files import ChunkReader
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 from cloudload.tools.convert.values import parse_text
 
 _NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)", re.DOTALL)
@@ -54,17 +56,14 @@ class _Sample:
 class WebDatasetUnit(input_records.FileUnit):
     """A tar archive, cut into blocks of whole samples."""
 
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
-    ) -> Iterator[input_records.InputBlock]:
-        counter = input_files.StoredByteCounter(start.stored)
-        chunks = input_files.read_decompressed(self.file, start.offset, counter)
-        found = _group(read_members(chunks, _is_wanted(fields)), start.offset)
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+        chunks, counter = self.open(start)
+        found = _group(read_members(chunks, partial(_is_wanted, fields)), start.offset)
         samples = ((sample.offset, self._check(sample, fields), sample) for sample in found)
         for group in input_records.group_items(samples, start, block_bytes, counter):
             yield WebDatasetBlock(self.file, *group, fields.encodings)
 
-    def _check(self, sample: _Sample, fields: input_records.Fields) -> int:
+    def _check(self, sample: _Sample, fields: Fields) -> int:
         """Return the size of a sample in bytes.
 
         Raises `ConvertError` if a file has many records, because it is not part of a sample.
@@ -84,15 +83,10 @@ class WebDatasetUnit(input_records.FileUnit):
         return size
 
 
-def _is_wanted(fields: input_records.Fields) -> Any:
-    def is_wanted(name: str) -> bool:
-        match = _NAME.fullmatch(name)
-        extension = match["extension"] if match else ""
-        return extension in (_TEXT, _JSON) or any(
-            input_records.has_field([extension], each) for each in fields
-        )
-
-    return is_wanted
+def _is_wanted(fields: Fields, name: str) -> bool:
+    match = _NAME.fullmatch(name)
+    extension = match["extension"] if match else ""
+    return extension in (_TEXT, _JSON) or input_records.is_read(extension, fields)
 
 
 def _group(members: Iterator[Member], first: int) -> Iterator[_Sample]:
@@ -145,9 +139,7 @@ class WebDatasetBlock(input_records.FileBlock):
     damage: str | None
     encodings: Mapping[str, str]
 
-    def records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for sample in self.samples:
             raw = sample.files.get(_JSON) or sample.files.get(_TEXT)
             valid, is_replaced = _make_utf8(sample, self.encodings, errors)
@@ -155,12 +147,10 @@ class WebDatasetBlock(input_records.FileBlock):
                 fields, problem = _read_fields(valid, text_key, self.encodings), None
             except ValueError as error:
                 fields, problem = None, str(error)
-            yield input_records.Record(
-                self.file, sample.key, fields, problem, raw, sample.key, is_replaced
-            )
+            yield Record(self.file, sample.key, fields, problem, raw, sample.key, is_replaced)
         if self.damage:
             place = f"sample {self.start.line + len(self.samples)}"
-            yield input_records.Record(self.file, place, None, self.damage)
+            yield self.record(place, None, self.damage)
 
 
 def _make_utf8(sample: _Sample, encodings: Mapping[str, str], errors: str) -> tuple[_Sample, bool]:

@@ -15,11 +15,13 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO, NamedTuple
 
 from cloudload.config import choices
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_files import ChunkReader
+from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 
 _MOST_LINE_BYTES, _MOST_HEADERS = 1 << 20, 1000
 _SIZE = re.compile("[0-9]{1,15}")
@@ -38,11 +40,8 @@ class _Page(NamedTuple):
 class WetUnit(input_records.FileUnit):
     """A WET file, cut into blocks of whole records."""
 
-    def blocks(
-        self, start: input_records.BlockStart, block_bytes: int, fields: input_records.Fields
-    ) -> Iterator[input_records.InputBlock]:
-        counter = input_files.StoredByteCounter(start.stored)
-        chunks = input_files.read_decompressed(self.file, start.offset, counter)
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+        chunks, counter = self.open(start)
         source = io.BufferedReader(ChunkReader(chunks), 1 << 16)
         pages = _read_pages(source, start.offset)
         for group in input_records.group_items(pages, start, block_bytes, counter):
@@ -101,32 +100,27 @@ class WetBlock(input_records.FileBlock):
     pages: tuple[_Page, ...]
     damage: str | None
 
-    def records(
-        self, text_key: str, errors: str = choices.STRICT
-    ) -> Iterator[input_records.Record]:
+    def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for line, page in enumerate(self.pages, self.start.line):
-            if page.headers.get(_TYPE) != "warcinfo":
-                yield self._record(str(line), page, text_key, errors)
+            kind = page.headers.get(_TYPE)
+            if kind == "warcinfo":
+                continue
+            if kind != "conversion":
+                problem = f"the type of the record is {kind}, and only conversion has text"
+                yield self.record(line, None, problem)
+            elif page.content is None:
+                problem = "the record is larger than 1 GiB, the limit of a record"
+                yield self.record(line, None, problem)
+            else:
+                parse = partial(_parse, text_key, page.headers)
+                yield self.parse(line, page.content, errors, parse)
         if self.damage:
-            yield input_records.Record(
-                self.file, str(self.start.line + len(self.pages)), None, self.damage
-            )
+            yield self.record(self.start.line + len(self.pages), None, self.damage)
 
-    def _record(self, place: str, page: _Page, text_key: str, errors: str) -> input_records.Record:
-        kind = page.headers.get(_TYPE)
-        if kind != "conversion":
-            problem = f"the type of the record is {kind}, and only conversion has text"
-            return input_records.Record(self.file, place, None, problem)
-        if page.content is None:
-            problem = "the record is larger than 1 GiB, the limit of a record"
-            return input_records.Record(self.file, place, None, problem)
-        data, is_replaced = input_records.make_utf8(page.content, errors)
-        own_id = page.headers.get(_ID, "").strip("<>")
-        try:
-            fields = {"id": own_id, **page.headers, text_key: data.decode()}
-        except UnicodeDecodeError as error:
-            problem = f"the record is {input_records.describe_not_utf8(error)}"
-            return input_records.Record(self.file, place, None, problem, page.content)
-        return input_records.Record(
-            self.file, place, fields, None, page.content, is_replaced=is_replaced
-        )
+
+def _parse(text_key: str, headers: Mapping[str, str], content: bytes) -> input_records.Parsed:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        return None, f"the record is {input_records.describe_not_utf8(error)}"
+    return {"id": headers.get(_ID, "").strip("<>"), **headers, text_key: text}, None
