@@ -11,7 +11,7 @@ import pytest
 
 from cloudload.errors import ConvertError
 from cloudload.run.lengths import lengths_index
-from cloudload.tools.convert import convert_to_mds, run
+from cloudload.tools.convert import convert_to_mds, finish
 from testkit.conversions import convert_until, dataset_bytes, write_lines
 from testkit.corpora import byte_tokenizer
 from testkit.counted import count
@@ -127,7 +127,7 @@ def test_a_worker_that_another_overtakes_leaves_its_lengths_alone(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker joins the segments and removes their notes before this worker reads them."""
-    out, read = tmp_path / "out", run._read_lengths
+    out, read = tmp_path / "out", finish._read_lengths
     convert_to_mds(corpus, out, worker="0/2", **COUNTING)
 
     def read_late(*args: Any) -> Iterator[str]:
@@ -135,7 +135,7 @@ def test_a_worker_that_another_overtakes_leaves_its_lengths_alone(
         assert convert_to_mds(corpus, out, finish=True, **COUNTING).tokens
         yield from read(*args)
 
-    monkeypatch.setattr(run, "_read_lengths", read_late)
+    monkeypatch.setattr(finish, "_read_lengths", read_late)
     monkeypatch.setattr(lengths_index, "GROUP_SAMPLES", 100)
     report = convert_to_mds(corpus, out, worker="1/2", **COUNTING)
     assert report.already_complete
@@ -234,7 +234,7 @@ def test_finishing_an_append_needs_the_tokenizer_if_older_shards_are_not_counted
     (more / "e00.jsonl").unlink()
     convert_to_mds(corpus, out, **SETTINGS)
     with monkeypatch.context() as patch:
-        patch.setattr(run, "write_groups", None)
+        patch.setattr(finish, "write_groups", None)
         with pytest.raises(TypeError):
             convert_to_mds(more, out, append=True, worker="0/1", **COUNTING)
     with pytest.raises(ConvertError, match=r"older shards without token lengths.*--tokenizer NAME"):

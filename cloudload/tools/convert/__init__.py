@@ -13,10 +13,11 @@
     found_files      the files of one input          shard_files        samples to shards
     input_records    units, blocks, records          segment_journal    finished shards, to resume
     readers          a reader per kind of input      journal            what is at the output
-    conversion_plan  the plan that workers share     finish             segments to index and report
-    planning         make or use a plan, append      conversion_report  counts and the report
-    rerun_check      what a rerun must match         rebuild            shards that are missing
-    dry_run          what would be converted         output_location    locations of the output
+    conversion_plan  the plan that workers share     joined_segments    notes to index entries
+    planning         options, plan, files: Planned   finish             lengths, report, index
+    rerun_check      what a rerun must match         conversion_report  counts and the report
+    dry_run          what would be converted         rebuild            shards that are missing
+                                                     output_location    locations of the output
 
 Other packages use only `convert_to_mds`, `ConvertReport` and `outline_conversion`.
 """

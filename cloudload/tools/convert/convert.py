@@ -22,7 +22,7 @@ from cloudload.data import Location, own_objects, urls, writer
 from cloudload.system import option_help
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, Files
+from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture, list_left_out
 from cloudload.tools.convert.inputs import (
@@ -41,20 +41,17 @@ from cloudload.tools.convert.output_location import (
     check_rejects,
 )
 from cloudload.tools.convert.planning import (
+    Conversion,
+    Planned,
     agree_on_plan,
+    check_sizes,
     list_files,
     read_appended_report,
     read_base,
 )
 from cloudload.tools.convert.rebuild import rebuild_shards
 from cloudload.tools.convert.rerun_check import check_same_files, leave_out_converted
-from cloudload.tools.convert.run import (
-    Conversion,
-    already_complete,
-    check_sizes,
-    convert_as_one_segment,
-    convert_segments,
-)
+from cloudload.tools.convert.run import run_conversion
 from cloudload.tools.convert.segment import read_blocks
 from cloudload.tools.convert.segment_journal import InputPosition
 from cloudload.tools.convert.values import PeekableBlocks, infer_columns
@@ -265,8 +262,9 @@ def convert_to_mds(
         overwrite,
     )
     if (share or finish) and (plan := _read_plan(location, recipe)):
-        return convert_segments(run, plan, plan.files(list_roots(inputs), config.format))
-    found, skipped = _list_and_plan(
+        files = plan.files(list_roots(inputs), config.format)
+        return run_conversion(Planned(run, plan, files))
+    found, skipped = _plan(
         run,
         inputs,
         split,
@@ -275,8 +273,8 @@ def convert_to_mds(
         overwrite=overwrite,
         append=append,
     )
-    # on return, `_list_and_plan` has freed its listing, which may have a million files
-    report = found if isinstance(found, ConvertReport) else convert_segments(run, *found)
+    # on return, `_plan` has freed its listing, which may have a million files
+    report = run_conversion(found) if isinstance(found, Planned) else found
     return replace(report, skipped_files=skipped)
 
 
@@ -305,7 +303,7 @@ def _read_plan(
     return None if plan.must_list else plan
 
 
-def _list_and_plan(
+def _plan(
     run: Conversion,
     inputs: Any,
     split: str | None,
@@ -314,8 +312,8 @@ def _list_and_plan(
     parent: Location | None,
     overwrite: bool,
     append: bool,
-) -> tuple[ConvertReport | tuple[conversion_plan.ConversionPlan, Files], int]:
-    """List the inputs, and return what `_plan_or_convert` returns.
+) -> tuple[Planned | ConvertReport, int]:
+    """List the inputs, and plan their conversion, or return the report of a complete dataset.
 
     Also returns the number of files that are not appended, because the dataset has them. If the
     output is a split of a dataset, `parent` is the dataset's location, otherwise None.
@@ -325,7 +323,7 @@ def _list_and_plan(
         listed, skipped = _leave_out(run.location, stored, listed)
         if not any(not isinstance(item, FolderFiles) or item.files for item in listed):
             base = read_base(run.output, {"recipe": recipe})
-            return already_complete(ConvertReport.of_stored(base["stored"]), run), skipped
+            return run.already_complete(ConvertReport.of_stored(base["stored"])), skipped
     units = list_units(listed, run.config.block_bytes)
     table = describe_inputs(units) + list_left_out(list_hidden(listed))
     logger.info("%s", "\n".join(table))
@@ -339,7 +337,7 @@ def _list_and_plan(
     if overwrite:
         journal.clear(files)
     del files  # there may be a million
-    return _plan_or_convert(run, listed, units, journal, append), skipped
+    return _agree(run, listed, units, journal, append), skipped
 
 
 def _leave_out(
@@ -390,17 +388,14 @@ def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:
         )
 
 
-def _plan_or_convert(
+def _agree(
     run: Conversion,
     listed: Sequence[FolderFiles | input_records.InputUnit],
     units: Sequence[input_records.InputUnit],
     journal: Journal,
     append: bool,
-) -> ConvertReport | tuple[conversion_plan.ConversionPlan, Files]:
-    """Agree on a plan, and convert inputs that are not all files.
-
-    Returns the plan with its files, or the report of a dataset that is complete.
-    """
+) -> Planned | ConvertReport:
+    """Agree on a plan, or return the report of a dataset that is complete, or was rebuilt."""
     folders = [item for item in listed if isinstance(item, FolderFiles)]
     is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)
     if append and not is_files:
@@ -412,13 +407,13 @@ def _plan_or_convert(
         check_sizes(run.location, units)
         check_same_files(run.location, read_appended_report(run.output) or {}, folders)
         seconds = journal.seconds() if rebuilt else 0.0
-        return replace(already_complete(report, run, rebuilt), seconds=seconds)
+        return replace(run.already_complete(report, rebuilt), seconds=seconds)
     blocks = PeekableBlocks(read_blocks(units, InputPosition(), run.config))
     infer = partial(infer_columns, run.config, blocks)
     plan = agree_on_plan(journal, run.config, folders, infer, is_files=is_files, append=append)
     if not is_files:
-        return convert_as_one_segment(run, plan, units, blocks)
-    return plan, list_files(plan, folders, run.config.format)
+        return Planned(run, plan, units=units, blocks=blocks)
+    return Planned(run, plan, list_files(plan, folders, run.config.format))
 
 
 def _locate(out: str, split: str | None) -> Location:

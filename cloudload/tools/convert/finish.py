@@ -1,204 +1,258 @@
-"""Join the finished segments: their notes become one index and one report.
+"""Finish a conversion: join its segments, and write token lengths, report, and index, in order.
 
-    .convert/00000.done.json   shard.00000   ─┐
-    .convert/00001.done.json   shard.00000   ─┴─► 00000/shard.00000, 00001/shard.00000 ─► index.json
+    notes of segments ─┬─► lengths of each shard ─► groups, index of the lengths
+                       └─► report ─────────────────────► convert-report.json ─► index.json
 
-Joining may run again, or in several processes at once, because all write the same bytes. A dataset
-may have a million shards with index entries of 500 bytes each, so memory never holds all entries or
-the whole index:
-
-    entry of the index ─► its text, 1,000 of them compressed ─► index.json, piece by piece
-                       └► a 64-bit key of name and size      ─► is the shard in the listing?
+If the dataset's index exists, so do its lengths, because they are written just before it. If a run
+is killed before it writes the index, the next run writes the same files again.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-import xxhash
-import zstandard
+from cloudload.data import (
+    Dataset,
+    Location,
+    own_objects,
+    parse_index,
+    refuse_to_hide,
+    shard_entries,
+)
+from cloudload.errors import ConvertError
+from cloudload.tools.convert.conversion_report import ConvertReport
+from cloudload.tools.convert.joined_segments import (
+    JoinedSegments,
+    JoinedShards,
+    join_notes,
+    list_finished,
+    read_notes,
+)
+from cloudload.tools.convert.journal import Journal
+from cloudload.tools.convert.output_location import collect_at, list_sizes_at
+from cloudload.tools.convert.planning import Planned, join_base
+from cloudload.tools.convert.rerun_check import CONVERTED, encode_files, join_files
+from cloudload.tools.convert.sample_encoding import join_rejects
+from cloudload.tools.convert.segment_journal import check_documents
+from cloudload.tools.count.group import count_group, finish_count, list_groups
+from cloudload.tools.count.new_shards import ShardLengths, write_groups
+from cloudload.tools.engines.units import choose_engine, run_units
 
-from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, urls
-from cloudload.system import run_in_order
-from cloudload.tools.convert import conversion_plan
-from cloudload.tools.convert.conversion_report import Counts, sum_counts
-from cloudload.tools.convert.output_location import collect_at, segment_folder
-from cloudload.tools.convert.sample_encoding import rejects_name
-from cloudload.tools.convert.segment import Note, note_name, read_note
-from cloudload.tools.convert.segment_journal import Entries
+logger = logging.getLogger("cloudload.convert")
 
-_PACKED = 1_000
-
-_NUM_THREADS = 16
-_MOST_PARTS = 1_000
-
-
-class JoinedShards:
-    """Collects the index entries of shards, in order, and their totals."""
-
-    def __init__(self) -> None:
-        self.shards = self.documents = self.raw_bytes = self.stored_bytes = 0
-        self._keys = array("Q")
-        self._packed: list[bytes] = []
-        self._texts: list[str] = []
-
-    def add(self, folder: str, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Add the shards of a folder. "" is the folder of the dataset itself."""
-        for entry in entries:
-            files = {
-                kind: {**entry[kind], "basename": urls.join_url(folder, entry[kind]["basename"])}
-                if folder and entry[kind]
-                else entry[kind]
-                for kind in ("raw_data", "zip_data")
-            }
-            file = files["zip_data"] or files["raw_data"]
-            self.shards += 1
-            self.documents += entry["samples"]
-            self.raw_bytes += files["raw_data"]["bytes"]
-            self.stored_bytes += file["bytes"]
-            self._keys.append(_key(file["basename"], file["bytes"]))
-            self._texts.append(json.dumps({**entry, **files}, sort_keys=True))
-            if len(self._texts) == _PACKED:
-                self._packed.append(zstandard.compress(", ".join(self._texts).encode(), 1))
-                self._texts.clear()
-
-    def index(self) -> Iterator[bytes]:
-        """Yield `index.json` in pieces, with the bytes that `mds.writer.encode_index` returns."""
-        yield b'{"shards": ['
-        for index, entries in enumerate(self._entries()):
-            yield (b", " if index else b"") + entries
-        yield b'], "version": 2}'
-
-    def survey(self, listed: Iterable[tuple[str, int]]) -> tuple[list[str], list[str]]:
-        """Return the names of the shards that a listing lacks, and of the indexes that it has.
-
-        `listed` yields (name, bytes) of each stored object.
-        """
-        keys, indexes = array("Q"), []
-        for name, size in listed:
-            keys.append(_key(name, size))
-            if name.endswith(shard_entries.INDEX_NAME):
-                indexes.append(name)
-        is_lost = ~np.isin(np.array(self._keys, np.uint64), np.array(keys, np.uint64))
-        lost = set(np.flatnonzero(is_lost).tolist())
-        names = self._names() if lost else ()
-        return [name for index, name in enumerate(names) if index in lost], indexes
-
-    def _entries(self) -> Iterator[bytes]:
-        """Yield the texts of consecutive entries, separated by commas."""
-        yield from map(zstandard.decompress, self._packed)
-        if self._texts:
-            yield ", ".join(self._texts).encode()
-
-    def _names(self) -> Iterator[str]:
-        for entries in self._entries():
-            for entry in json.loads(b"[" + entries + b"]"):
-                yield (entry["zip_data"] or entry["raw_data"])["basename"]
+_MOST_NAMED = 20
 
 
-def _key(name: str, size: int) -> int:
-    """Return a 64-bit hash of a stored file's name and size."""
-    return xxhash.xxh3_64_intdigest(f"{size} {name}".encode())
+def join_segments(
+    planned: Planned, segments: Sequence[int], journal: Journal
+) -> tuple[JoinedSegments, ConvertReport]:
+    """Join segments, which are all, or this run's share, and return their shards and their report.
 
-
-@dataclass
-class JoinedSegments:
-    """The datasets of a conversion by split, and their counts."""
-
-    datasets: dict[str, JoinedShards]
-    new_shards: dict[int, int] = field(default_factory=dict)
-    """The number of shards in each segment."""
-    parts: list[Counts] = field(default_factory=list)
-    """The counts of folders, in order. When there are 1,000, `add` replaces them with their sum."""
-    with_bad: list[int] = field(default_factory=list)
-    """The indices of the segments that have bad records."""
-
-    @property
-    def counts(self) -> Counts:
-        """The counts of all folders."""
-        return sum_counts(self.parts)
-
-    @staticmethod
-    def none(splits: Iterable[str]) -> JoinedSegments:
-        """Return datasets that have no shards yet."""
-        return JoinedSegments({split: JoinedShards() for split in splits})
-
-    def add(self, folder: str, entries: Entries, counts: Counts) -> None:
-        """Add the shards of a folder. "" is the folder of each dataset itself."""
-        for split, several in entries.items():
-            self.datasets[split].add(folder, several)
-        self.parts.append(counts)
-        if len(self.parts) == _MOST_PARTS:
-            self.parts = [self.counts]
-
-    @property
-    def num_shards(self) -> int:
-        """The number of shards in all datasets."""
-        return sum(each.shards for each in self.datasets.values())
-
-
-def list_finished(
-    location: Location, segments: Iterable[int], plan: str, *, with_rejects: bool
-) -> list[int]:
-    """Return the segments that have a note, in order.
-
-    With `with_rejects`, a segment with bad records must also have a file of rejects.
+    If they are all, also writes their rejects and token lengths. Raises `ConvertError` if segments
+    are missing, or if the plan was replaced.
     """
-    names = collect_at(
-        location.join(JOURNAL_FOLDER), lambda found: {_base(name) for name, _ in found}
+    run, plan, total = planned.run, planned.plan, len(planned.indices)
+    is_part = len(segments) < total
+    start = JoinedSegments.none(run.output.splits) if is_part else join_base(run.output, plan)
+    num_old = start.num_shards
+    joined, missing = join_notes(run.location, segments, plan, start)
+    if missing:
+        raise ConvertError(_describe_missing(run.location, missing, total))
+    report = replace(
+        _report(planned, joined),
+        segments=plan.first_segment + total,
+        unfinished_segments=total - len(segments),
     )
-    noted = [segment for segment in segments if _base(note_name(segment)) in names]
-    if not with_rejects:
-        return noted
-    # normally empty, because each segment converted with rejects has a file of rejects
-    unsure = [segment for segment in noted if _base(rejects_name(segment)) not in names]
-    notes = read_notes(location, unsure, plan)
-    lacking = {segment for segment, note in notes if note and note.counts.bad}
-    return [segment for segment in noted if segment not in lacking]
+    if is_part:
+        return joined, report
+    journal.check_plan(plan.digest)
+    if run.rejects:
+        _join_rejects(planned, joined)
+    return joined, _write_lengths(planned, joined, num_old, report)
 
 
-def _base(name: str) -> str:
-    return name.rpartition("/")[2]
+def _report(planned: Planned, joined: JoinedSegments) -> ConvertReport:
+    """Return the report of the joined segments, and of the dataset to which they are appended."""
+    run, plan = planned.run, planned.plan
+    base = ConvertReport.of_stored(plan.base["stored"]) if plan.base else None
+    counts, datasets = joined.counts, joined.datasets
+    return ConvertReport(
+        out=str(run.location),
+        **counts.to_report(),
+        **plan.hidden,
+        **_sum_sizes(datasets.values()),
+        files=plan.num_files + (base.files if base else 0),
+        columns={"text": "str", "id": "str"} | {each.name: each.encoding for each in plan.columns},
+        splits={
+            name: {
+                "documents": found.documents,
+                "text_bytes": counts.split_bytes.get(name, 0),
+                **_sum_sizes([found]),
+            }
+            for name, found in datasets.items()
+            if name
+        },
+        added_documents=counts.documents - base.documents if base else None,
+        added_input_bytes=counts.input_bytes - base.input_bytes if base else None,
+    )
 
 
-def read_notes(
-    location: Location, segments: Sequence[int], plan: str
-) -> Iterator[tuple[int, Note | None]]:
-    """Yield (index, note) for each segment, in order. An unfinished segment has the note None.
+def _sum_sizes(datasets: Collection[JoinedShards]) -> dict[str, Any]:
+    names = ("raw_bytes", "stored_bytes", "shards")
+    return {name: sum(getattr(each, name) for each in datasets) for name in names}
 
-    At most 65 notes are in memory at a time.
+
+def _join_rejects(planned: Planned, joined: JoinedSegments) -> None:
+    """Store the rejects of all segments.
+
+    Raises `ConvertError` if a segment left out bad records without storing its rejects.
     """
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        yield from run_in_order(
-            lambda segment: threads.submit(read_note, location, segment, plan),
-            segments,
-            4 * _NUM_THREADS,
+    run = planned.run
+    assert run.rejects
+    finished = list_finished(run.location, joined.with_bad, planned.plan.digest, with_rejects=True)
+    if lacking := sorted({*joined.with_bad} - {*finished}):
+        raise ConvertError(
+            f"the workers of segments {_name_some(lacking)} of {run.location} left out bad "
+            "records without storing them. Run these workers again with rejects (--rejects), or "
+            "finish without rejects"
+        )
+    join_rejects(run.location, joined.with_bad, run.rejects)
+
+
+def _write_lengths(
+    planned: Planned, joined: JoinedSegments, num_old: int, report: ConvertReport
+) -> ConvertReport:
+    """Write the token lengths, if they are counted, and add the number of tokens to the report.
+
+    The shards after the first `num_old` are those of the segments, whose notes have their lengths.
+    If a group contains older shards that were not counted, an engine counts the group. Raises the
+    errors of `count_group` and `finish_count`.
+    """
+    run = planned.run
+    if run.count is None:
+        _warn_of_lengths(planned)
+    if run.count is None or not report.documents:
+        return report
+    [shards] = joined.datasets.values()
+    index = parse_index(b"".join(shards.index()), str(run.location))
+    dataset = Dataset(run.location, index, "")
+    lengths = map(ShardLengths.decode, _read_lengths(planned))
+    uncounted = write_groups(run.count, dataset, num_old, lengths)
+    if uncounted and run.count.recipe is None:
+        raise ConvertError(
+            f"{run.location} has older shards without token lengths, and counting them needs the "
+            "tokenizer, which the stored plan does not have. Finish with the tokenizer of the "
+            "other runs (--tokenizer NAME)"
+        )
+    with choose_engine(run.executor, 1) as engine:
+        for _ in run_units(partial(count_group, run.count), uncounted, engine):
+            pass
+    counted = finish_count(run.count, dataset, list_groups(run.count, dataset))
+    return replace(report, tokens=counted.index.total("tokens"))
+
+
+def _warn_of_lengths(planned: Planned) -> None:
+    """Warn if a dataset to which documents were appended has token lengths."""
+    location = planned.run.location
+    folder = location.join(own_objects.LENGTHS_FOLDER)
+    if planned.plan.base and list_sizes_at(folder):
+        logger.warning(
+            "the token lengths of %s do not cover the documents that were appended. Count them: "
+            "cloudload count %s --tokenizer NAME",
+            *[location] * 2,
         )
 
 
-def join_notes(
-    location: Location,
-    segments: Sequence[int],
-    plan: conversion_plan.ConversionPlan,
-    joined: JoinedSegments,
-) -> tuple[JoinedSegments, list[int]]:
-    """Add the finished segments to `joined`.
+def _read_lengths(planned: Planned) -> Iterator[str]:
+    """Yield the token lengths of the shards of all segments, in order.
 
-    Returns `joined`, and the indices of the unfinished segments.
+    Raises `ConvertError` if a segment's note disappeared.
     """
-    missing = []
-    for segment, note in read_notes(location, segments, plan.digest):
+    location, segments = planned.run.location, planned.indices
+    for segment, note in read_notes(location, segments, planned.plan.digest):
         if note is None:
-            missing.append(segment)
-        else:
-            folder = segment_folder(segment) if plan.has_folders else ""
-            joined.add(folder, note.entries, note.counts)
-            joined.new_shards[segment] = sum(map(len, note.entries.values()))
-            joined.with_bad += [segment] if note.counts.bad else []
-    return joined, missing
+            raise ConvertError(_describe_missing(location, [segment], len(segments)))
+        yield from note.lengths
+
+
+def _describe_missing(location: Location, missing: Sequence[int], total: int) -> str:
+    return (
+        f"{location} is not finished, because {len(missing):,} of {total:,} segments are "
+        f"missing ({_name_some(missing)}). Run the workers of these segments again, or convert "
+        "without --finish"
+    )
+
+
+def _name_some(segments: Sequence[int]) -> str:
+    more = f", and {len(segments) - _MOST_NAMED:,} more" if len(segments) > _MOST_NAMED else ""
+    return ", ".join(map(str, segments[:_MOST_NAMED])) + more
+
+
+def finish_dataset(
+    planned: Planned, joined: JoinedSegments, report: ConvertReport, journal: Journal
+) -> ConvertReport:
+    """Store the report and then the index of each dataset, and remove the journal.
+
+    Returns the report, with the duration added. Raises `ConvertError` if there are no documents, if
+    the shards lack or repeat a document, if a stored shard is missing or has the wrong size, or if
+    a new index would hide other datasets.
+    """
+    run = planned.run
+    if not report.documents:
+        journal.remove()
+        first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""
+        raise ConvertError(
+            f"found no documents in {planned.describe_inputs()} (empty documents: "
+            f"{report.empty:,}, bad records: {report.bad:,}).{first} No dataset was written. Check "
+            "the input and text_key (--text-key)"
+        )
+    for name in (name for name, split in report.splits.items() if not split["documents"]):
+        logger.warning(
+            "the split %s has no documents, so a loader cannot open its empty dataset. Give "
+            "the split a larger share, or convert more documents",
+            name,
+        )
+    documents = sum(found.documents for found in joined.datasets.values())
+    check_documents(journal.location, documents, report.counts())
+    for split, found in joined.datasets.items():
+        _check_stored(run.output.dataset(split), found, replaces=journal.is_cleared)
+    report = replace(report, seconds=journal.seconds())
+    content = _identify(planned, journal)
+    for split, found in joined.datasets.items():
+        location = run.output.dataset(split)
+        stored = content | report.to_store(split)
+        location.join(own_objects.REPORT_NAME).write(json.dumps(stored, indent=2).encode())
+        location.join(shard_entries.INDEX_NAME).write_pieces(found.index())
+    journal.remove()
+    return report
+
+
+def _identify(planned: Planned, journal: Journal) -> dict[str, Any]:
+    """Return the fields of a stored report by which a rerun or an append recognizes the inputs."""
+    inputs, base = planned.plan.inputs, planned.plan.base
+    if base is None:
+        return {"claim": journal.claim, "files": journal.files, CONVERTED: encode_files(inputs)}
+    before: Mapping[str, Any] = base["stored"]
+    return {
+        "claim": before["claim"],
+        "files": before["files"],
+        CONVERTED: join_files(before, inputs),
+        "appended": [*before.get("appended", []), journal.claim["inputs"]],
+    }
+
+
+def _check_stored(location: Location, found: JoinedShards, *, replaces: bool) -> None:
+    """Check that the shards are stored, and that a new index hides no other dataset."""
+    lost, indexes = collect_at(location, found.survey)
+    if shard_entries.INDEX_NAME not in indexes and not replaces:
+        refuse_to_hide(location.url, indexes)
+    if lost:
+        raise ConvertError(
+            f"{len(lost)} of {found.shards} shards in {location}, such as {lost[0]}, "
+            "disappeared or changed size during the conversion. Run again to resume"
+        )

@@ -19,7 +19,6 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from cloudload.data import (
@@ -34,7 +33,6 @@ from cloudload.data import (
 from cloudload.errors import CloudloadError, ConvertError, StoreError
 from cloudload.tools.convert import conversion_plan, input_files, rerun_check
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.finish import JoinedShards
 from cloudload.tools.convert.output_location import (
     Output,
     check_removed,
@@ -43,8 +41,6 @@ from cloudload.tools.convert.output_location import (
     list_sizes_at,
     name_in,
 )
-from cloudload.tools.convert.rerun_check import CONVERTED, encode_files, join_files
-from cloudload.tools.convert.segment_journal import check_documents
 
 _OLD_PLAN = f"{JOURNAL_FOLDER}/config.json"
 _EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
@@ -71,7 +67,7 @@ class Journal:
         self.parent: Location | None = None
         """The location of the dataset if the output is one of its splits."""
         self._began = time.monotonic()
-        self._is_cleared = is_cleared
+        self.is_cleared = is_cleared
 
     def clear(self, inputs: Iterable[input_files.InputFile] = ()) -> None:
         """Remove the datasets and their journal, starting with the indexes.
@@ -79,9 +75,9 @@ class Journal:
         Raises `ConvertError` if a new index would hide other datasets, or if a file of `inputs`
         would be removed.
         """
-        names = self._list()
+        names = list_sizes_at(self.location)
         self._refuse_to_hide(names)
-        self._is_cleared = True
+        self.is_cleared = True
         owned = {name: self._name_in_dataset(name) for name in names}
         removed = [
             name
@@ -114,7 +110,7 @@ class Journal:
         Raises `ConvertError` if the output holds a different dataset, or shards without a journal,
         or if a new index would hide other datasets.
         """
-        names = self._list()
+        names = list_sizes_at(self.location)
         self._refuse_to_hide(names)
         indexes = [name_in(split, shard_entries.INDEX_NAME) for split in self.output.splits]
         is_begun = conversion_plan.PLAN_NAME in names
@@ -128,7 +124,9 @@ class Journal:
                     "or replace the dataset (--overwrite)"
                 )
             stored = json.loads(data)
-            self._compare(stored)
+            rerun_check.compare_claims(
+                self.location, stored["claim"], self.claim, stored.get("files"), self.files
+            )
             plan = self._read(conversion_plan.PLAN_NAME)
             if plan is not None and json.loads(plan)["base"] is not None:
                 raise ConvertError(
@@ -151,38 +149,6 @@ class Journal:
             )
         return None
 
-    def finish(
-        self,
-        datasets: Mapping[str, JoinedShards],
-        report: ConvertReport,
-        plan: conversion_plan.ConversionPlan,
-    ) -> ConvertReport:
-        """Store the report and then the index of each dataset, and remove the journal.
-
-        `datasets` are the datasets by split. Returns the report, with the duration added. Raises
-        `ConvertError` if the shards lack or repeat a document, if a stored shard is missing or has
-        the wrong size, or if a new index would hide other datasets.
-        """
-        documents = sum(found.documents for found in datasets.values())
-        check_documents(self.location, documents, report.counts())
-        for split, found in datasets.items():
-            self._check_stored(self.output.dataset(split), found)
-        report = replace(report, seconds=self.seconds())
-        content: dict[str, Any] = {"claim": self.claim, "files": self.files}
-        content[CONVERTED] = encode_files(plan.inputs)
-        if plan.base is not None:
-            before = plan.base["stored"]
-            content |= {"claim": before["claim"], "files": before["files"]}
-            content["appended"] = [*before.get("appended", []), self.claim["inputs"]]
-            content[CONVERTED] = join_files(before, plan.inputs)
-        for split, found in datasets.items():
-            location = self.output.dataset(split)
-            stored = content | report.to_store(split)
-            location.join(own_objects.REPORT_NAME).write(json.dumps(stored, indent=2).encode())
-            location.join(shard_entries.INDEX_NAME).write_pieces(found.index())
-        self.remove()
-        return report
-
     def remove_unused_plan(self, digest: str) -> None:
         """Remove the plan of a conversion that failed before its first shard.
 
@@ -192,7 +158,7 @@ class Journal:
             self.check_plan(digest)
             if not any(
                 own_objects.JOURNAL.fullmatch(name) and name != conversion_plan.PLAN_NAME
-                for name in self._list()
+                for name in list_sizes_at(self.location)
             ):
                 self.location.join(conversion_plan.PLAN_NAME).delete()
                 self._remove_empty_folders()
@@ -202,16 +168,6 @@ class Journal:
         data = self._read(conversion_plan.PLAN_NAME)
         if data is None or conversion_plan.digest_plan(data) != digest:
             raise conversion_plan.refuse_replaced(self.location)
-
-    def _check_stored(self, location: Location, found: JoinedShards) -> None:
-        lost, indexes = collect_at(location, found.survey)
-        if shard_entries.INDEX_NAME not in indexes and not self._is_cleared:
-            refuse_to_hide(location.url, indexes)
-        if lost:
-            raise ConvertError(
-                f"{len(lost)} of {found.shards} shards in {location}, such as {lost[0]}, "
-                "disappeared or changed size during the conversion. Run again to resume"
-            )
 
     def seconds(self) -> float:
         """Return the duration of this run, in seconds."""
@@ -238,7 +194,7 @@ class Journal:
 
         An index that replaces an older index of the same dataset does not count as new.
         """
-        if self._is_cleared:
+        if self.is_cleared:
             return
         if self.output.has_splits and shard_entries.INDEX_NAME in names:
             raise ConvertError(describe_hidden_datasets(self.location.url, self.output.splits))
@@ -264,16 +220,8 @@ class Journal:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
-    def _list(self) -> dict[str, int]:
-        """Map the name of each object at the journal's location to its size in bytes."""
-        return list_sizes_at(self.location)
-
     def _read(self, name: str) -> bytes | None:
         return self.location.join(name).read_if_exists()
-
-    def _compare(self, stored: Mapping[str, Any]) -> None:
-        files = stored.get("files")
-        rerun_check.compare_claims(self.location, stored["claim"], self.claim, files, self.files)
 
 
 def _is_dataset(location: Location) -> bool:

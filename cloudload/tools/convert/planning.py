@@ -1,4 +1,6 @@
-"""Agree on one plan: create it, or use the stored plan if it is for the same conversion.
+"""Plan a conversion: create a plan, or use the stored plan if it is for the same conversion.
+
+    Conversion, the options of a run ─► agree_on_plan ─► Planned ─► run ─► finish
 
 A plan may append to a finished dataset, whose shards are then the start of the new index:
 
@@ -16,6 +18,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from cloudload.data import Location, own_objects, shard_entries, writer
@@ -24,14 +29,100 @@ from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import Files, Segments
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.finish import JoinedSegments
 from cloudload.tools.convert.inputs import FolderFiles
+from cloudload.tools.convert.joined_segments import JoinedSegments
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.output_location import Output, does_exist
+from cloudload.tools.convert.values import PeekableBlocks
+from cloudload.tools.count.group import CountWork
+from cloudload.tools.engines.units import Share
 
 _SMALL_BYTES, _MOST_SMALL = 1 << 20, 10_000
 
 _FOLDER = re.compile(r"(\d{5,})/")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The output and the options of a run. Only `config` affects the bytes of the output."""
+
+    output: Output
+    config: ConvertConfig
+    processes: int
+    executor: Executor | None
+    share: Share | None
+    finish: bool
+    skip_bad: bool
+    rejects: Location | None
+    """The location of the file of rejects, or None."""
+    progress: bool
+    count: CountWork | None = None
+    """How to count tokens, or None if they are not counted."""
+    overwrite: bool = False
+    """Whether this run removed the earlier dataset."""
+
+    @property
+    def location(self) -> Location:
+        """The location of the output."""
+        return self.output.home
+
+    def already_complete(self, report: ConvertReport, rebuilt: int = 0) -> ConvertReport:
+        """Return the report of a dataset of an earlier run. This run rebuilt some of its shards.
+
+        Raises `ConvertError` if bad records were left out and the file of rejects is missing.
+        """
+        if self.rejects and report.bad and not does_exist(self.rejects):
+            raise ConvertError(
+                f"{self.location} is already complete, and its bad records were not written to "
+                f"{self.rejects}. To write them, convert again with overwrite (--overwrite)"
+            )
+        return replace(
+            report,
+            out=str(self.location),
+            already_complete=not rebuilt,
+            seconds=0.0,
+            resumed_shards=report.shards - rebuilt,
+            rebuilt_shards=rebuilt,
+        )
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A planned conversion: the files of its plan, or units if not all inputs are files."""
+
+    run: Conversion
+    plan: conversion_plan.ConversionPlan
+    files: Files = ()
+    units: Sequence[input_records.InputUnit] = ()
+    """The units of the only segment."""
+    blocks: PeekableBlocks | None = None
+    """The blocks of the units, from which the plan's columns were inferred. None for files."""
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The segments of the files."""
+        return self.plan.segments(self.files)
+
+    @cached_property
+    def indices(self) -> range:
+        """The indices of the plan's segments."""
+        first = self.plan.first_segment
+        return range(first, first + (len(self.segments) if self.blocks is None else 1))
+
+    def describe_inputs(self) -> str:
+        """Name the first file or unit, and count the other ones."""
+        inputs = self.files if self.blocks is None else self.units
+        more = f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else ""
+        return f"{inputs[0].name}{more}"
+
+
+def check_sizes(location: Location, units: Sequence[input_records.InputUnit]) -> None:
+    """Raise `ConvertError` if a complete dataset may be of other data, as of another iterator."""
+    if unknown := [unit.name for unit in units if unit.size is None]:
+        raise ConvertError(
+            f"{location} is already complete, but cloudload cannot check that it was made "
+            f"from {unknown[0]}. Choose another output, or start over (--overwrite)"
+        )
 
 
 def agree_on_plan(

@@ -22,12 +22,12 @@ from cloudload.errors import ConvertError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import conversion_plan
 from cloudload.tools.convert.conversion_plan import Segment
-from cloudload.tools.convert.finish import JoinedShards
 from cloudload.tools.convert.inputs import FolderFiles, group_units
+from cloudload.tools.convert.joined_segments import JoinedShards
 from cloudload.tools.convert.output_location import collect_at, name_in, segment_folder
-from cloudload.tools.convert.planning import list_files, make_plan, stored_columns
+from cloudload.tools.convert.planning import Conversion, list_files, make_plan, stored_columns
 from cloudload.tools.convert.rerun_check import find_changed
-from cloudload.tools.convert.run import Conversion, open_engine_for, segment_work
+from cloudload.tools.convert.run import open_engine_for, segment_work
 from cloudload.tools.convert.sample_encoding import ShardContext
 from cloudload.tools.convert.segment import SegmentWork, convert_units
 from cloudload.tools.convert.segment_journal import SegmentJournal
