@@ -22,7 +22,7 @@ from cloudload.data import Location, own_objects, urls, writer
 from cloudload.system import option_help
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES
+from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, ConversionPlan
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture, list_left_out
 from cloudload.tools.convert.inputs import (
@@ -287,9 +287,7 @@ def _read_recipe(location: Location) -> dict[str, Any]:
     return recipe
 
 
-def _read_plan(
-    location: Location, recipe: Mapping[str, Any]
-) -> conversion_plan.ConversionPlan | None:
+def _read_plan(location: Location, recipe: Mapping[str, Any]) -> ConversionPlan | None:
     """Return the stored plan, or None if there is no plan, or if the inputs must be listed.
 
     With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
@@ -298,7 +296,7 @@ def _read_plan(
     data = location.join(conversion_plan.PLAN_NAME).read_if_exists()
     if data is None:
         return None
-    plan = conversion_plan.ConversionPlan.parse(data)
+    plan = ConversionPlan.parse(data)
     rerun_check.compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
     return None if plan.must_list else plan
 

@@ -37,6 +37,8 @@ from cloudload.data import (
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.found_files import FoundFile, find_files, root_of
+from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.input_records import InputUnit
 from cloudload.tools.convert.output_location import check_twice
 from cloudload.tools.convert.readers.arrow import ArrowUnit
 from cloudload.tools.convert.readers.csv import CsvUnit
@@ -51,9 +53,7 @@ from cloudload.tools.convert.readers.wet import WetUnit
 
 _MAX_BLOCK_FILES = 1024
 _HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset
-_UNITS: dict[
-    str, Callable[[input_files.InputFile, input_files.Range | None], input_records.InputUnit]
-] = {
+_UNITS: dict[str, Callable[[InputFile, input_files.Range | None], InputUnit]] = {
     "jsonl": LinesUnit,
     "lines": LinesUnit,
     "parquet": ParquetUnit,
@@ -78,14 +78,12 @@ class FolderFiles:
 
     root: str
     """The common prefix of the files' URLs. After secrets are removed, it identifies the input."""
-    files: list[input_files.InputFile]
+    files: list[InputFile]
     hidden: tuple[str, ...] = ()
     """Hidden and uncommitted files and folders, which are left out."""
 
 
-def list_inputs(
-    inputs: Any, format: str, split: str | None
-) -> list[FolderFiles | input_records.InputUnit]:
+def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles | InputUnit]:
     """List the inputs in order: the files of each, or the unit of an input without files.
 
     `inputs` is one input or a list of them. An input is a path, URL or glob, `-` for stdin,
@@ -107,16 +105,14 @@ def list_inputs(
     ]
 
 
-def list_hidden(inputs: Iterable[FolderFiles | input_records.InputUnit]) -> list[str]:
+def list_hidden(inputs: Iterable[FolderFiles | InputUnit]) -> list[str]:
     """List the hidden files and folders that inputs from `list_inputs` leave out, in order."""
     return [name for item in inputs if isinstance(item, FolderFiles) for name in item.hidden]
 
 
-def list_units(
-    inputs: Iterable[FolderFiles | input_records.InputUnit], block_bytes: int
-) -> list[input_records.InputUnit]:
+def list_units(inputs: Iterable[FolderFiles | InputUnit], block_bytes: int) -> list[InputUnit]:
     """List the units of inputs from `list_inputs`, in order."""
-    units: list[input_records.InputUnit] = []
+    units: list[InputUnit] = []
     for item in inputs:
         if isinstance(item, FolderFiles):
             units.extend(group_units(map(input_files.FilePart, item.files), block_bytes))
@@ -125,14 +121,14 @@ def list_units(
     return units
 
 
-def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | input_records.InputUnit:
+def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUnit:
     if isinstance(item, str | Path):
         text = str(item)
         if text == "-":
             if format == "mds":
                 raise ValueError("an MDS dataset cannot be read from stdin. Pass its folder or URL")
             form = "jsonl" if format == "auto" else format
-            return FolderFiles("-", [input_files.InputFile("-", "stdin", None, form, None)])
+            return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
         if text.startswith("hf://") and not text.startswith(_HF_FILES):
             return _load_dataset(text, split)
         found = find_files(text)
@@ -156,7 +152,7 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | input_r
     )
 
 
-def _split_of(datasets: Mapping[str, Any], split: str | None) -> input_records.InputUnit:
+def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
     if not all(
         hasattr(value, "__iter__") and not isinstance(value, str | bytes)
         for value in datasets.values()
@@ -173,7 +169,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> input_records.I
     return RowsUnit(chosen, datasets[chosen])
 
 
-def _load_dataset(url: str, split: str | None) -> input_records.InputUnit:
+def _load_dataset(url: str, split: str | None) -> InputUnit:
     """Open a Hugging Face dataset as a stream, such as `hf://owner/name?config=en&split=test`.
 
     A split in the URL takes precedence over `split`. If neither is given, the split is `train`.
@@ -225,17 +221,15 @@ def _refuse_binary(files: Iterable[FoundFile]) -> None:
         )
 
 
-def make_file(found: FoundFile, format: str) -> input_files.InputFile:
+def make_file(found: FoundFile, format: str) -> InputFile:
     """Describe a file that was found. With `auto`, its name determines its format."""
     extension, compression = file_kinds.split_name(found.name)
     if format == "auto":
         format = file_kinds.FORMATS_BY_EXTENSION.get(extension, "text")
-    return input_files.InputFile(
-        found.url, found.name, found.bytes, format, compression, tag=found.tag
-    )
+    return InputFile(found.url, found.name, found.bytes, format, compression, tag=found.tag)
 
 
-def unique_names(inputs: list[list[input_files.InputFile]]) -> list[list[input_files.InputFile]]:
+def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     """If two files have the same name, prefix every name with the index of its input in `inputs`.
 
     Names must be unique because IDs are derived from them. `inputs` are the files of each input
@@ -253,9 +247,9 @@ def unique_names(inputs: list[list[input_files.InputFile]]) -> list[list[input_f
     ]
 
 
-def _refuse_equal_names(files: Iterable[input_files.InputFile]) -> None:
+def _refuse_equal_names(files: Iterable[InputFile]) -> None:
     """Raise `ConvertError` if a file has the escaped name of another file of the same input."""
-    first: dict[str, input_files.InputFile] = {}
+    first: dict[str, InputFile] = {}
     for file in files:
         if (other := first.setdefault(file.name, file)) is not file:
             raise ConvertError(
@@ -264,15 +258,13 @@ def _refuse_equal_names(files: Iterable[input_files.InputFile]) -> None:
             )
 
 
-def group_units(
-    parts: Iterable[input_files.FilePart], block_bytes: int
-) -> Iterator[input_records.InputUnit]:
+def group_units(parts: Iterable[input_files.FilePart], block_bytes: int) -> Iterator[InputUnit]:
     """Group the parts of one input's files into units, in order.
 
     Consecutive text files share a unit of about `block_bytes` and at most 1,024 files. Every other
     part is a unit.
     """
-    group: list[input_files.InputFile] = []
+    group: list[InputFile] = []
     for file, part in parts:
         full = len(group) == _MAX_BLOCK_FILES or input_records.sum_bytes(group) >= block_bytes
         if group and (full or file.format != "text"):
@@ -308,7 +300,7 @@ def is_mds_folder(files: Sequence[FoundFile]) -> bool:
     return has_index and any(".mds" in file.name for file in files)
 
 
-def list_shards(folder: str, files: Sequence[FoundFile]) -> list[input_files.InputFile]:
+def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
     """List the stored shards of the dataset in a folder, each with its entry in the index.
 
     Raises `ConvertError` if the index is missing or invalid, if a shard is missing or has the wrong
@@ -330,9 +322,7 @@ def list_shards(folder: str, files: Sequence[FoundFile]) -> list[input_files.Inp
     return [_input_file(folder, shard, found.get(shard.stored.name)) for shard in shards]
 
 
-def _input_file(
-    folder: str, shard: shard_entries.ShardInfo, found: FoundFile | None
-) -> input_files.InputFile:
+def _input_file(folder: str, shard: shard_entries.ShardInfo, found: FoundFile | None) -> InputFile:
     stored = shard.stored
     if found is None or found.bytes != stored.bytes:
         fault = f"has {found.bytes:,} bytes" if found else "is missing"
@@ -340,7 +330,7 @@ def _input_file(
             f"{redact(urls.join_url(folder, stored.name))} {fault}, but the index lists it with "
             f"{stored.bytes:,} bytes. Copy the dataset again"
         )
-    return input_files.InputFile(found.url, stored.name, found.bytes, "mds", None, shard, found.tag)
+    return InputFile(found.url, stored.name, found.bytes, "mds", None, shard, found.tag)
 
 
 def select_saved_files(

@@ -31,7 +31,7 @@ from cloudload.data import (
     urls,
 )
 from cloudload.errors import ConvertError, StoreError
-from cloudload.tools.convert import input_files
+from cloudload.tools.convert.input_files import InputFile
 
 Found = TypeVar("Found")
 
@@ -141,7 +141,7 @@ def check_file(what: str, url: str, inputs: Any) -> None:
         _check_outside(what, url, item, [""])
 
 
-def check_listed(location: str, files: Iterable[input_files.InputFile]) -> None:
+def check_listed(location: str, files: Iterable[InputFile]) -> None:
     """Raise `ValueError` if an input file is in the folder of the output, through any links."""
     if not urls.is_local(location):
         return
@@ -151,9 +151,7 @@ def check_listed(location: str, files: Iterable[input_files.InputFile]) -> None:
         raise ValueError(_describe_contained(location))
 
 
-def check_removed(
-    location: str, names: Iterable[str], files: Iterable[input_files.InputFile]
-) -> None:
+def check_removed(location: str, names: Iterable[str], files: Iterable[InputFile]) -> None:
     """Raise `ConvertError` if one of the output's files, which will be removed, is an input."""
     if not urls.is_local(location):
         return
@@ -187,7 +185,7 @@ def check_rejects(location: Location) -> None:
         )
 
 
-def check_twice(inputs: Sequence[Sequence[input_files.InputFile]]) -> None:
+def check_twice(inputs: Sequence[Sequence[InputFile]]) -> None:
     """Raise `ValueError` if a file is in the inputs twice, by two names or through a link.
 
     Several links to one file that is not an input are several files.
@@ -198,7 +196,7 @@ def check_twice(inputs: Sequence[Sequence[input_files.InputFile]]) -> None:
     links = [file for file in files if _is_path(file) and os.path.islink(file.url)]
     if len(inputs) == 1 and len(set(real.values())) == len(real) and not links:
         return  # usual, and a million names need no memory
-    seen: dict[str, input_files.InputFile] = {}
+    seen: dict[str, InputFile] = {}
     for file in files:
         location = file.url if file.url == "-" else urls.canonical(file.url)
         if _is_path(file):
@@ -212,11 +210,11 @@ def check_twice(inputs: Sequence[Sequence[input_files.InputFile]]) -> None:
             raise _found_twice(seen[target], link)
 
 
-def _is_path(file: input_files.InputFile) -> bool:
+def _is_path(file: InputFile) -> bool:
     return file.url != "-" and urls.is_local(file.url)
 
 
-def _found_twice(first: input_files.InputFile, second: input_files.InputFile) -> ValueError:
+def _found_twice(first: InputFile, second: InputFile) -> ValueError:
     again = "" if first.url == second.url else f", again as {second.display_name}"
     return ValueError(
         f"{first.display_name} is in the inputs twice{again}, so its documents would be written "

@@ -27,7 +27,7 @@ from cloudload.data import Location, own_objects, shard_entries, writer
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.conversion_plan import Files, Segments
+from cloudload.tools.convert.conversion_plan import ConversionPlan, Files, Segments
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.inputs import FolderFiles
 from cloudload.tools.convert.joined_segments import JoinedSegments
@@ -91,7 +91,7 @@ class Planned:
     """A planned conversion: the files of its plan, or units if not all inputs are files."""
 
     run: Conversion
-    plan: conversion_plan.ConversionPlan
+    plan: ConversionPlan
     files: Files = ()
     units: Sequence[input_records.InputUnit] = ()
     """The units of the only segment."""
@@ -133,7 +133,7 @@ def agree_on_plan(
     *,
     is_files: bool,
     append: bool,
-) -> conversion_plan.ConversionPlan:
+) -> ConversionPlan:
     """Create and store a plan, or return the stored plan if it is for the same conversion.
 
     `folders` are the inputs that are files. Unless all are, there is a single segment. `infer`
@@ -166,7 +166,7 @@ def agree_on_plan(
             _check_current(journal, plan)
             return plan.with_digest(data)
         del encoded
-    plan = conversion_plan.ConversionPlan.parse(data)
+    plan = ConversionPlan.parse(data)
     if append and plan.base is None:
         raise ConvertError(
             f"cannot append to {journal.location}, because its conversion is not finished. "
@@ -188,7 +188,7 @@ def make_plan(
     *,
     is_files: bool = True,
     base: Mapping[str, Any] | None = None,
-) -> conversion_plan.ConversionPlan:
+) -> ConversionPlan:
     """Create a plan, which is not stored. The arguments are as for `agree_on_plan`."""
     formats = {file.format for item in folders for file in item.files}
     # a plan has neither the index entries of MDS shards nor the file order of saved datasets
@@ -196,12 +196,10 @@ def make_plan(
     versions = conversion_plan.list_versions(config, formats)
     inputs = tuple(map(rerun_check.plan_input, folders))
     first = base["segments"] if base else 0
-    return conversion_plan.ConversionPlan(claim, columns, versions, inputs, must_list, first, base)
+    return ConversionPlan(claim, columns, versions, inputs, must_list, first, base)
 
 
-def list_files(
-    plan: conversion_plan.ConversionPlan, folders: Sequence[FolderFiles], format: str
-) -> Files:
+def list_files(plan: ConversionPlan, folders: Sequence[FolderFiles], format: str) -> Files:
     """Return the files of a plan. `folders` are its inputs."""
     if plan.must_list:
         return [file for item in folders for file in item.files]
@@ -221,7 +219,7 @@ def _has_several(journal: Journal, folders: Sequence[FolderFiles]) -> bool:
     return len(Segments(files, segment_bytes)) > 1
 
 
-def _check_current(journal: Journal, plan: conversion_plan.ConversionPlan) -> None:
+def _check_current(journal: Journal, plan: ConversionPlan) -> None:
     """Remove a plan that was just stored, and raise `ConvertError`, if it came too late.
 
     After this process looked for a dataset at the output, and before it stored the plan, another
@@ -277,7 +275,7 @@ def stored_columns(stored: Mapping[str, Any]) -> tuple[shard_entries.Column, ...
     )
 
 
-def join_base(output: Output, plan: conversion_plan.ConversionPlan) -> JoinedSegments:
+def join_base(output: Output, plan: ConversionPlan) -> JoinedSegments:
     """Return the shards of the datasets to which the plan appends; empty for new datasets.
 
     The result is the same whether or not the indexes already list the appended shards. Raises
@@ -305,9 +303,7 @@ def has_changed(output: Output, base: Mapping[str, Any] | None) -> bool:
     return _digest(entries) != base["index"] if base else any(entries.values())
 
 
-def read_report_if_joined(
-    output: Output, plan: conversion_plan.ConversionPlan
-) -> ConvertReport | None:
+def read_report_if_joined(output: Output, plan: ConversionPlan) -> ConvertReport | None:
     """Return the stored report if the indexes already list the plan's segments, else None.
 
     Raises `ConvertError` if they list the segments of another conversion.
