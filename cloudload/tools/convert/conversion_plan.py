@@ -39,8 +39,8 @@ from cloudload.system import machine
 from cloudload.tools.convert import input_files, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_report import MAX_LISTED
-from cloudload.tools.convert.found_files import FoundFile, file_name
-from cloudload.tools.convert.inputs import make_file
+from cloudload.tools.convert.found_files import file_name
+from cloudload.tools.convert.inputs import with_format
 
 Segment = tuple[input_files.FilePart, ...]
 
@@ -280,8 +280,9 @@ class _PlannedFiles:
         item, root = self._inputs[of_input], self._roots[of_input]
         index -= self._ends[of_input]  # a negative index, from the end of the input's names
         url = _url(root, item.names[index])
-        found = FoundFile(url, file_name(url, root), item.sizes[index], item.tags[index])
-        file = make_file(found, self._format)
+        size, tag = item.sizes[index], item.tags[index]
+        found = input_files.InputFile(url, file_name(url, root), size, tag=tag)
+        file = with_format(found, self._format)
         return replace(file, name=f"{of_input}/{file.name}") if self._has_equal_names else file
 
 

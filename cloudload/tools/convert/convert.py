@@ -25,8 +25,8 @@ from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, ConversionPlan
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture, list_left_out
+from cloudload.tools.convert.found_files import FolderFiles
 from cloudload.tools.convert.inputs import (
-    FolderFiles,
     list_hidden,
     list_inputs,
     list_roots,

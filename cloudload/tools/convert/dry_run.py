@@ -17,7 +17,8 @@ from cloudload.system import counted, reports
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
 from cloudload.tools.convert.conversion_report import describe_hidden_files
-from cloudload.tools.convert.inputs import FolderFiles, list_hidden, list_inputs, list_units
+from cloudload.tools.convert.found_files import FolderFiles
+from cloudload.tools.convert.inputs import list_hidden, list_inputs, list_units
 
 _ROWS = "datasets and iterators"
 

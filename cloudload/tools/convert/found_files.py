@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
 from cloudload.data import (
     Location,
@@ -26,43 +25,35 @@ from cloudload.data import (
     urls,
 )
 from cloudload.errors import ConvertError, StoreError
+from cloudload.tools.convert.input_files import InputFile
 
 _LOGS = ("_delta_log", ".hoodie", "metadata")
 _TABLE_SCHEMES = (*urls.BUCKET_SCHEMES, "file", "az", "abfs", "abfss", "hdfs", "oci", "dbfs")
 _MOST_ABOVE = 8
 
 
-class FoundFile(NamedTuple):
-    """A file that was found below an input."""
-
-    url: str
-    name: str
-    """The file's path relative to the input, in UTF-8."""
-    bytes: int
-    tag: str = ""
-
-
 @dataclass(frozen=True)
-class FoundFiles:
-    """The files of an input, sorted by URL, and what was left out."""
+class FolderFiles:
+    """The files of one input, in order, and what was left out."""
 
     root: str
-    """The file, the folder, or the folder of the glob, as a `plain_location`."""
-    files: list[FoundFile]
-    hidden: tuple[str, ...]
+    """The file, the folder, or the folder of the glob, as a `plain_location`: the common prefix of
+    the files' URLs. After secrets are removed, it identifies the input."""
+    files: list[InputFile]
+    hidden: tuple[str, ...] = ()
     """Hidden and uncommitted files and folders, sorted. The name of a folder ends in `/`."""
 
 
 @dataclass
 class _Listing:
-    files: list[FoundFile] = field(default_factory=list)
+    files: list[InputFile] = field(default_factory=list)
     hidden: set[str] = field(default_factory=set)
     tables: dict[str, str] = field(default_factory=dict)
     """Maps the folder of a table, below the root, to its kind, or to "" if it may be a table."""
 
 
 def root_of(location: str) -> str:
-    """Return the root of a path, URL, or glob; see `FoundFiles`."""
+    """Return the root of a path, URL, or glob; see `FolderFiles`."""
     glob = globs.find_glob(Location(location))
     return glob.folder if glob else urls.plain_location(location)
 
@@ -75,8 +66,8 @@ def file_name(url: str, root: str) -> str:
     return urls.utf8_name(PurePosixPath(url.partition("?")[0] if is_web else url).name)
 
 
-def find_files(location: str) -> FoundFiles:
-    """Find the files at a path, URL, or glob.
+def find_files(location: str) -> FolderFiles:
+    """Find the files at a path, URL, or glob, sorted by URL. Their format is not chosen yet.
 
     Raises `ConvertError` if there are no files, or if they belong to a table, and `StoreError` if
     the location, or a folder or link in it, cannot be listed.
@@ -89,7 +80,8 @@ def find_files(location: str) -> FoundFiles:
         raise ConvertError(_explain_none(location, root, glob, listing.hidden))
     if [file.url for file in listing.files] != [root]:
         _refuse_tables(root, listing)
-    return FoundFiles(root, sorted(listing.files), tuple(sorted(listing.hidden)))
+    files = sorted(listing.files, key=lambda file: file.url)
+    return FolderFiles(root, files, tuple(sorted(listing.hidden)))
 
 
 class _Selection:
@@ -123,7 +115,7 @@ class _Selection:
                     found.tables.setdefault(name[: -len("metadata/")], "")
             elif self._glob is None or self._glob.matches(name):
                 shown = file_name(item.url, self._root)
-                found.files.append(FoundFile(item.url, shown, item.bytes, item.tag))
+                found.files.append(InputFile(item.url, shown, item.bytes, tag=item.tag))
         return found
 
     def _find_hidden(self, name: str) -> str:

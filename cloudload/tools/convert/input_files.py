@@ -20,8 +20,10 @@ try:
 except ImportError:  # zlib-ng has no wheel for some platforms
     fast_zlib = zlib  # type: ignore[misc]
 
+from cloudload.config import choices
 from cloudload.data import (
     Location,
+    Retry,
     contains_secrets,
     file_kinds,
     redact,
@@ -36,6 +38,7 @@ logger = logging.getLogger("cloudload.convert")
 
 CHUNK_BYTES = 1 << 16
 _MOST_RECONNECTS = 5
+_LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 
 _MOST_PIECE_BYTES = 1 << 20
 """The most bytes that a decoder returns at once, so that a small file cannot fill the memory."""
@@ -72,14 +75,24 @@ class InputFile:
     counted."""
     bytes: int | None
     """The stored size in bytes, or None if unknown."""
-    format: str
-    """One of `config.choices.INPUT_FORMATS`, except `auto`."""
-    compression: str | None
+    format: str = choices.AUTO
+    """One of `config.choices.INPUT_FORMATS`; `auto` until the format is chosen."""
+    compression: str | None = None
     """`gz`, `bz2`, `xz`, `zstd` or None."""
     shard: shard_entries.ShardInfo | None = None
     """The file's entry in the index of its dataset, for format `mds`."""
     tag: str = ""
     """The tag in the listing, such as an ETag. Reading is refused if it has changed since then."""
+
+    @property
+    def location(self) -> Location:
+        """The location of a file that is not stdin."""
+        return Location(self.url)
+
+    @property
+    def long_location(self) -> Location:
+        """The location with an hour for a request, for a long download."""
+        return Location(self.url, _LONG_DOWNLOAD)
 
     @property
     def display_name(self) -> str:
@@ -263,7 +276,7 @@ def check_unchanged(file: InputFile) -> None:
     whose tag is checked when the object is opened.
     """
     if file.url != "-" and urls.is_local(file.url):
-        Location(file.url).open(tag=file.tag).close()
+        file.location.open(tag=file.tag).close()
 
 
 def _report_wait(waited_s: float, what: str) -> None:
@@ -272,7 +285,7 @@ def _report_wait(waited_s: float, what: str) -> None:
 
 def _open(file: InputFile, start: int) -> BinaryIO:
     if file.url != "-":
-        return Location(file.url).open(start=start, tag=file.tag)
+        return file.location.open(start=start, tag=file.tag)
     stream = open(sys.stdin.fileno(), "rb", closefd=False)
     skip_bytes(stream, start)
     return stream

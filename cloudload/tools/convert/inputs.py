@@ -17,14 +17,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cloudload.config import choices
 from cloudload.data import (
-    Location,
     codecs,
     contains_secrets,
     file_kinds,
@@ -36,7 +35,7 @@ from cloudload.data import (
 )
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.tools.convert import input_files, input_records
-from cloudload.tools.convert.found_files import FoundFile, find_files, root_of
+from cloudload.tools.convert.found_files import FolderFiles, find_files, root_of
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.input_records import InputUnit
 from cloudload.tools.convert.output_location import check_twice
@@ -70,17 +69,6 @@ _UNITS: dict[str, Callable[[InputFile, input_files.Range | None], InputUnit]] = 
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 _MARKS = (_STATE, _INFO, _SPLITS)
-
-
-@dataclass(frozen=True)
-class FolderFiles:
-    """The files of one input, in order. Its root is a folder, a file, or the folder of a glob."""
-
-    root: str
-    """The common prefix of the files' URLs. After secrets are removed, it identifies the input."""
-    files: list[InputFile]
-    hidden: tuple[str, ...] = ()
-    """Hidden and uncommitted files and folders, which are left out."""
 
 
 def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles | InputUnit]:
@@ -132,15 +120,15 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
         if text.startswith("hf://") and not text.startswith(_HF_FILES):
             return _load_dataset(text, split)
         found = find_files(text)
-        root, files = found.root, found.files
+        files = found.files
         if format == "mds" or (format == "auto" and is_mds_folder(files)):
-            return FolderFiles(root, list_shards(text, files), found.hidden)
+            return replace(found, files=list_shards(text, files))
         if format in ("auto", "arrow"):
             files = select_saved_files(text, files, split)
         if format == "auto":
             refuse_index(text, files)
             _refuse_binary(files)
-        return FolderFiles(root, [make_file(file, format) for file in files], found.hidden)
+        return replace(found, files=[with_format(file, format) for file in files])
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
@@ -207,7 +195,7 @@ def list_roots(inputs: Any) -> list[str]:
     return [root_of(str(item)) for item in several]
 
 
-def _refuse_binary(files: Iterable[FoundFile]) -> None:
+def _refuse_binary(files: Iterable[InputFile]) -> None:
     """Raise `ConvertError` if the name of a file shows that it is not text."""
     refused = [
         (file.url, reason) for file in files if (reason := file_kinds.reason_to_refuse(file.name))
@@ -221,12 +209,12 @@ def _refuse_binary(files: Iterable[FoundFile]) -> None:
         )
 
 
-def make_file(found: FoundFile, format: str) -> InputFile:
-    """Describe a file that was found. With `auto`, its name determines its format."""
-    extension, compression = file_kinds.split_name(found.name)
+def with_format(file: InputFile, format: str) -> InputFile:
+    """Choose the format of a file, and its compression. With `auto`, its name determines both."""
+    extension, compression = file_kinds.split_name(file.name)
     if format == "auto":
         format = file_kinds.FORMATS_BY_EXTENSION.get(extension, "text")
-    return InputFile(found.url, found.name, found.bytes, format, compression, tag=found.tag)
+    return InputFile(file.url, file.name, file.bytes, format, compression, tag=file.tag)
 
 
 def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
@@ -278,7 +266,7 @@ def group_units(parts: Iterable[input_files.FilePart], block_bytes: int) -> Iter
         yield TextUnit(tuple(group))
 
 
-def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
+def refuse_index(location: str, files: Sequence[InputFile]) -> None:
     """Raise `ConvertError` if a location is the `index.json` of an MDS dataset, not a document."""
     if [file.name for file in files] != [shard_entries.INDEX_NAME] or not location.endswith(
         shard_entries.INDEX_NAME
@@ -286,7 +274,7 @@ def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
         return
     with suppress(DatasetError):
         parse_index(
-            Location(files[0].url).read(shard_entries.MOST_INDEX_BYTES),
+            files[0].location.read(shard_entries.MOST_INDEX_BYTES),
             redact(location),
         )
         raise ConvertError(
@@ -294,13 +282,13 @@ def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
         )
 
 
-def is_mds_folder(files: Sequence[FoundFile]) -> bool:
+def is_mds_folder(files: Sequence[InputFile]) -> bool:
     """Whether a folder's file names look like an MDS dataset."""
     has_index = any(file.name == shard_entries.INDEX_NAME for file in files)
     return has_index and any(".mds" in file.name for file in files)
 
 
-def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
+def list_shards(folder: str, files: Sequence[InputFile]) -> list[InputFile]:
     """List the stored shards of the dataset in a folder, each with its entry in the index.
 
     Raises `ConvertError` if the index is missing or invalid, if a shard is missing or has the wrong
@@ -313,7 +301,7 @@ def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
             "dataset, or omit format (--format)"
         )
     try:
-        data = Location(found[shard_entries.INDEX_NAME].url).read(shard_entries.MOST_INDEX_BYTES)
+        data = found[shard_entries.INDEX_NAME].location.read(shard_entries.MOST_INDEX_BYTES)
         shards = [shard for shard in parse_index(data, redact(folder)) if shard.samples]
         for compression in {shard.compression for shard in shards}:
             codecs.check_codec(compression or "")
@@ -322,7 +310,7 @@ def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
     return [_input_file(folder, shard, found.get(shard.stored.name)) for shard in shards]
 
 
-def _input_file(folder: str, shard: shard_entries.ShardInfo, found: FoundFile | None) -> InputFile:
+def _input_file(folder: str, shard: shard_entries.ShardInfo, found: InputFile | None) -> InputFile:
     stored = shard.stored
     if found is None or found.bytes != stored.bytes:
         fault = f"has {found.bytes:,} bytes" if found else "is missing"
@@ -334,8 +322,8 @@ def _input_file(folder: str, shard: shard_entries.ShardInfo, found: FoundFile | 
 
 
 def select_saved_files(
-    folder: str, files: Sequence[FoundFile], split: str | None
-) -> list[FoundFile]:
+    folder: str, files: Sequence[InputFile], split: str | None
+) -> list[InputFile]:
     """Return the Arrow files of a saved dataset in its order, or all `files` of another folder.
 
     `split` is the split of a `DatasetDict` to return. Raises `ValueError` if there is no such
@@ -375,7 +363,7 @@ def _lacks(folder: str, name: str, listing: str) -> ConvertError:
     )
 
 
-def _choose_split(folder: str, listing: FoundFile, split: str | None) -> str:
+def _choose_split(folder: str, listing: InputFile, split: str | None) -> str:
     listed = _read_json(listing)
     try:
         splits = [str(name) for name in listed["splits"]]
@@ -390,7 +378,7 @@ def _choose_split(folder: str, listing: FoundFile, split: str | None) -> str:
     return chosen
 
 
-def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> None:
+def _check_not_saved(folder: str, inner: str, by_name: dict[str, InputFile]) -> None:
     if inner + _INFO in by_name:
         raise ConvertError(
             f"the input {redact(folder)} contains {redact(urls.join_url(folder, inner))}, a "
@@ -398,14 +386,14 @@ def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> 
         )
 
 
-def _read_json(file: FoundFile) -> Any:
+def _read_json(file: InputFile) -> Any:
     try:
-        return json.loads(Location(file.url).read())
+        return json.loads(file.location.read())
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from error
 
 
-def _unreadable(file: FoundFile, error: Exception) -> ConvertError:
+def _unreadable(file: InputFile, error: Exception) -> ConvertError:
     return ConvertError(
         f"{redact(file.url)} does not have the format that save_to_disk writes ({error!r:.200}). "
         "Copy the dataset again, or pass its Arrow files one by one"

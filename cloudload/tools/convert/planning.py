@@ -29,7 +29,7 @@ from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import ConversionPlan, Files, Segments
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.inputs import FolderFiles
+from cloudload.tools.convert.found_files import FolderFiles
 from cloudload.tools.convert.joined_segments import JoinedSegments
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.output_location import Output, does_exist

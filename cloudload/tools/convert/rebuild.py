@@ -22,7 +22,8 @@ from cloudload.errors import ConvertError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import conversion_plan
 from cloudload.tools.convert.conversion_plan import Segment
-from cloudload.tools.convert.inputs import FolderFiles, group_units
+from cloudload.tools.convert.found_files import FolderFiles
+from cloudload.tools.convert.inputs import group_units
 from cloudload.tools.convert.joined_segments import JoinedShards
 from cloudload.tools.convert.output_location import collect_at, name_in, segment_folder
 from cloudload.tools.convert.planning import Conversion, list_files, make_plan, stored_columns

@@ -36,7 +36,7 @@ from cloudload.data import Location, redact, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_records
 from cloudload.tools.convert.conversion_report import MAX_LISTED
-from cloudload.tools.convert.inputs import FolderFiles
+from cloudload.tools.convert.found_files import FolderFiles
 
 LENGTHS_FIELD = "lengths"
 """The field of a claim's recipe with the key of the token lengths. Absent without a tokenizer."""

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from cloudload.config import choices
-from cloudload.data import Location, Retry, file_kinds, urls
+from cloudload.data import file_kinds, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import Record
@@ -22,7 +22,6 @@ _OFFSETS = {"string": "<i4", "large_string": "<i8"}
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 """The number of decimal digits of each unit of time, in seconds."""
 
-LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 _HEAD_BYTES = 64
 
 
@@ -261,7 +260,7 @@ def local_copy(
     read.
     """
     if file.url != "-" and urls.is_local(file.url) and file.compression is None:
-        with Location(file.url).open(tag=file.tag) as stored:
+        with file.location.open(tag=file.tag) as stored:
             _refuse_misnamed(file, stored)
         return urls.local_path(file.url)
     path = folder / "file"
@@ -272,7 +271,7 @@ def local_copy(
             elif file.url == "-" or file.compression:
                 target.writelines(input_files.read_decompressed(file))
             else:
-                Location(file.url, LONG_DOWNLOAD).download(target, tag=file.tag)
+                file.long_location.download(target, tag=file.tag)
                 input_files.check_read(file, target.tell())
             target.seek(0)
             _refuse_misnamed(file, target)

@@ -17,8 +17,6 @@ from typing import Any, BinaryIO, cast
 
 from cloudload.config import choices
 from cloudload.data import (
-    Location,
-    Retry,
     Shard,
     check_hash,
     decode_value,
@@ -31,7 +29,6 @@ from cloudload.system import temp_files
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 
-_LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 _READABLE = {"str", "bytes", "json", *shard_entries.FIXED_FORMATS}
 
 
@@ -88,7 +85,7 @@ class MdsUnit(input_records.FileUnit):
         path = folder / "shard.mds"
         with path.open("w+b") as file:
             found = download_shard(
-                Location(self.file.url, _LONG_DOWNLOAD),
+                self.file.long_location,
                 info,
                 cast(BinaryIO, file),
                 checks_hash=True,

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.data import Location
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock
@@ -148,15 +147,13 @@ def _copy_range(
     if spans:
         first, stop = min(span[0] for span in spans), max(span[1] for span in spans)
         target.seek(first)
-        Location(file.url, arrow_block.LONG_DOWNLOAD).download(
-            target, stop - first - 1, start=first, tag=file.tag
-        )
+        file.long_location.download(target, stop - first - 1, start=first, tag=file.tag)
         _write_at(target, size - len(tail), tail)
 
 
 def _read_tail(file: input_files.InputFile, size: int, most_bytes: int) -> bytes:
     tail, start = io.BytesIO(), max(0, size - most_bytes)
-    Location(file.url).download(tail, start=start, tag=file.tag)
+    file.location.download(tail, start=start, tag=file.tag)
     input_files.check_read(file, start + tail.tell())
     return tail.getvalue()
 

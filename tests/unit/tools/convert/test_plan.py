@@ -13,8 +13,9 @@ from cloudload.data.mds.writer import encode_index
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import ConversionPlan
 from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture
+from cloudload.tools.convert.found_files import FolderFiles
 from cloudload.tools.convert.input_records import Fields
-from cloudload.tools.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
+from cloudload.tools.convert.inputs import list_inputs, list_roots, list_units
 from cloudload.tools.convert.joined_segments import JoinedShards
 from cloudload.tools.convert.rerun_check import plan_input
 
