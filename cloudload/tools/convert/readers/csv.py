@@ -43,20 +43,8 @@ _OTHER_DELIMITERS = {
 
 _QUOTE = b'"'
 
-
-class UnclosedQuoteError(Exception):
-    """A quoted field has no closing quote."""
-
-
-class LongRecordError(Exception):
-    """A record is larger than 1 GiB."""
-
-
-_ENDS = {
-    UnclosedQuoteError: f"a quoted field of this record has no closing quote. {_PLAIN_QUOTES}",
-    LongRecordError: "the record is larger than the limit of 1 GiB",
-}
-"""Why a file cannot be read beyond a record."""
+_UNCLOSED = f"a quoted field of this record has no closing quote. {_PLAIN_QUOTES}"
+_TOO_LONG = "the record is larger than the limit of 1 GiB"
 
 
 @dataclass(frozen=True)
@@ -143,8 +131,6 @@ def _read_head(records: Iterator[bytes], file: input_files.InputFile) -> tuple[b
                 return bytes(head), record
     except input_files.DamagedError as error:
         reason = str(error)
-    except tuple(_ENDS) as error:
-        reason = _ENDS[type(error)]
     else:
         return bytes(head), b""
     line = 1 + head.count(b"\n")
@@ -205,8 +191,6 @@ def _group(
                 parts, size = [], 0
     except input_files.DamagedError as error:
         problem = str(error)
-    except tuple(_ENDS) as error:
-        problem = _ENDS[type(error)]
     if size or problem:
         yield b"".join(parts), problem
 
@@ -270,9 +254,8 @@ def split_records(
     next newline or quote, so its result depends on neither the chunks nor the encoding of the text.
     Without quotes, every line is a record.
 
-    Raises `UnclosedQuoteError` if a quoted field does not end in the file, or within 1 GiB, and
-    `LongRecordError` if a record without an open quote does not. Also raises the errors of
-    `chunks`. An unfinished record before an error is dropped.
+    Raises `DamagedError` if a quoted field does not end in the file, or a record within 1 GiB, and
+    the errors of `chunks`. An unfinished record before an error is dropped.
     """
     pending, opening = bytearray(), delimiter + _QUOTE
     place, is_quoted = 0, False  # where to search next, and whether that place is in a quoted field
@@ -304,8 +287,8 @@ def split_records(
         del pending[:start]
         place -= start
         if len(pending) > input_files.MOST_RECORD_BYTES:
-            raise UnclosedQuoteError if is_quoted else LongRecordError
+            raise input_files.DamagedError(_UNCLOSED if is_quoted else _TOO_LONG)
     if is_quoted and pending.find(_QUOTE, place) < 0:
-        raise UnclosedQuoteError
+        raise input_files.DamagedError(_UNCLOSED)
     if pending:
         yield bytes(pending)
