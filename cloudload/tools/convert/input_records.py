@@ -205,7 +205,8 @@ class FileBlock:
     ) -> Record:
         """Return the record that `parse` finds in bytes. With `errors` as `replace`, in UTF-8."""
         data, is_replaced = make_utf8(raw, errors)
-        return Record(self.file, str(place), *parse(data), raw, is_replaced=is_replaced)
+        fields, problem = parse(data)
+        return Record(self.file, str(place), fields, problem, raw, None, is_replaced)
 
 
 Parsed = tuple[Mapping[str, Any] | None, str | None]
