@@ -57,7 +57,7 @@ from cloudload.tools.convert.segment_journal import InputPosition
 from cloudload.tools.convert.values import PeekableBlocks, infer_columns
 from cloudload.tools.count.group import CountWork
 from cloudload.tools.count.new_shards import join_count_work, open_count_work
-from cloudload.tools.engines.units import Share
+from cloudload.tools.engines.units import Share, count_processes
 
 logger = logging.getLogger("cloudload.convert")
 
@@ -213,8 +213,7 @@ def convert_to_mds(
         quoting=quoting,
         errors=errors,
     )
-    processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    processes = checks.as_integer("processes", processes, 1)
+    processes = count_processes(processes)
     segment_bytes = checks.as_integer("segment_bytes", segment_bytes, 1)
     if rejects is not None and not (skip_bad or finish):
         raise ValueError(

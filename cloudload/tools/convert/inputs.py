@@ -38,7 +38,7 @@ from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.found_files import FolderFiles, find_files, root_of
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.input_records import InputUnit
-from cloudload.tools.convert.output_location import check_twice
+from cloudload.tools.convert.output_location import check_twice, is_hub_name
 from cloudload.tools.convert.readers.arrow import ArrowUnit
 from cloudload.tools.convert.readers.csv import CsvUnit
 from cloudload.tools.convert.readers.json import JsonUnit
@@ -51,7 +51,6 @@ from cloudload.tools.convert.readers.webdataset import WebDatasetUnit
 from cloudload.tools.convert.readers.wet import WetUnit
 
 _MAX_BLOCK_FILES = 1024
-_HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset
 _UNITS: dict[str, Callable[[InputFile, input_files.Range | None], InputUnit]] = {
     "jsonl": LinesUnit,
     "lines": LinesUnit,
@@ -117,7 +116,7 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
                 raise ValueError("an MDS dataset cannot be read from stdin. Pass its folder or URL")
             form = "jsonl" if format == "auto" else format
             return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
-        if text.startswith("hf://") and not text.startswith(_HF_FILES):
+        if is_hub_name(text):
             return _load_dataset(text, split)
         found = find_files(text)
         files = found.files

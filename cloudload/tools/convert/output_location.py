@@ -222,12 +222,16 @@ def _found_twice(first: InputFile, second: InputFile) -> ValueError:
     )
 
 
+def is_hub_name(location: str) -> bool:
+    """Whether an input is the name of a dataset on the Hugging Face Hub, not a location."""
+    return location.startswith("hf://") and not location.startswith(_HUB_FILES)
+
+
 def _list_locations(inputs: Any) -> Iterator[str]:
     """Yield the inputs that are locations of files."""
     for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
         location = os.fspath(item) if isinstance(item, str | os.PathLike) else "-"
-        is_hub_name = location.startswith("hf://") and not location.startswith(_HUB_FILES)
-        if location and location != "-" and not is_hub_name:
+        if location and location != "-" and not is_hub_name(location):
             yield location
 
 
