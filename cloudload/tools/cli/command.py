@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cloudload.data import redact
-from cloudload.system import escape, option_help, reports
+from cloudload.system import escape, option_help
 
 _QUOTE = "'"
 _VALUE = re.compile(
@@ -223,13 +223,6 @@ def check_output_path(flag: str, path: Path | None, options: argparse.Namespace)
                     f"{flag} is {path}, which would replace a file that is read. Choose another "
                     "file"
                 )
-
-
-def check_picture_path(options: argparse.Namespace) -> None:
-    """Raise `ValueError` before any work starts if the picture of `--png` cannot be written."""
-    if options.png is not None:
-        reports.check_picture(options.png)
-        check_output_path("--png", options.png, options)
 
 
 def _is_part(path: Path, given: str) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from cloudload.system import reports
 from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given, read_transform
 from cloudload.tools.cli.output import print_result
@@ -50,7 +51,9 @@ def _count(options: argparse.Namespace) -> int:
         options.parser.error(
             "--tokenizer is missing. Pass --tokenizer, or --tokens-key if the data is token IDs"
         )
-    command.check_picture_path(options)
+    if options.png is not None:
+        reports.check_picture(options.png)
+        command.check_output_path("--png", options.png, options)
     found: CountReport | CountEstimate | None
     if options.sample is None:
         with command.open_engine(options) as executor:
