@@ -132,7 +132,7 @@ def test_finishing_takes_every_option_from_the_stored_plan(
     options: dict[str, Any] = {**SETTINGS, "compression": "gz", "hashes": ["xxh64", "sha1"]}
     convert_to_mds(corpus, tmp_path / "whole", **options, tokenizer=byte_tokenizer())
     with monkeypatch.context() as patch:
-        patch.setattr("cloudload.tools.convert.run._finish", fail_to_write)
+        patch.setattr("cloudload.tools.convert.run.finish_dataset", fail_to_write)
         with pytest.raises(StoreError):
             convert_to_mds(corpus, out, worker="0/1", **options, tokenizer=byte_tokenizer())
     assert not (out / "index.json").exists()

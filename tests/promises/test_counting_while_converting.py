@@ -149,7 +149,7 @@ def test_a_dataset_with_an_index_has_its_lengths(
     """A stop between the two index writes shows that the index of the lengths is written first."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("cloudload.tools.convert.journal.Journal.finish", None)
+        patch.setattr("cloudload.tools.convert.run.finish_dataset", None)
         with pytest.raises(TypeError):
             convert_to_mds(corpus, out, **COUNTING)
     assert list(out.glob("lengths/*/index-*.json"))
