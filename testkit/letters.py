@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from cloudload.rows.packing.fill import Framing, fill_rows
-from cloudload.rows.packing.lane_packer import CutRows
 from cloudload.rows.packing.tables import (
     BASE,
     COUNT,
@@ -14,6 +13,7 @@ from cloudload.rows.packing.tables import (
     ORDINAL,
     SAMPLE,
     SIZE,
+    CutRows,
     Documents,
 )
 from cloudload.stats import DOCUMENTS, EMPTY
@@ -29,11 +29,12 @@ def letters(*documents: tuple[int, int, str]) -> Documents:
         row[COUNT] = DOCUMENTS if text else EMPTY
     table[:, BASE] = np.cumsum(table[:, SIZE]) - table[:, SIZE]
     ids = [ord(letter) for _, _, text in documents for letter in text]
-    return Documents(table, np.array(ids, np.int32))
+    return Documents(table, [np.array(ids, np.int32).data])
 
 
-def spell(cut: CutRows, seq_len: int) -> list[str]:
-    """The text of each row. Padding is a dot."""
-    out = np.empty((len(cut.cursors), seq_len), np.int32)
-    fill_rows(out, cut.table, cut.buffers, cut.pieces, _NO_FRAME)
+def spell(cut: CutRows, seq_len: int, num_rows: int | None = None) -> list[str]:
+    """The text of each row; by default, of those cut from lanes. Padding is a dot."""
+    num_rows = len(cut.cursors) if num_rows is None else num_rows
+    out = np.empty((num_rows, seq_len), np.int32)
+    fill_rows(out, cut, _NO_FRAME)
     return ["".join(chr(token) if token else "." for token in row) for row in out.tolist()]

@@ -9,11 +9,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cloudload.rows.packing.fill import Framing, fill_rows
-from cloudload.rows.packing.lane_packer import CutRows, LaneRows, PackerLanes
+from cloudload.rows.packing.lane_packer import LaneRows, PackerLanes
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.residue import unpack_residue
 from cloudload.rows.packing.tables import (
     BASE,
+    BUFFER,
     COUNT,
     EPOCH,
     FLAT_LANE,
@@ -26,6 +27,7 @@ from cloudload.rows.packing.tables import (
     SAMPLE,
     SIZE,
     STREAM,
+    CutRows,
     Documents,
 )
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
@@ -68,6 +70,8 @@ class Corpus:
     """Endless documents whose sizes, in tokens, repeat. Documents of 3 tokens count as filtered."""
 
     sizes: Sequence[int]
+    num_buffers: int = 1
+    """The number of buffers among which documents take turns."""
 
     def read(self, slots: Ints, ordinals: Ints) -> Documents:
         table = np.zeros((len(slots), NUM_DOCUMENT_COLUMNS), np.int64)
@@ -76,14 +80,20 @@ class Corpus:
         table[:, EPOCH], table[:, SAMPLE] = ordinals // 10, 100 * slots + ordinals
         bodies = np.array(self.sizes, np.int64)[(7 * slots + ordinals) % len(self.sizes)]
         is_left_out = bodies == 3
-        table[:, BASE] = np.cumsum(bodies) - bodies - NUM_BOS[streams]
         table[:, SIZE] = np.where(is_left_out, 0, bodies + NUM_FRAMING[streams])
         table[:, COUNT] = np.where(
             is_left_out, FILTERED, np.where(table[:, SIZE] > 0, DOCUMENTS, EMPTY)
         )
         ids = np.repeat(1_000 * (1_000 * slots + ordinals), bodies) + np.arange(bodies.sum())
         firsts = np.repeat(np.cumsum(bodies) - bodies, bodies)
-        return Documents(table, (ids - firsts).astype(np.int32))
+        tokens = (ids - firsts).astype(np.int32)
+        buffers = []
+        for buffer in range(self.num_buffers):
+            own = ordinals % self.num_buffers == buffer
+            before = np.cumsum(np.where(own, bodies, 0))[own] - bodies[own]
+            table[own, BUFFER], table[own, BASE] = buffer, before - NUM_BOS[streams[own]]
+            buffers.append(tokens[np.repeat(own, bodies)].data)
+        return Documents(table, buffers)
 
 
 @dataclass
@@ -139,14 +149,15 @@ class Lanes:
         np.testing.assert_array_equal(expected.pieces[:, compared], found.pieces[:, compared])
         columns = [FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT]
         documents, others = (
-            cut.table[cut.pieces[:, PIECE_DOCUMENT]][:, columns] for cut in (expected, found)
+            cut.documents.table[cut.pieces[:, PIECE_DOCUMENT]][:, columns]
+            for cut in (expected, found)
         )
         np.testing.assert_array_equal(documents, others)
         np.testing.assert_array_equal(self.tokens(expected), self.tokens(found))
 
     def tokens(self, cut: CutRows) -> Ints:
         out = np.full((len(cut.cursors), self.packing.seq_len), -1, np.int32)
-        fill_rows(out, cut.table, cut.buffers, cut.pieces, FRAMING)
+        fill_rows(out, cut, FRAMING)
         return out.astype(np.int64)
 
     def advance(self, slots: Ints, cut: CutRows) -> None:
@@ -197,7 +208,9 @@ same_or_other = st.lists(legs, min_size=1, max_size=3) | st.builds(
     st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=2),
 )
 corpora = st.builds(
-    Corpus, st.lists(st.integers(0, 12) | st.integers(0, 130), min_size=1, max_size=40)
+    Corpus,
+    st.lists(st.integers(0, 12) | st.integers(0, 130), min_size=1, max_size=40),
+    st.integers(1, 3),
 )
 
 
@@ -221,4 +234,4 @@ def long_run(seed: int) -> tuple[Corpus, list[Leg]]:
         )
         for number in range(8)
     ]
-    return Corpus(sizes.tolist()), legs
+    return Corpus(sizes.tolist(), 1 + seed % 2), legs

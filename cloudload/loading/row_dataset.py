@@ -26,11 +26,12 @@ from cloudload.config import DeliveryConfig, Stream, checks, choices
 from cloudload.errors import CloudloadError, DatasetError
 from cloudload.loading.delivery.collate import compute_fields, mask_after
 from cloudload.loading.loader import CloudLoader
-from cloudload.loading.workers.block import Pieces, limit_batches
+from cloudload.loading.workers.block import limit_batches
 from cloudload.loading.workers.documents import open_cache, open_documents
-from cloudload.loading.workers.row_reader import RowReader
+from cloudload.loading.workers.held_documents import HeldDocuments
+from cloudload.loading.workers.piece_reader import PieceReader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
-from cloudload.rows import Framing, fill_rows, list_spans
+from cloudload.rows import Framing, fill_rows, list_spans, tables
 from cloudload.run import (
     Position,
     Recipe,
@@ -280,7 +281,8 @@ class RegularReader:
     ) -> None:
         recipe, packing = inputs.recipe, inputs.recipe.packing
         self._cache = open_cache(inputs, delivery)
-        self._reader = RowReader(open_documents(inputs, self._cache), position, cuts=packing.cuts)
+        documents = open_documents(inputs, self._cache)
+        self._reader = PieceReader(documents, HeldDocuments(packing), position)
         self._finder = RowFinder(lengths, position)
         self._delivery, self._most_rows, self._seq_len = delivery, most_rows, packing.seq_len
         self._framing = Framing.of(recipe.tokenizer.frames)
@@ -315,10 +317,9 @@ class RegularReader:
 
     def read_spans(self, rows: Ints) -> Ints:
         """Return the spans of rows: int64 [spans, 6] with columns `tables.SPAN_COLUMNS`."""
-        pieces = self._read(rows)
-        return list_spans(pieces.table, pieces.pieces)
+        return list_spans(self._read(rows))
 
-    def _read(self, rows: Ints) -> Pieces:
+    def _read(self, rows: Ints) -> tables.CutRows:
         ahead = self._pieces_ahead
         if ahead is not None and np.array_equal(ahead[0], rows):
             return self._reader.read(ahead[1])
@@ -361,9 +362,9 @@ class RegularReader:
 
     def _make_arrays(self, indices: Ints) -> dict[str, Array]:
         """Build the arrays of rows, by field name: [rows, …]."""
-        pieces, tokens = self._read(indices), np.empty((len(indices), self._seq_len), np.int32)
-        num_tokens = fill_rows(tokens, *pieces, self._framing)
-        spans, ids = list_spans(pieces.table, pieces.pieces), tokens.astype(np.int64)
+        cut, tokens = self._read(indices), np.empty((len(indices), self._seq_len), np.int32)
+        num_tokens = fill_rows(tokens, cut, self._framing)
+        spans, ids = list_spans(cut), tokens.astype(np.int64)
         labels = ids.copy()
         mask_after(labels, num_tokens)
         fields = compute_fields(labels, spans, self._delivery)

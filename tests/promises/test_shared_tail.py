@@ -10,7 +10,7 @@ import pytest
 
 from cloudload.loading.delivery import tail_sharing
 from cloudload.loading.delivery.exchange import Exchange
-from cloudload.loading.workers import tail_reader
+from cloudload.loading.workers import held_documents
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.testing import Leg, assert_same_rows
 from testkit.counted import count
@@ -84,7 +84,7 @@ def test_a_tail_too_large_to_share_has_the_same_rows(
     limits = {"MOST_EXCHANGED_TOKENS": 60, "_MOST_LOCAL_TOKENS": 30}
     for name, limit in {**limits, "_TOKENS_OF_BLOCK": 16, "_WORDS_OF_ROUND": 9}.items():
         monkeypatch.setattr(tail_sharing, name, limit)
-    monkeypatch.setattr(tail_reader, "MOST_KEPT_BYTES", 3_000)
+    monkeypatch.setattr(held_documents, "MOST_KEPT_BYTES", 3_000)
     first = next(taken for taken, state in enumerate(states) if state["tail"])
     for number, taken in enumerate(range(first - 2, len(states) - 1, 2)):
         leg = NODES[number % 3]

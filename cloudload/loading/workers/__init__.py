@@ -1,15 +1,17 @@
 """Turn documents into blocks, in worker processes.
 
-    plan ─► worker ─► lane_reader: documents ─► packers ─► CutRows ─────► block.Pieces
-                 └──► tail_reader: the end of a finite run ──────────────────┘   │
-                          copies tokens into rows, once: packing.fill.fill_rows  ▼
-    trainer ◄── transport.unpack_block ◄── PackedBlock, in shared memory ◄── block.Block
+    plan ─► worker ─► lane_reader: next documents of lanes ─► packers ─► CutRows ─► BlockBuilder
+                 └──► piece_reader: documents of pieces of rows ───────► CutRows ───┘    │
+                          copies tokens into rows, once: packing.fill.fill_rows          ▼
+    trainer ◄── transport.unpack_block ◄── PackedBlock, in shared memory ◄────────── block.Block
+
+The lane reader takes documents in order, for throughput. The piece reader reads the documents of
+any rows whose pieces are known: rows of a tail, of other workers' lanes, or by index.
 
 The types that carry rows, from documents to a batch:
 
     Documents       documents of lanes, and their token IDs                 packing.tables
-    CutRows         rows cut from lanes, in pieces, with cursors            packing.lane_packer
-    Pieces          pieces of documents, sorted by row of a block           workers.block
+    CutRows         rows in pieces of documents, with cursors of lanes      packing.tables
     Block           one worker's rows of consecutive batches                workers.block
     PackedBlock     the location of a block in shared memory                workers.transport
     Report          a rank's cursors after each of its rows                 delivery.progress
@@ -23,7 +25,8 @@ The modules:
     worker_main      what a process runs
     worker           make blocks
     lane_reader      documents to fill rows
-    row_reader       documents of any rows
+    piece_reader     documents of any rows
+    held_documents   documents in memory
     tail_reader      the end of a finite run
     documents        find, fetch, tokenize
     document_reader  texts or IDs of samples

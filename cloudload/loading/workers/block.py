@@ -1,7 +1,8 @@
 """A block: one worker's rows of several consecutive batches.
 
 rows of the block    3 7 11 | 15 19 23          two batches, bounds 0 3 6
-cut from lanes       CutRows ─► BlockBuilder.take ─► Pieces, sorted by row ─► tokens, spans
+cut from lanes       CutRows ┐
+cut from tails       CutRows ┴─► BlockBuilder ─► CutRows, sorted by row ─► tokens, spans
 progress             cursors and residues after each row, counts of each batch
 """
 
@@ -10,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from cloudload.config import choices
 from cloudload.data import FirstFetch, TrafficCounter
 from cloudload.order import RankShare
-from cloudload.rows import Packing, counts_of_sizes, lane_packer, tables
+from cloudload.rows import Packing, tables
 from cloudload.run import RunInputs
 from cloudload.stats import (
     COUNTS,
@@ -124,38 +124,8 @@ def add_reports(block: Block, dropped: Sequence[Block]) -> Block:
     return replace(block, traffic=traffic, doubts=doubts)
 
 
-class Pieces(NamedTuple):
-    """Pieces of documents, sorted by block row.
-
-    `table` is int64 [documents, 10]. `buffers` contain the documents' int32 token IDs. `pieces` is
-    int64 [pieces, 4]. `rows.packing.tables` names the columns.
-    """
-
-    table: Ints
-    buffers: Sequence[memoryview]
-    pieces: Ints
-
-    @staticmethod
-    def empty() -> Pieces:
-        return Pieces(
-            np.empty((0, tables.NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64)
-        )
-
-    def __add__(self, other: Pieces) -> Pieces:  # type: ignore[override]
-        """Append the pieces of `other`, which must be of later block rows."""
-        if not len(other.pieces):
-            return self
-        table, pieces = other.table.copy(), other.pieces.copy()
-        table[:, tables.BUFFER] += len(self.buffers)
-        pieces[:, tables.PIECE_DOCUMENT] += len(self.table)
-        buffers = [*self.buffers, *other.buffers]
-        return Pieces(
-            np.concatenate([self.table, table]), buffers, np.concatenate([self.pieces, pieces])
-        )
-
-
 class BlockBuilder:
-    """Collects the cursors, residues and statistics of a block's rows.
+    """Collects the rows of a block, and their cursors, residues and statistics.
 
     `rows` is int64 [rows], indices in the run; `bounds` is int64 [batches + 1], as in `Block`.
     """
@@ -169,53 +139,52 @@ class BlockBuilder:
         self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
         self.lengths = np.zeros(len(rows), np.int64)
         self.spans = np.empty((0, len(tables.SPAN_COLUMNS)), np.int64)
+        self._taken: list[tables.CutRows] = []
 
-    def take(self, cut: lane_packer.CutRows, block_rows: Ints) -> Ints:
-        """Record the cursors, residues and counts of rows cut from lanes.
+    def take(self, cut: tables.CutRows, block_rows: Ints) -> None:
+        """Take rows, which become rows `block_rows` (int64 [rows]) of the block.
 
-        The rows become rows `block_rows` (int64 [rows]) of the block. Returns their pieces, int64
-        [pieces, 4], sorted by block row. Overwrites `cut.pieces`.
+        Records their cursors, residues and counts. Overwrites `cut.pieces`.
         """
-        self._cursors[block_rows] = cut.cursors
+        if len(cut.cursors):
+            self._cursors[block_rows] = cut.cursors
         if cut.residues is not None:
             for block_row, residue in zip(block_rows.tolist(), cut.residues, strict=True):
                 self._residues[block_row] = residue
         rows, streams, counts, sizes = cut.counted.T
-        self._count(block_rows[rows], streams, counts, sizes)
-        pieces = cut.pieces
-        pieces[:, tables.PIECE_ROW] = block_rows[pieces[:, tables.PIECE_ROW]]
-        if (np.diff(block_rows) > 0).all():
-            return pieces
-        return pieces[np.argsort(pieces[:, tables.PIECE_ROW], kind="stable")]
+        self._tally(block_rows[rows], streams, counts, 1)
+        if self._packing.cuts:
+            cut_off = np.maximum(0, sizes - self._packing.seq_len)
+            self._tally(block_rows[rows], streams, TRUNCATED, cut_off)
+        cut.pieces[:, tables.PIECE_ROW] = block_rows[cut.pieces[:, tables.PIECE_ROW]]
+        self._taken.append(cut)
 
-    def count_documents(self, block_row: int, documents: Ints) -> None:
-        """Count the documents that a row of the tail finishes.
-
-        `documents` is int64 [documents, 2]: each document's stream, and its size, `Size.FILTERED`
-        or `Size.FAILED`.
-        """
-        streams, sizes = documents.T
-        self._count(np.full(len(documents), block_row), streams, counts_of_sizes(sizes), sizes)
+    def join(self) -> tables.CutRows:
+        """Join all rows that were taken. Their pieces are sorted by block row."""
+        first, parts = 0, [np.empty((0, tables.NUM_PIECE_COLUMNS), np.int64)]
+        for cut in self._taken:
+            cut.pieces[:, tables.PIECE_DOCUMENT] += first
+            parts.append(cut.pieces)
+            first += len(cut.documents.table)
+        pieces = np.concatenate(parts)
+        if (np.diff(pieces[:, tables.PIECE_ROW]) < 0).any():
+            pieces = pieces[np.argsort(pieces[:, tables.PIECE_ROW], kind="stable")]
+        documents = tables.join_documents([cut.documents for cut in self._taken])
+        return tables.CutRows(documents, pieces)
 
     def count_tokens(
-        self, cut: Pieces, lengths: Ints, padding_streams: Ints, first_dry: int
+        self, cut: tables.CutRows, lengths: Ints, padding_streams: Ints, first_dry: int
     ) -> None:
-        """Count the tokens of pieces, and the padding of rows before row `first_dry` of the run.
+        """Count the tokens of rows, and the padding of rows before row `first_dry` of the run.
 
         `lengths` and `padding_streams` are int64 [rows]: the number of tokens in each row, and the
         stream whose statistics count its padding.
         """
         rows, documents, starts, stops = cut.pieces.T
-        self._tally(rows, cut.table[documents, tables.STREAM], TOKENS, stops - starts)
+        self._tally(rows, cut.documents.table[documents, tables.STREAM], TOKENS, stops - starts)
         self.lengths = lengths
         short = np.flatnonzero((lengths < self._packing.seq_len) & (self.rows < first_dry))
         self._tally(short, padding_streams[short], PADDING, self._packing.seq_len - lengths[short])
-
-    def _count(self, block_rows: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:
-        self._tally(block_rows, streams, counts, 1)
-        if self._packing.cuts:
-            cut_off = np.maximum(0, sizes - self._packing.seq_len)
-            self._tally(block_rows, streams, TRUNCATED, cut_off)
 
     def _tally(
         self, block_rows: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int

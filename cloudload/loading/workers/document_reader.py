@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,42 +24,6 @@ from cloudload.system import Ints, Tokens, activity, stage
 TextOrError = str | BadDocumentError | None
 """The text of a sample; None if the transform filters it out; an error if on_error="skip" leaves it
 out."""
-
-
-class IdsOfDocuments(NamedTuple):
-    """The token IDs of some of the documents that were read together."""
-
-    indices: Ints
-    """The documents' indices among those read together, ascending: int64 [documents]."""
-    ids: Tokens
-    """The documents' IDs, concatenated: int32 [tokens]."""
-    sizes: Ints
-    """The number of IDs of each document: int64 [documents]."""
-
-
-def merge_ids(parts: Sequence[IdsOfDocuments]) -> tuple[Tokens, Ints]:
-    """Merge the IDs of documents that were read together, in the documents' order.
-
-    Returns the IDs, int32 [tokens], and offsets, int64 [documents + 1]. A single part is not
-    copied.
-
-    Example: indices 0 2 with IDs 7 7 9 of sizes 2 1, and index 1 with ID 8, give the IDs 7 7 8 9.
-    """
-    sizes = np.zeros(sum(len(part.indices) for part in parts), np.int64)
-    for part in parts:
-        sizes[part.indices] = part.sizes
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    if len(parts) == 1:
-        return parts[0].ids, offsets
-    ids = np.empty(offsets[-1], np.int32)
-    target = ids.data
-    for part in parts:
-        starts, stops = offsets[part.indices].tolist(), offsets[part.indices + 1].tolist()
-        source, taken = part.ids.data, 0
-        for start, stop in zip(starts, stops, strict=True):
-            target[start:stop] = source[taken : taken + stop - start]
-            taken += stop - start
-    return ids, offsets
 
 
 class ShardSource(Protocol):
@@ -158,10 +122,12 @@ class DocumentReader:
                 raise
             return BadDocumentError(error.summary)  # drop the frames, which keep the sample alive
 
-    def read_tokens(self, samples: Ints) -> list[IdsOfDocuments]:
+    def read_tokens(self, samples: Ints) -> list[tuple[Ints, Tokens, Ints]]:
         """Read the IDs of pre-tokenized `samples` (int64 [samples]).
 
-        Returns one item for each dtype in which IDs are stored. Opens each shard once. Raises
+        Returns one item for each dtype in which IDs are stored: the indices in `samples` of those
+        that have it, ascending, int64 [n]; their IDs, concatenated, int32 [tokens]; and the number
+        of IDs of each, int64 [n]. Opens each shard once. Raises
         `DatasetError` if a sample is damaged, or has an ID that is negative or not in the
         vocabulary, and the errors of `ShardCache.shard`.
         """
@@ -188,7 +154,7 @@ class DocumentReader:
 
     def _join(
         self, indices: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
-    ) -> IdsOfDocuments:
+    ) -> tuple[Ints, Tokens, Ints]:
         """Join the IDs in `values` at `indices`, and check that all are in the vocabulary."""
         chosen = [values[index] for index in indices.tolist()]
         sizes = np.fromiter(map(len, chosen), np.int64, len(chosen)) // dtype.itemsize
@@ -200,7 +166,7 @@ class DocumentReader:
             document = int(np.searchsorted(np.cumsum(sizes), index, side="right"))
             within = index - int(sizes[:document].sum())
             raise self._wrong_id(int(samples[indices[document]]), within, int(stored[index]), dtype)
-        return IdsOfDocuments(indices, stored.astype(np.int32, copy=False).view(np.int32), sizes)
+        return indices, stored.astype(np.int32, copy=False).view(np.int32), sizes
 
     def _wrong_id(self, sample: int, index: int, found: int, dtype: np.dtype[Any]) -> DatasetError:
         return DatasetError(

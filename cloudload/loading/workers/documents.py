@@ -10,7 +10,7 @@ are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -20,15 +20,10 @@ from cloudload.config import DeliveryConfig, choices
 from cloudload.data import BadDocumentError, ShardCache
 from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.loading.workers.bad_documents import SkipLog
-from cloudload.loading.workers.document_reader import (
-    DocumentReader,
-    IdsOfDocuments,
-    TextOrError,
-    merge_ids,
-)
+from cloudload.loading.workers.document_reader import DocumentReader, TextOrError
 from cloudload.order import EpochOrders
 from cloudload.rows import DocumentTokenizer, decode_ids, residue_spans, tables
-from cloudload.run import Recipe, RunInputs, length_files
+from cloudload.run import Position, Recipe, RunInputs, length_files
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED, TOKENIZE
 from cloudload.system import NEVER, Flags, Ints, Tokens, activity, stage
 
@@ -63,13 +58,13 @@ class FoundDocuments:
             self.samples[chosen],
         )
 
-    def begun_sizes(self, starts: Ints, residues: Sequence[bytes] | None = None) -> Ints:
-        """The size of each document that its lane had partly read at the start: int64 [documents].
+    def begun_sizes(self, position: Position) -> Ints:
+        """The size of each document that its lane has partly read at a position: int64 [documents].
 
-        The size is `Size.ABSENT` for other documents, and may be `Size.UNKNOWN`. `starts` is int64
-        [flat_lanes, 3], the starting cursors. `residues` ([flat_lanes]) are the lanes' residues at
-        the start, whose documents also count as partly read; None if the packing has no residue.
+        The size is `Size.ABSENT` for other documents, and may be `Size.UNKNOWN`. The documents in
+        the lanes' residues also count as partly read.
         """
+        starts = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
         start = starts[self.flat_lanes]
         is_begun = (start[:, tables.CURSOR_ORDINAL] == self.ordinals) & (
             start[:, tables.CURSOR_OFFSET] > 0
@@ -80,7 +75,8 @@ class FoundDocuments:
         )
         sizes = np.where(is_begun, known, tables.Size.ABSENT)
         before = np.flatnonzero(self.ordinals < start[:, tables.CURSOR_ORDINAL])
-        if residues is not None and len(before):
+        if position.residues is not None and len(before):
+            residues = position.residues.ravel()
             lanes, ordinals = self.flat_lanes[before], self.ordinals[before].tolist()
             of_lanes = {
                 lane: {
@@ -154,7 +150,7 @@ class LaneDocuments:
         return epochs, samples
 
     def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> tables.Documents:
-        """Read and tokenize documents, in their order. Columns `BUFFER` and `START` are 0.
+        """Read and tokenize documents, in their order. Column `START` is 0.
 
         A document that was accepted before is exempt from filtering: a cursor is inside it, a
         residue or a row of the tail contains it, or it is being traced. For such documents,
@@ -167,22 +163,18 @@ class LaneDocuments:
         has_begun = None if begun_sizes is None else begun_sizes != tables.Size.ABSENT
         table = self.describe(found)
         streams = table[:, tables.STREAM]
-        left_out = np.zeros(len(found), np.int64)
-        is_tokenized, parts = self._is_tokenized[streams], []
-        if len(tokenized := np.flatnonzero(is_tokenized)):
-            for indices, ids, sizes in self._reader.read_tokens(found.samples[tokenized]):
-                parts.append(IdsOfDocuments(tokenized[indices], ids, sizes))
-        # all other documents are text
-        if len(tokenized) < len(found):
-            indices = np.flatnonzero(~is_tokenized)
-            texts = self._reader.read_texts(found.samples[indices])
-            left_out[indices] = self._find_left_out(texts, streams[indices], indices, has_begun)
-            parts.append(self._tokenize(indices, found.samples[indices], texts))
-        ids, offsets = merge_ids(parts)
+        left_out, num_ids = np.zeros((2, len(found)), np.int64)
+        buffers: list[memoryview] = []
+        for indices, ids, numbers in self._read_ids(found.samples, streams, left_out, has_begun):
+            # `BASE` is where token 0 would be, and if that is the bos, it is before the text
+            firsts = np.cumsum(numbers) - numbers
+            table[indices, tables.BASE] = firsts - self._num_bos[streams[indices]]
+            table[indices, tables.BUFFER], num_ids[indices] = len(buffers), numbers
+            buffers.append(ids.data)
         if self._lengths is not None:
-            lengths = _find_lengths(offsets, left_out)
+            lengths = _find_lengths(num_ids, left_out)
             self._check_lengths(self._lengths, found.samples, lengths)
-        sizes = np.diff(offsets) + self._num_framing[streams]
+        sizes = num_ids + self._num_framing[streams]
         if begun_sizes is not None:
             self._check_sizes(found, sizes, begun_sizes)
         left_out[(sizes < self._min_tokens) & (left_out == 0)] = FILTERED
@@ -190,13 +182,30 @@ class LaneDocuments:
         if has_begun is not None:
             left_out[has_begun] = 0
         is_left_out = left_out > 0
-        # `BASE` is where token 0 would be, and if that is the bos, it is before the text
-        table[:, tables.BASE] = offsets[:-1] - self._num_bos[streams]
         table[:, tables.SIZE] = np.where(is_left_out, 0, sizes)
         table[:, tables.COUNT] = np.where(
             is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY)
         )
-        return tables.Documents(table, ids)
+        return tables.Documents(table, buffers)
+
+    def _read_ids(
+        self, samples: Ints, streams: Ints, left_out: Ints, has_begun: Flags | None
+    ) -> Iterator[tuple[Ints, Tokens, Ints]]:
+        """Read the IDs of documents, and record in `left_out` which texts are left out.
+
+        Yields, for some of the documents at a time, their indices, their IDs, concatenated, int32
+        [tokens], and the number of IDs of each, int64 [n].
+        """
+        is_tokenized = self._is_tokenized[streams]
+        if len(tokenized := np.flatnonzero(is_tokenized)):
+            for indices, ids, numbers in self._reader.read_tokens(samples[tokenized]):
+                yield tokenized[indices], ids, numbers
+        # all other documents are text
+        if len(tokenized) < len(samples):
+            indices = np.flatnonzero(~is_tokenized)
+            texts = self._reader.read_texts(samples[indices])
+            left_out[indices] = self._find_left_out(texts, streams[indices], indices, has_begun)
+            yield indices, *self._tokenize(samples[indices], texts)
 
     def describe(self, found: FoundDocuments) -> Ints:
         """Return the document table of documents without reading them: int64 [documents, 10].
@@ -269,20 +278,16 @@ class LaneDocuments:
             "cloudload count --again, or set lengths='off'"
         )
 
-    def _tokenize(
-        self, indices: Ints, samples: Ints, texts: Sequence[TextOrError]
-    ) -> IdsOfDocuments:
-        kept = [text if isinstance(text, str) else "" for text in texts]
-        ids, offsets = self._encode(kept, samples)
-        return IdsOfDocuments(indices, ids, np.diff(offsets))
-
-    def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
+    def _tokenize(self, samples: Ints, texts: Sequence[TextOrError]) -> tuple[Tokens, Ints]:
+        """Encode texts to IDs, int32 [tokens], of these numbers, int64 [texts]; 0 for no text."""
         assert self._tokenizer is not None
+        kept = [text if isinstance(text, str) else "" for text in texts]
         try:
-            with activity.doing(f"tokenizing {len(texts):,} documents"), stage(TOKENIZE):
-                return self._tokenizer.encode_flat(texts)
+            with activity.doing(f"tokenizing {len(kept):,} documents"), stage(TOKENIZE):
+                ids, offsets = self._tokenizer.encode_flat(kept)
+                return ids, np.diff(offsets)
         except TokenizerError as error:
-            for text, sample in zip(texts, samples.tolist(), strict=True):
+            for text, sample in zip(kept, samples.tolist(), strict=True):
                 if failure := self._tokenizer.explain_failure(text):
                     raise TokenizerError(f"{self._reader.where(sample)}: {failure}") from error
             raise
@@ -315,12 +320,12 @@ class LaneDocuments:
         self._reader.prefetch(samples)
 
 
-def _find_lengths(offsets: Ints, left_out: Ints) -> Ints:
+def _find_lengths(num_ids: Ints, left_out: Ints) -> Ints:
     """The lengths of documents, as `cloudload count` stores them: int64 [documents].
 
     `left_out` is int64 [documents], and does not include what `min_tokens` filters out.
     """
-    lengths: Ints = np.diff(offsets)
+    lengths = num_ids.copy()
     lengths[left_out == FILTERED] = tables.Size.FILTERED
     lengths[left_out == FAILED] = tables.Size.FAILED
     return lengths

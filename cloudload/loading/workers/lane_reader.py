@@ -56,12 +56,11 @@ class LaneReader:
     def __init__(self, plan: WorkerPlan, worker: int, documents: LaneDocuments) -> None:
         self._components, self._num_lanes = plan.recipe.components, plan.recipe.num_lanes
         self._documents, self._labels = documents, plan.recipe.labels
-        position = plan.position
+        self._position = position = plan.position
         self._start: Ints = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
         """The starting cursor of each lane: int64 [flat_lanes, 3]."""
         cursors = self._start[:, : tables.CURSOR_SIZE]
         residues = None if position.residues is None else position.residues.ravel().tolist()
-        self._residues = residues
         packing = plan.recipe.packing
         self._packer = open_lane_rows(packing, plan.recipe.num_lanes, cursors, residues)
         # with one_per_row, a document fills at least one row; with overflow="cut", exactly one
@@ -90,7 +89,7 @@ class LaneReader:
 
     def cut(
         self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool
-    ) -> lane_packer.CutRows:
+    ) -> tables.CutRows:
         """Cut the next `wanted` rows of each lane, or fewer if the lane ends.
 
         `lanes` and `wanted` are int64 [lanes]. Reads further ahead if the block has more batches
@@ -103,7 +102,7 @@ class LaneReader:
         self._prefetch.build_orders(lanes)
         return self._with_sizes(self._packer.cut(lanes, wanted), lanes)
 
-    def _with_sizes(self, cut: lane_packer.CutRows, lanes: Ints) -> lane_packer.CutRows:
+    def _with_sizes(self, cut: tables.CutRows, lanes: Ints) -> tables.CutRows:
         """Add the column `CURSOR_SIZE` to the cursors of rows that were cut from lanes.
 
         A cursor is inside the document of its row's last piece, or is still the starting cursor.
@@ -111,7 +110,7 @@ class LaneReader:
         last = np.searchsorted(
             cut.pieces[:, tables.PIECE_ROW], np.arange(len(cut.cursors)), side="right"
         )
-        documents = cut.table[cut.pieces[last - 1, tables.PIECE_DOCUMENT]]
+        documents = cut.documents.table[cut.pieces[last - 1, tables.PIECE_DOCUMENT]]
         start = self._start[np.repeat(lanes, cut.num_rows)]
         is_own = documents[:, tables.ORDINAL] == cut.cursors[:, tables.CURSOR_ORDINAL]
         is_start = (start[:, : tables.CURSOR_SIZE] == cut.cursors).all(axis=1)
@@ -120,13 +119,6 @@ class LaneReader:
         )
         sizes[cut.cursors[:, tables.CURSOR_OFFSET] == 0] = 0
         return replace(cut, cursors=np.column_stack([cut.cursors, sizes]))
-
-    def begun_sizes(self, found: FoundDocuments) -> Ints:
-        """The size of each document that its lane had partly read at the start: int64 [documents].
-
-        The size is -1 for other documents, and 0 if it is unknown.
-        """
-        return found.begun_sizes(self._start, self._residues)
 
     def _fill(self, lanes: Ints, wanted: Ints, eagerness: float, is_awaited: bool) -> None:
         """Read documents of each lane until it can fill the wanted rows or reaches its end."""
@@ -162,7 +154,7 @@ class LaneReader:
         if not len(found):
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)
-        begun_sizes = self.begun_sizes(found)
+        begun_sizes = found.begun_sizes(self._position)
         has_begun = bool((begun_sizes != tables.Size.ABSENT).any())
         documents = self._documents.read(found, begun_sizes if has_begun else None)
         self._packer.add(documents)

@@ -169,11 +169,8 @@ class Tracer:
         found = FoundDocuments(nowhere, nowhere, nowhere, indices)
         documents = reader.documents.read(found, np.full_like(indices, tables.Size.UNKNOWN))
         sizes = documents.table[:, tables.SIZE]
-        pieces = np.column_stack(
-            [np.zeros_like(indices), np.arange(len(indices)), np.zeros_like(indices), sizes]
-        )
         joined = np.empty((1, int(sizes.sum())), np.int32)
-        fill_rows(joined, documents.table, [documents.ids.data], pieces, self._framing)
+        fill_rows(joined, tables.join_whole(documents), self._framing)
         return dict(zip(samples, np.split(joined[0], np.cumsum(sizes))[:-1], strict=True))
 
     def explain_absence(self, stream: int, sample: int) -> str | None:

@@ -8,7 +8,7 @@ their rows as one block. In a world whose size does not divide the number of lan
 dealt, and some of them belong to lanes of other workers (`DealtRows`).
 
     rows of own lanes ────┐
-    rows of other lanes ──┴─► pieces, from token lengths ─► documents ─► Pieces
+    rows of other lanes ──┴─► pieces, from token lengths ─► PieceReader ─► CutRows
 
 Before a run relies on the lengths of unread documents, a sample of them is checked
 (`check_some_lengths`).
@@ -25,7 +25,7 @@ import numpy as np
 
 from cloudload.data import Corpus, Shard, open_shard_start
 from cloudload.errors import StoreError, StreamChangedError
-from cloudload.loading.workers.block import Block, BlockBuilder, Pieces, limit_batches
+from cloudload.loading.workers.block import Block, BlockBuilder, limit_batches
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.loading.workers.documents import (
     FoundDocuments,
@@ -33,10 +33,11 @@ from cloudload.loading.workers.documents import (
     open_cache,
     open_documents,
 )
+from cloudload.loading.workers.held_documents import HeldDocuments
 from cloudload.loading.workers.lane_reader import LaneReader, find_ends
+from cloudload.loading.workers.piece_reader import PieceReader
 from cloudload.loading.workers.prefetch import Prefetcher
-from cloudload.loading.workers.row_reader import RowReader
-from cloudload.loading.workers.tail_reader import RowOfTail, TailReader
+from cloudload.loading.workers.tail_reader import TailReader, open_shared
 from cloudload.loading.workers.worker_plan import NextPhase, Request, WorkerPlan
 from cloudload.order import RankShare
 from cloudload.rows import Framing, fill_rows, list_spans, row_lengths, tables
@@ -52,7 +53,8 @@ _MOST_SHARDS, _SAMPLES_OF_SHARD = 16, 4
 
 
 class Worker:
-    """One worker of a rank. Its cache, orders, and tokenizer stay open from phase to phase.
+    """One worker of a rank. Its cache, orders, and tokenizer stay open from phase to phase, and its
+    documents stay in memory.
 
     `retries` (int64 [1]) counts the retries of requests to the store.
     """
@@ -69,7 +71,7 @@ class Worker:
         except BaseException:
             self._cache.close()
             raise
-        self.traffic, self.tail = self._cache.traffic, TailReader(plan.recipe, self.documents)
+        self.traffic, self.held = self._cache.traffic, HeldDocuments(plan.recipe.packing)
 
     def read_blocks(self, plan: WorkerPlan) -> Iterator[Block]:
         """Yield this worker's blocks. The k-th blocks of all workers cover the same batches.
@@ -89,7 +91,7 @@ class Worker:
     def receive(self, change: NextPhase) -> None:
         """Keep the tail documents that other workers read for this one."""
         for shared in change.documents:
-            self.tail.kept.receive(shared, self.documents)
+            self.held.keep(open_shared(shared, self.documents), is_limited=False)
 
     def close(self) -> None:
         """Close the cache."""
@@ -111,11 +113,12 @@ class _Rows:
 
     def __init__(self, worker: Worker, plan: WorkerPlan) -> None:
         self._plan, self._worker, self._documents = plan, worker.index, worker.documents
-        self._tail, self._traffic, self._new_tokens = worker.tail, worker.traffic, worker.new_tokens
-        recipe = plan.recipe
+        self._traffic, self._new_tokens, recipe = worker.traffic, worker.new_tokens, plan.recipe
+        reader = PieceReader(worker.documents, worker.held, plan.position)
+        self._tail = TailReader(recipe.corpus, worker.documents, reader)
         self._packing, self._framing = recipe.packing, Framing.of(recipe.tokenizer.frames)
         self._dealt = (
-            None if plan.share.is_even else DealtRows(plan, worker.index, worker.documents)
+            None if plan.share.is_even else DealtRows(plan, worker.index, worker.documents, reader)
         )
         self._first_dry, self._is_awaited = NEVER, True
 
@@ -148,18 +151,15 @@ class _Rows:
             yield from map(self._share, np.array_split(own, request.num_blocks))
 
     def _measure(self) -> Block:
-        own = self._plan.share.own_lanes(self._worker)
-        lanes = self._lanes
-        heads, ends = lanes.next_ordinals[own], lanes.ends[own]
+        plan, own = self._plan, self._plan.share.own_lanes(self._worker)
         block = BlockBuilder(own[:0], np.zeros(1, np.int64), self._packing, 0)
-        block.lengths = self._tail.measure(own, heads, ends, lanes.begun_sizes)
+        block.lengths = self._tail.measure(plan.position, own, find_ends(plan)[own])
         return self._build(block, self._new_tokens(0, 0))
 
     def _share(self, documents: Ints) -> Block:
         """Make a block of the tokens of `documents`, int64 [documents, 3], as in `Request`."""
-        pieces, num_tokens = self._tail.read_whole(documents), int(documents[:, -1].sum())
-        tokens = self._new_tokens(1, num_tokens)
-        fill_rows(tokens, *pieces, self._framing)
+        tokens = self._new_tokens(1, int(documents[:, -1].sum()))
+        fill_rows(tokens, self._tail.read_whole(documents), self._framing)
         rows = np.empty(0, np.int64)
         return self._build(BlockBuilder(rows, np.zeros(1, np.int64), self._packing, 0), tokens)
 
@@ -174,13 +174,14 @@ class _Rows:
         tokens = self._new_tokens(len(rows) if keeps_tokens else 0, self._packing.seq_len)
         block = BlockBuilder(rows, bounds, self._packing, len(plan.recipe.labels))
         if self._first_dry == NEVER:
-            pieces = self._cut(block, num_batches=len(stops))
+            self._cut(block, num_batches=len(stops))
+            cut = block.join()
             if keeps_tokens:
-                lengths = fill_rows(tokens, *pieces, self._framing)
-                block.spans = list_spans(pieces.table, pieces.pieces)
+                lengths = fill_rows(tokens, cut, self._framing)
+                block.spans = list_spans(cut)
             else:
-                lengths = row_lengths(pieces.pieces, len(rows))
-            block.count_tokens(pieces, lengths, self._padding_streams(rows), self._first_dry)
+                lengths = row_lengths(cut.pieces, len(rows))
+            block.count_tokens(cut, lengths, self._padding_streams(rows), self._first_dry)
         return self._build(block, tokens)
 
     def _build(self, block: BlockBuilder, tokens: Tokens) -> Block:
@@ -196,42 +197,29 @@ class _Rows:
         streams: Ints = firsts[recipe.components_of(rows)]
         return streams
 
-    def _cut(self, block: BlockBuilder, *, num_batches: int) -> Pieces:
+    def _cut(self, block: BlockBuilder, *, num_batches: int) -> None:
         """Cut each of the block's rows before the end of the run from a lane, or from the tail of
         the row's stream."""
         tails = self._plan.tails
         if tails is None:
-            return self._cut_lanes(block, np.arange(len(block.rows)), num_batches)
-        num_rows = int(np.searchsorted(block.rows, tails.ending.end))
-        rows = block.rows[:num_rows]
+            self._cut_lanes(block, np.arange(len(block.rows)), num_batches)
+            return
+        rows = block.rows[: int(np.searchsorted(block.rows, tails.ending.end))]
         components = self._plan.recipe.components_of(rows)
         is_in_tail = tails.is_in_tail(components, rows)
-        pieces = self._cut_lanes(block, np.flatnonzero(~is_in_tail), num_batches)
-        if not is_in_tail.any():
-            return pieces
-        indices = np.flatnonzero(is_in_tail)
-        numbers = tails.indices_of(components[indices], rows[indices])
-        pieces += self._tail.cut(
-            block,
-            [
-                RowOfTail(index, tails.tail(component), number)
-                for index, component, number in zip(
-                    indices.tolist(), components[indices].tolist(), numbers.tolist(), strict=True
-                )
-            ],
-        )
-        in_order = np.argsort(pieces.pieces[:, tables.PIECE_ROW], kind="stable")
-        return pieces._replace(pieces=pieces.pieces[in_order])
+        self._cut_lanes(block, np.flatnonzero(~is_in_tail), num_batches)
+        if is_in_tail.any():
+            cut = self._tail.cut(tails, components[is_in_tail], rows[is_in_tail])
+            block.take(cut, np.flatnonzero(is_in_tail))
 
-    def _cut_lanes(self, block: BlockBuilder, indices: Ints, num_batches: int) -> Pieces:
+    def _cut_lanes(self, block: BlockBuilder, indices: Ints, num_batches: int) -> None:
         """Cut rows from their lanes. `indices` (int64 [rows]) are their indices in the block."""
         if self._dealt is None:
-            return self._cut_own_lanes(block, indices, num_batches)
-        pieces = self._dealt.read(block.rows[indices], is_awaited=self._is_awaited)
-        pieces.pieces[:, tables.PIECE_ROW] = indices[pieces.pieces[:, tables.PIECE_ROW]]
-        return pieces
+            self._cut_own_lanes(block, indices, num_batches)
+        else:
+            block.take(self._dealt.read(block.rows[indices], is_awaited=self._is_awaited), indices)
 
-    def _cut_own_lanes(self, block: BlockBuilder, indices: Ints, num_batches: int) -> Pieces:
+    def _cut_own_lanes(self, block: BlockBuilder, indices: Ints, num_batches: int) -> None:
         """Cut rows of the block from their lanes, which this worker owns.
 
         Example: rows 0 to 5 belong to lanes 0 1 2 0 1 2, and lane 1 has only one row left. The rows
@@ -254,7 +242,7 @@ class _Rows:
         is_cut = count_within(wanted) < np.repeat(cut.num_rows, wanted)
         dry = block.rows[block_rows[~is_cut]]
         self._first_dry = min(self._first_dry, int(dry.min(initial=NEVER)))
-        return Pieces(cut.table, cut.buffers, block.take(cut, block_rows[is_cut]))
+        block.take(cut, block_rows[is_cut])
 
 
 class DealtRows:
@@ -264,28 +252,22 @@ class DealtRows:
     another worker contains a part of such a document, that worker also reads the document.
     """
 
-    def __init__(self, plan: WorkerPlan, worker: int, documents: LaneDocuments) -> None:
-        recipe, position = plan.recipe, plan.position
-        self._finder = RowFinder(plan.inputs.open_run_lengths(), position)
-        cursors = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
+    def __init__(
+        self, plan: WorkerPlan, worker: int, documents: LaneDocuments, reader: PieceReader
+    ) -> None:
+        self._reader = reader
+        self._finder = RowFinder(plan.inputs.open_run_lengths(), plan.position)
+        cursors = plan.position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
         self._next_ordinals = cursors[:, tables.CURSOR_ORDINAL].copy()
         self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, find_ends(plan))
-        own = np.zeros(recipe.num_lanes, np.bool_)
-        own[plan.share.own_lanes(worker)] = True
-        self._reader = RowReader(
-            documents,
-            position,
-            own_lanes=np.tile(own, len(recipe.components)),
-            cuts=recipe.packing.cuts,
-        )
 
-    def read(self, rows: Ints, *, is_awaited: bool) -> Pieces:
+    def read(self, rows: Ints, *, is_awaited: bool) -> tables.CutRows:
         """Read the documents of `rows` (int64 [rows]). `is_awaited` is as for `Prefetcher.fetch`.
 
-        Raises the errors of `RowFinder.find` and `RowReader.read`.
+        Raises the errors of `RowFinder.find` and `PieceReader.read`.
         """
         pieces = self._finder.find_in_lanes(rows, np.arange(len(rows)))
-        return self._reader.read(pieces, partial(self._prefetch, is_awaited))
+        return self._reader.read(pieces, prefetch=partial(self._prefetch, is_awaited))
 
     def _prefetch(self, is_awaited: bool, found: FoundDocuments) -> None:
         np.maximum.at(self._next_ordinals, found.flat_lanes, found.ordinals)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloudload.rows.packing import best_fit_lane, tables
-from cloudload.rows.packing.lane_packer import CutRows, start_lanes
+from cloudload.rows.packing.lane_packer import start_lanes
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.system import Ints
@@ -69,17 +69,16 @@ class BestFitLanes:
         return np.maximum(0, wanted - ready) * self._packing.seq_len
 
     def add(self, documents: tables.Documents) -> None:
-        table = documents.table.copy()
-        buffer = documents.ids.data
+        table, buffers = documents.table.copy(), documents.buffers
         if self._unread:
-            table = self._take_again(table, buffer)
+            table = self._take_again(table, buffers)
         start_lanes(table, self._starts, self._num_lanes)
-        self._pack(best_fit_lane.split_documents(table, self._packing.seq_len), buffer)
+        self._pack(best_fit_lane.split_documents(table, self._packing.seq_len), buffers)
 
-    def _pack(self, table: Ints, buffer: memoryview) -> None:
+    def _pack(self, table: Ints, buffers: Sequence[memoryview]) -> None:
         """Pack the pieces in `table`, which `split_documents` returned."""
         pieces = self._new_pieces(len(table))
-        self._hold(pieces, table, buffer)
+        self._hold(pieces, table, buffers)
         lanes, packed = self._lanes, best_fit_lane.list_packed(table, self._packing.seq_len)
         for piece, span, flat_lane, size, ordinal, offset in zip(
             best_fit_lane.encode_pieces(pieces), *packed, strict=True
@@ -99,22 +98,24 @@ class BestFitLanes:
         pieces, self._unused = self._unused[first:], self._unused[:first]
         return pieces
 
-    def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
-        """Store pieces and copies of their IDs, because views would keep all of `buffer` alive."""
+    def _hold(self, pieces: Ints, table: Ints, buffers: Sequence[memoryview]) -> None:
+        """Store pieces and copies of their IDs, because views would keep whole buffers alive."""
         froms = np.maximum(0, table[:, tables.BASE] + table[:, tables.START])
         stops = np.maximum(
             froms, table[:, tables.BASE] + best_fit_lane.find_stops(table, self._packing.seq_len)
         )
         self._table[pieces] = table
         self._table[pieces, tables.BASE] -= froms
+        self._table[pieces, tables.BUFFER] = 0  # `cut` joins the IDs to one buffer
+        columns = (table[:, tables.BUFFER], froms, stops)
         # the GC does not track bytes, but would track views
         parts = [
-            buffer[start:stop].tobytes()
-            for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)
+            buffers[of][start:stop].tobytes()
+            for of, start, stop in zip(*(column.tolist() for column in columns), strict=True)
         ]
         self._tokens[pieces] = np.array(parts, np.object_)
 
-    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> tables.CutRows:
         # `add` has packed all documents, so complete rows only have to be taken
         ready = [self._lane(flat_lane).rows for flat_lane in flat_lanes.tolist()]
         num_rows = np.minimum(wanted, np.array(list(map(len, ready)), np.int64))
@@ -132,10 +133,9 @@ class BestFitLanes:
         sizes = np.array(list(map(len, parts)), np.int64) // _TOKEN_BYTES
         table[:, tables.BASE] += np.cumsum(sizes) - sizes
         stops = best_fit_lane.find_stops(table, self._packing.seq_len)
-        return CutRows(
+        return tables.CutRows(
             num_rows=num_rows,
-            table=table,
-            buffers=[memoryview(b"".join(parts)).cast("i")],
+            documents=tables.Documents(table, [memoryview(b"".join(parts)).cast("i")]),
             pieces=np.stack(
                 [piece_rows, np.arange(len(table)), table[:, tables.START], stops], axis=1
             ),
@@ -201,7 +201,7 @@ class BestFitLanes:
             self._unread[flat_lane] = unread
         return lane
 
-    def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
+    def _take_again(self, table: Ints, buffers: Sequence[memoryview]) -> Ints:
         """Store the IDs of documents in residues, and return the table of the other documents.
 
         Raises `ValueError` if the size of a document in a residue has changed.
@@ -224,5 +224,5 @@ class BestFitLanes:
                 )
             again = np.repeat(table[index : index + 1], len(pieces), axis=0)
             again[:, tables.START] = self._table[pieces, tables.START]
-            self._hold(np.array(pieces, np.int64), again, buffer)
+            self._hold(np.array(pieces, np.int64), again, buffers)
         return table[others]

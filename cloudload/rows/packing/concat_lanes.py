@@ -8,10 +8,12 @@ The reference packer (`packers`) is the specification. Tests compare every row, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cloudload.rows.packing import tables
-from cloudload.rows.packing.lane_packer import CutRows, copy_tokens, start_lanes
+from cloudload.rows.packing.lane_packer import copy_tokens, start_lanes
 from cloudload.system import Flags, Ints
 
 
@@ -27,11 +29,11 @@ class ConcatLanes:
         """See `start_lanes`."""
         self._available = np.zeros(len(cursors), np.int64)
         """Number of tokens added to each lane that are not in a row yet."""
-        self._tables: list[Ints | None] = [None] * len(cursors)
-        self._tokens: list[memoryview] = [memoryview(b"")] * len(cursors)
+        self._kept: list[tables.Documents | None] = [None] * len(cursors)
+        """The documents of each lane whose tokens wait, in one buffer per lane."""
         self._added: list[tables.Documents] = []
-        """Documents added since the last cut. Each call of `add` adds one item, whose buffer
-        contains tokens of many lanes."""
+        """Documents added since the last cut. Each call of `add` adds one item, whose buffers
+        contain tokens of many lanes."""
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
         return flat_lanes[:0], flat_lanes[:0]
@@ -49,14 +51,15 @@ class ConcatLanes:
         )
         self._added.append(documents)
 
-    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> tables.CutRows:
         """See `LaneRows`.
 
         Example: seq_len is 5, and one lane has documents of 4, 7 and 2 tokens, which start at
         tokens 0, 4 and 11 of the lane. Two rows take 4, 6 and 0 tokens of the three documents. The
         cursor is then (1, 6), and document 0 is counted with row 0.
         """
-        table, buffers = self._gather(flat_lanes)
+        documents = self._gather(flat_lanes)
+        table = documents.table
         lanes = np.searchsorted(flat_lanes, table[:, tables.FLAT_LANE])
         # tokens before `START` are already in rows
         left = table[:, tables.SIZE] - table[:, tables.START]
@@ -84,32 +87,27 @@ class ConcatLanes:
         rest = table[is_left]
         rest[:, tables.START] += (taken - starts)[is_left]
         self._available[flat_lanes] = np.diff(bases) - num_rows * self._seq_len
-        self._keep(flat_lanes, rest, lanes[is_left], buffers)
-        return CutRows(num_rows, table, buffers, pieces, cursors, None, counted)
+        self._keep(flat_lanes, rest, lanes[is_left], documents.buffers)
+        return tables.CutRows(documents, pieces, counted, num_rows, cursors)
 
-    def _gather(self, flat_lanes: Ints) -> tuple[Ints, list[memoryview]]:
-        """Gather the documents of lanes, ordered by lane, and the buffers of their tokens.
+    def _gather(self, flat_lanes: Ints) -> tables.Documents:
+        """Gather the documents of lanes, ordered by lane.
 
         `flat_lanes` must include all lanes that have new documents.
         """
         added, self._added = self._added, []
-        kept = [
-            (table, self._tokens[flat_lane])
-            for flat_lane in flat_lanes.tolist()
-            if (table := self._tables[flat_lane]) is not None
-        ]
-        buffers = [documents.ids.data for documents in added] + [tokens for _, tokens in kept]
-        parts = [documents.table for documents in added] + [table for table, _ in kept]
-        if not parts:
-            return np.empty((0, tables.NUM_DOCUMENT_COLUMNS), np.int64), buffers
-        joined = np.concatenate(parts)
-        joined[:, tables.BUFFER] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        if len(parts) > 1:
-            keys = tables.document_keys(joined[:, tables.FLAT_LANE], joined[:, tables.ORDINAL])
-            joined = joined[np.argsort(keys, kind="stable")]
-        return joined, buffers
+        kept = [self._kept[flat_lane] for flat_lane in flat_lanes.tolist()]
+        parts = added + [documents for documents in kept if documents is not None]
+        joined = tables.join_documents(parts)
+        if len(parts) <= 1:
+            return joined
+        table = joined.table
+        in_order = np.argsort(tables.keys_of(table), kind="stable")
+        return tables.Documents(table[in_order], joined.buffers)
 
-    def _keep(self, flat_lanes: Ints, rest: Ints, lanes: Ints, buffers: list[memoryview]) -> None:
+    def _keep(
+        self, flat_lanes: Ints, rest: Ints, lanes: Ints, buffers: Sequence[memoryview]
+    ) -> None:
         """Keep the remaining documents of each lane, with their tokens in one buffer per lane."""
         bounds = np.searchsorted(lanes, np.arange(len(flat_lanes) + 1)).tolist()
         # the tokens that a document still needs are in [froms, stops) of its buffer. As bos and eos
@@ -121,22 +119,18 @@ class ConcatLanes:
         for lane, flat_lane in enumerate(flat_lanes.tolist()):
             first, stop = bounds[lane], bounds[lane + 1]
             if first == stop:
-                self._tables[flat_lane], self._tokens[flat_lane] = None, memoryview(b"")
+                self._kept[flat_lane] = None
                 continue
-            self._tables[flat_lane] = rest[first:stop]
-            # documents keep their order, so if the first and last have one buffer, then all have
-            if of[first] != of[stop - 1]:
-                shifts[lane] = lows[first]
-                self._tokens[flat_lane] = _join_buffers(
-                    rest[first:stop], froms[first:stop], stops[first:stop], buffers
-                )
-            elif buffers[of[first]] is not self._tokens[flat_lane]:
+            own, before, tokens = rest[first:stop], self._kept[flat_lane], buffers[of[first]]
+            if of[first:stop].count(of[first]) < stop - first:
+                tokens = _join_buffers(own, froms[first:stop], stops[first:stop], buffers)
+            elif before is None or tokens is not before.buffers[0]:
                 # copy, because a view would keep the tokens of all lanes alive
-                shifts[lane] = lows[first]
-                self._tokens[flat_lane] = copy_tokens(
-                    buffers[of[first]], lows[first], max(highs[first:stop])
-                )
+                shifts[lane] = low = min(lows[first:stop])
+                tokens = copy_tokens(tokens, low, max(highs[first:stop]))
+            self._kept[flat_lane] = tables.Documents(own, [tokens])
         rest[:, tables.BASE] -= shifts[lanes]
+        rest[:, tables.BUFFER] = 0
 
 
 def _move_pieces(pieces: Ints, rows: Ints, tokens: Ints) -> None:
@@ -146,16 +140,18 @@ def _move_pieces(pieces: Ints, rows: Ints, tokens: Ints) -> None:
     pieces[:, tables.PIECE_START :] += tokens[documents, None]
 
 
-def _join_buffers(rest: Ints, froms: Ints, stops: Ints, buffers: list[memoryview]) -> memoryview:
+def _join_buffers(
+    rest: Ints, froms: Ints, stops: Ints, buffers: Sequence[memoryview]
+) -> memoryview:
     """Join the tokens of a lane's documents, which are in several buffers, into one buffer.
 
-    Changes `BASE` in `rest` as if all documents followed the first one in its buffer.
+    The documents of a buffer stay together. Changes `BASE` in `rest` to refer to the joined buffer.
     """
     parts: list[bytes] = []
-    index = int(froms[0])
+    index = 0
     for buffer in dict.fromkeys(rest[:, tables.BUFFER].tolist()):
         own = rest[:, tables.BUFFER] == buffer
-        low = int(froms[own][0])
+        low = int(froms[own].min())
         part = buffers[buffer][low : int(stops[own].max())].tobytes()
         rest[own, tables.BASE] += index - low
         parts.append(part)

@@ -36,17 +36,15 @@ class Framing:
         return Framing(np.array(bos, np.int64), np.array(eos, np.int64))
 
 
-def fill_rows(
-    out: Tokens, table: Ints, buffers: Sequence[memoryview], pieces: Ints, framing: Framing
-) -> Ints:
-    """Write pieces into the rows of `out` (int32 [rows, seq_len], contiguous), and pad with 0.
+def fill_rows(out: Tokens, rows: tables.CutRows, framing: Framing) -> Ints:
+    """Write rows into `out` (int32 [rows, seq_len], contiguous), and pad with 0.
 
-    `table` and `pieces` have the columns that `tables` defines, and `buffers` contain int32 IDs.
     Returns the number of tokens in each row: int64 [rows].
 
     Example: seq_len 9, bos 1, eos 2, a = 10 11 12, b = 20 21 22 23, and pieces (0, a, 0, 5)
     (0, b, 0, 3) (1, b, 3, 6) give rows 1 10 11 12 2 1 20 21 0 | 22 23 2 0 0 0 0 0 0, lengths 8 3.
     """
+    table, pieces = rows.documents.table, rows.pieces
     _, documents, starts, stops = pieces.T
     # in flat rows, each piece is one range of tokens, so it takes one copy
     flat, flat_starts = out.reshape(-1), _flat_starts(pieces, out.shape)
@@ -59,6 +57,7 @@ def fill_rows(
     # 0 is the bos, the text begins with token 1
     froms = table[documents, tables.BASE] + starts + has_bos
     of = table[documents, tables.BUFFER]
+    buffers = rows.documents.buffers
     _copy_texts(flat_starts + has_bos, flat_stops - has_eos, froms, of, into=flat, buffers=buffers)
     flat[flat_starts[has_bos]] = bos[has_bos]
     flat[flat_stops[has_eos] - 1] = eos[has_eos]
@@ -115,8 +114,9 @@ def row_lengths(pieces: Ints, num_rows: int) -> Ints:
     return lengths
 
 
-def list_spans(table: Ints, pieces: Ints) -> Ints:
-    """List the spans of pieces: int64 [pieces, 6], with columns `tables.SPAN_COLUMNS`."""
+def list_spans(rows: tables.CutRows) -> Ints:
+    """List the spans of rows: int64 [pieces, 6], with columns `tables.SPAN_COLUMNS`."""
+    table, pieces = rows.documents.table, rows.pieces
     spans = np.empty((len(pieces), len(tables.SPAN_COLUMNS)), np.int64)
     spans[:, tables.SPAN_ROW] = pieces[:, tables.PIECE_ROW]
     spans[:, tables.SPAN_STREAM : tables.SPAN_SAMPLE + 1] = table[

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,27 +20,6 @@ from cloudload.rows.packing import tables
 from cloudload.rows.packing.packers import PackedRow, Packer, Packing, check_start
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.system import Ints
-
-
-@dataclass(frozen=True)
-class CutRows:
-    """Rows cut from lanes, as pieces of documents: lane by lane, in order within each lane."""
-
-    num_rows: Ints
-    """int64 [lanes]: the number of rows from each lane; fewer than wanted if the lane has no
-    more."""
-    table: Ints
-    """int64 [documents, 10]: the document table of the pieces."""
-    buffers: Sequence[memoryview]
-    """The int32 buffers that `table` refers to."""
-    pieces: Ints
-    """int64 [pieces, 4], with columns `tables.PIECE_ROW` and so on."""
-    cursors: Ints
-    """int64 [rows, 2]: the lane's cursor after each row."""
-    residues: Sequence[bytes] | None
-    """[rows]: the lane's residue after each row; None if the packing has no residue."""
-    counted: Ints
-    """int64 [documents, 4], with columns `tables.COUNTED_ROW` and so on."""
 
 
 class LaneRows(Protocol):
@@ -74,7 +52,7 @@ class LaneRows(Protocol):
         """
         ...
 
-    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> tables.CutRows:
         """Take the next rows of lanes, at most `wanted` from each, out of the documents added.
 
         `flat_lanes` includes all lanes to which documents were added since the last call.
@@ -117,7 +95,7 @@ class _PackerLane:
         self.packer = packer
         self.unread = residue
         """The sizes of the residue's documents that must be read again, by ordinal."""
-        self.documents: dict[int, tuple[Ints, memoryview]] = {}
+        self.documents: dict[int, tables.Documents] = {}
         self.uncounted: deque[tuple[int, int, int, int]] = deque()
 
 
@@ -171,9 +149,8 @@ class PackerLanes:
         return short
 
     def add(self, documents: tables.Documents) -> None:
-        table = documents.table
         for (flat_lane, ordinal, stream, _, _, size, count, *_), document in zip(
-            table.tolist(), own_documents(documents), strict=True
+            documents.table.tolist(), own_documents(documents), strict=True
         ):
             lane = self._lane(flat_lane)
             packed_size = lane.unread.pop(ordinal, None)
@@ -190,14 +167,14 @@ class PackerLanes:
             if size:
                 lane.documents[ordinal] = document
 
-    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> tables.CutRows:
         taken: list[tuple[_PackerLane, PackedRow]] = []
         num_rows: list[int] = []
         for flat_lane, most in zip(flat_lanes.tolist(), wanted.tolist(), strict=True):
             lane = self._lane(flat_lane)
             num_rows.append(min(most, len(lane.packer.rows)))
             taken += [(lane, lane.packer.rows.popleft()) for _ in range(num_rows[-1])]
-        documents: list[tuple[Ints, memoryview]] = []
+        documents: list[tables.Documents] = []
         pieces: list[tuple[int, ...]] = []
         counted: list[tuple[int, ...]] = []
         for row, (lane, packed) in enumerate(taken):
@@ -210,13 +187,9 @@ class PackerLanes:
             # a document without tokens has no piece, so the cursor tells which ones are read
             while lane.uncounted and lane.uncounted[0][0] < packed.cursor[0]:
                 counted.append((row, *lane.uncounted.popleft()[1:]))
-        table = _stack([document for document, _ in documents], tables.NUM_DOCUMENT_COLUMNS)
-        # a document has its own buffer; see `own_documents`
-        table[:, tables.BUFFER] = np.arange(len(table))
-        return CutRows(
+        return tables.CutRows(
             num_rows=np.array(num_rows, np.int64),
-            table=table,
-            buffers=[tokens for _, tokens in documents],
+            documents=tables.join_documents(documents),
             pieces=_stack(pieces, tables.NUM_PIECE_COLUMNS),
             cursors=_stack([packed.cursor for _, packed in taken], tables.CURSOR_SIZE),
             residues=[packed.residue for _, packed in taken] if self._packing.has_residue else None,
@@ -229,17 +202,17 @@ def _stack(rows: Sequence[Any], num_columns: int) -> Ints:
     return np.array(rows, np.int64).reshape(-1, num_columns)
 
 
-def own_documents(documents: tables.Documents) -> list[tuple[Ints, memoryview]]:
-    """Copy each document's row of the table, int64 [10], and its IDs, int32.
-
-    `BASE` in each row is changed to refer to the copied IDs.
-    """
-    table, buffer = documents.table.copy(), documents.ids.data
+def own_documents(documents: tables.Documents) -> list[tables.Documents]:
+    """Copy each document, so that it has its own buffer."""
+    table = documents.table.copy()
     froms = np.maximum(0, table[:, tables.BASE])
     stops = np.maximum(froms, table[:, tables.BASE] + table[:, tables.SIZE])
+    ranges = zip(table[:, tables.BUFFER].tolist(), froms.tolist(), stops.tolist(), strict=True)
     table[:, tables.BASE] -= froms
-    parts = [
-        copy_tokens(buffer, start, stop)
-        for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)
+    table[:, tables.BUFFER] = 0
+    return [
+        tables.Documents(
+            table[index : index + 1], [copy_tokens(documents.buffers[of], start, stop)]
+        )
+        for index, (of, start, stop) in enumerate(ranges)
     ]
-    return list(zip(table, parts, strict=True))

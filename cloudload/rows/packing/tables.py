@@ -5,12 +5,13 @@ documents ─► pieces of rows ─► spans of rows      remnants in lanes ─�
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 
-from cloudload.system import Ints, Tokens, count_within
+from cloudload.system import Ints, count_within
 
 NUM_DOCUMENT_COLUMNS = 10
 FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = range(
@@ -83,6 +84,24 @@ def split_keys(keys: Ints) -> tuple[Ints, Ints]:
     return keys >> _ORDINAL_BITS, keys & (1 << _ORDINAL_BITS) - 1
 
 
+def keys_of(table: Ints) -> Ints:
+    """The key of each document in a document table: int64 [documents]."""
+    return document_keys(table[:, FLAT_LANE], table[:, ORDINAL])
+
+
+def take_rows(pieces: Ints, rows: Ints) -> Ints:
+    """Take the pieces of `rows` (int64 [rows]), as those of rows 0, 1, 2, …: int64 [pieces, 4].
+
+    `pieces` is sorted by row. Example: from pieces of rows 0 0 1, rows 1 0 have pieces of rows
+    0 1 1.
+    """
+    firsts = np.searchsorted(pieces[:, PIECE_ROW], rows)
+    counts = np.searchsorted(pieces[:, PIECE_ROW], rows, side="right") - firsts
+    taken: Ints = pieces[np.repeat(firsts, counts) + count_within(counts)]
+    taken[:, PIECE_ROW] = np.repeat(np.arange(len(rows)), counts)
+    return taken
+
+
 def cut_pieces(begins: Ints, stops: Ints, seq_len: int) -> Ints:
     """Cut ranges of a line at the ends of rows: int64 [pieces, 4], by ascending range.
 
@@ -111,5 +130,46 @@ class Documents:
 
     table: Ints
     """int64 [documents, 10], with columns `FLAT_LANE` and so on."""
-    ids: Tokens
-    """int32 [tokens]: the IDs of all texts, concatenated, without bos and eos."""
+    buffers: Sequence[memoryview]
+    """The int32 buffers that `BUFFER` refers to. They do not contain bos and eos."""
+
+
+def join_documents(parts: Sequence[Documents]) -> Documents:
+    """Join documents, in order. A single part is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    nothing = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
+    table = np.concatenate([nothing, *(part.table for part in parts)])
+    # the buffers of a part follow those of all parts before it
+    num_buffers = np.array([len(part.buffers) for part in parts], np.int64)
+    num_documents = np.array([len(part.table) for part in parts], np.int64)
+    table[:, BUFFER] += np.repeat(np.cumsum(num_buffers) - num_buffers, num_documents)
+    return Documents(table, [buffer for part in parts for buffer in part.buffers])
+
+
+@dataclass(frozen=True)
+class CutRows:
+    """Rows, as pieces of documents. Rows that were cut from lanes also have the lanes' cursors."""
+
+    documents: Documents
+    pieces: Ints
+    """int64 [pieces, 4], with columns `PIECE_ROW` and so on. `PIECE_DOCUMENT` is an index in the
+    table of `documents`."""
+    counted: Ints = field(default_factory=lambda: np.empty((0, 4), np.int64))
+    """int64 [documents, 4], with columns `COUNTED_ROW` and so on; empty if the rows are read again
+    or are counted elsewhere."""
+    num_rows: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64 [lanes]: the number of rows from each lane; fewer than wanted if the lane has no more.
+    The rows of a lane are together, in order."""
+    cursors: Ints = field(default_factory=lambda: np.empty((0, CURSOR_SIZE), np.int64))
+    """int64 [rows, 2]: the lane's cursor after each row. A `LaneReader` adds `CURSOR_SIZE`."""
+    residues: Sequence[bytes] | None = None
+    """[rows]: the lane's residue after each row; None if the packing has no residue."""
+
+
+def join_whole(documents: Documents) -> CutRows:
+    """Join whole documents to a single row, in order."""
+    pieces = np.zeros((len(documents.table), NUM_PIECE_COLUMNS), np.int64)
+    pieces[:, PIECE_DOCUMENT] = np.arange(len(pieces))
+    pieces[:, PIECE_STOP] = documents.table[:, SIZE]
+    return CutRows(documents, pieces)

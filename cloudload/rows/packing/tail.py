@@ -23,7 +23,7 @@ from cloudload.rows.packing import tables
 from cloudload.rows.packing.packers import Packer, Packing
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED
-from cloudload.system import Ints
+from cloudload.system import Ints, count_within
 
 Stages = tuple[tuple[int, int], ...]
 """(seq_len, number of rows delivered) of each stage of a tail.
@@ -63,20 +63,24 @@ class Tail:
             self.remnants[:, tables.REMNANT_LANE], self.remnants[:, tables.REMNANT_ORDINAL]
         )
 
-    def row_pieces(self, row: int) -> Ints:
-        """The pieces of a row of the run: int64 [pieces, 4]; empty after the end."""
-        index = row - self.first_row
-        first, stop = np.searchsorted(self.pieces[:, tables.PIECE_ROW], (index, index + 1))
-        return self.pieces[first:stop]
+    def find(self, rows: Ints) -> Ints:
+        """The pieces of rows of the run, which have none after the end: int64 [pieces, 4].
 
-    def row_remnants(self, row: int) -> Ints:
-        """The remnants whose documents are counted with row `row` of the run.
-
-        int64 [remnants, 5]; empty after the end. Includes remnants with size `Size.ABSENT`, whose
-        documents were counted before. The caller must skip them.
+        In the result, a row is an index into `rows` (int64 [rows]).
         """
-        index = min(row - self.first_row, self.num_rows)
-        return self.remnants[self.passed[index] : self.passed[min(index + 1, self.num_rows)]]
+        return tables.take_rows(self.pieces, rows - self.first_row)
+
+    def find_counted(self, rows: Ints) -> tuple[Ints, Ints]:
+        """The remnants whose documents are counted with rows of the run (int64 [rows]).
+
+        Returns, for each, the index of its row in `rows`, int64 [n], and the remnant, int64 [n, 5].
+        """
+        indices = np.minimum(rows - self.first_row, self.num_rows)
+        firsts, stops = self.passed[indices], self.passed[np.minimum(indices + 1, self.num_rows)]
+        counts = stops - firsts
+        remnants = self.remnants[np.repeat(firsts, counts) + count_within(counts)]
+        is_counted = remnants[:, tables.REMNANT_SIZE] != tables.Size.ABSENT
+        return np.repeat(np.arange(len(rows)), counts)[is_counted], remnants[is_counted]
 
     def num_tokens(self, row: int) -> int:
         """The number of tokens in the run's row `row` and all later rows."""

@@ -14,7 +14,7 @@ shares. A corpus is a mixture of one stream: all of its rows from that row on ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -177,6 +177,48 @@ class Tails:
             before = np.cumsum(is_own) - is_own
             indices[own] = self.count_rows(component, first) + before[rows[own] - first]
         return indices
+
+    def find(self, components: Ints, rows: Ints) -> tuple[Ints, Ints]:
+        """Find the documents of rows of tails, as `RowFinder.find` does.
+
+        `components` (int64 [rows]) are the streams of `rows` (int64 [rows], ascending). Returns
+        pieces, int64 [pieces, 4], by ascending row, and the size of each piece's document, int64
+        [pieces]. Raises the errors of `tail`.
+        """
+        pieces, sizes = [np.empty((0, tables.NUM_PIECE_COLUMNS), np.int64)], [np.empty(0, np.int64)]
+        for tail, own, indices in self._by_stream(components, rows):
+            found = tail.find(indices)
+            remnants = tail.remnants[found[:, tables.PIECE_DOCUMENT]]
+            found[:, tables.PIECE_ROW] = own[found[:, tables.PIECE_ROW]]
+            found[:, tables.PIECE_DOCUMENT] = tables.document_keys(
+                remnants[:, tables.REMNANT_LANE], remnants[:, tables.REMNANT_ORDINAL]
+            )
+            pieces.append(found)
+            sizes.append(remnants[:, tables.REMNANT_STOP])
+        joined = np.concatenate(pieces)
+        in_order = np.argsort(joined[:, tables.PIECE_ROW], kind="stable")
+        return joined[in_order], np.concatenate(sizes)[in_order]
+
+    def find_counted(self, components: Ints, rows: Ints) -> tuple[Ints, Ints]:
+        """Find the remnants whose documents rows of tails count; the arguments are those of `find`.
+
+        Returns, for each, the index of its row in `rows`, int64 [n], and the remnant, int64 [n, 5].
+        """
+        counted = [np.empty(0, np.int64)]
+        remnants = [np.empty((0, tables.NUM_REMNANT_COLUMNS), np.int64)]
+        for tail, own, indices in self._by_stream(components, rows):
+            of_rows, found = tail.find_counted(indices)
+            counted.append(own[of_rows])
+            remnants.append(found)
+        return np.concatenate(counted), np.concatenate(remnants)
+
+    def _by_stream(self, components: Ints, rows: Ints) -> Iterator[tuple[Tail, Ints, Ints]]:
+        """Yield each stream's tail, the stream's indices in `rows`, and its rows' indices in the
+        tail."""
+        in_tails = self.indices_of(components, rows)
+        for component in np.unique(components).tolist():
+            own = np.flatnonzero(components == component)
+            yield self.tail(component), own, in_tails[own]
 
     def row_of(self, component: int, index: int) -> int:
         """Convert a row's index in a stream's tail, `index`, to its index in the run."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.order import index_in_group, mixture_counts
-from cloudload.rows import Tail, tables
+from cloudload.rows import tables
 from cloudload.run.lengths import row_pieces
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
 from cloudload.run.lengths.run_lengths import RunLengths
@@ -64,13 +64,9 @@ class RowFinder:
         components = self._recipe.components_of(rows[indices])
         is_in_tail = tails.is_in_tail(components, rows[indices])
         in_lanes, in_tails = indices[~is_in_tail], indices[is_in_tail]
-        parts = [self.find_in_lanes(rows[in_lanes], in_lanes)]
-        components = components[is_in_tail]
-        in_own = tails.indices_of(components, rows[in_tails])
-        for component in np.unique(components).tolist():
-            own = components == component
-            parts.append(_list_pieces(tails.tail(component), in_own[own], in_tails[own]))
-        return _in_order(parts)
+        pieces, _ = tails.find(components[is_in_tail], rows[in_tails])
+        pieces[:, tables.PIECE_ROW] = in_tails[pieces[:, tables.PIECE_ROW]]
+        return _in_order([self.find_in_lanes(rows[in_lanes], in_lanes), pieces])
 
     def find_in_lanes(self, rows: Ints, indices: Ints) -> Ints:
         """Like `find`, for rows that are known to be before the tail.
@@ -93,15 +89,6 @@ class RowFinder:
             )
             parts.append(pieces)
         return _in_order(parts)
-
-
-def _list_pieces(tail: Tail, rows: Ints, indices: Ints) -> Ints:
-    """The pieces of rows of a tail. In the result, `indices` identify the rows."""
-    of_rows = [tail.row_pieces(row) for row in rows.tolist()]
-    pieces = np.concatenate(of_rows)
-    pieces[:, tables.PIECE_ROW] = np.repeat(indices, [len(each) for each in of_rows])
-    pieces[:, tables.PIECE_DOCUMENT] = tail.keys[pieces[:, tables.PIECE_DOCUMENT]]
-    return pieces
 
 
 def _in_order(parts: Sequence[Ints]) -> Ints:

@@ -18,7 +18,7 @@ from cloudload.errors import DatasetError
 from cloudload.rows import Packing, tables
 from cloudload.run.lengths.lane_walker import LaneWalker
 from cloudload.run.lengths.sizes import LaneSizes, units_of
-from cloudload.system import Flags, Ints, count_within
+from cloudload.system import Flags, Ints
 
 _FIRST_DOCUMENTS = 8
 _ROW_BITS = 40
@@ -168,7 +168,7 @@ def find_by_runs(lanes: Ints, rows: Ints, list_pieces: Callable[[RowSpans, Ints]
         keys[firsts] & (1 << _ROW_BITS) - 1,
         np.diff(firsts, append=len(keys)),
     )
-    return _repeat_rows(list_pieces(runs, firsts), indices)
+    return tables.take_rows(list_pieces(runs, firsts), indices)
 
 
 def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
@@ -178,18 +178,3 @@ def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
             f"lane {lanes[np.argmax(is_dry)]} has no tokens in a whole epoch of its documents. Use "
             "a smaller num_lanes, or more documents"
         )
-
-
-def _repeat_rows(pieces: Ints, indices: Ints) -> Ints:
-    """Relabel the pieces of row `indices[i]` as pieces of row `i`: int64 [pieces, 4].
-
-    `pieces` is ordered by row. Example: pieces of rows 0 0 1 and indices 1 0 give rows 0 1 1.
-    """
-    # the pieces of row r are bounds[r] to bounds[r + 1]; a row without pieces has equal bounds
-    bounds = np.searchsorted(
-        pieces[:, tables.PIECE_ROW], np.arange(int(indices.max(initial=-1)) + 2)
-    )
-    firsts, counts = bounds[indices], np.diff(bounds)[indices]
-    repeated: Ints = pieces[np.repeat(firsts, counts) + count_within(counts)]
-    repeated[:, tables.PIECE_ROW] = np.repeat(np.arange(len(indices)), counts)
-    return repeated

@@ -43,7 +43,7 @@ def test_what_rows_have_taken_is_let_go_and_so_are_documents_without_a_token() -
     sizes = set()
     for first in range(0, 2_000, 10):
         documents = corpus.read(np.zeros(10, np.int64), np.arange(first, first + 10))
-        ids = weakref.ref(documents.ids)
+        ids = weakref.ref(documents.buffers[0].obj)
         lanes.add(documents)
         del documents
         assert ids() is None, (

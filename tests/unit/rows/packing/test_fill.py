@@ -16,6 +16,10 @@ from cloudload.rows.packing.tables import (
     SAMPLE,
     SIZE,
     STREAM,
+    CutRows,
+    Documents,
+    join_documents,
+    join_whole,
 )
 from cloudload.system.arrays import Frame, Ints
 
@@ -43,10 +47,14 @@ DOCUMENTS = table(
 PIECES = np.array([[0, 0, 0, 5], [0, 1, 0, 3], [2, 1, 3, 5]])
 
 
+def rows_of(pieces: Ints, documents: Ints = DOCUMENTS) -> CutRows:
+    return CutRows(Documents(documents, BUFFERS), pieces)
+
+
 def fill(pieces: list[list[int]], seq_len: int, num_rows: int) -> list[list[int]]:
     """The rows that `fill_rows` writes over old tokens, which are all -7."""
     out = np.full((num_rows, seq_len), -7, np.int32)
-    fill_rows(out, DOCUMENTS, BUFFERS, np.array(pieces, np.int64).reshape(-1, 4), FRAMING)
+    fill_rows(out, rows_of(np.array(pieces, np.int64).reshape(-1, 4)), FRAMING)
     return [row.tolist() for row in out]
 
 
@@ -61,7 +69,7 @@ def test_rows_have_bos_ids_eos_and_padding() -> None:
 
 def test_the_lengths_of_the_rows_are_returned() -> None:
     out = np.empty((3, 9), np.int32)
-    lengths = fill_rows(out, DOCUMENTS, BUFFERS, PIECES, FRAMING)
+    lengths = fill_rows(out, rows_of(PIECES), FRAMING)
     assert lengths.tolist() == [8, 0, 2]
     assert lengths.dtype == np.int64
 
@@ -82,7 +90,7 @@ def test_a_document_without_a_text_is_its_bos_and_eos() -> None:
 def test_a_token_whose_id_is_0_is_a_bos_or_eos_like_any_other() -> None:
     documents = table({STREAM: 3, SIZE: 5, BASE: -1, BUFFER: 0})
     out = np.full((1, 6), -7, np.int32)
-    fill_rows(out, documents, BUFFERS, np.array([[0, 0, 0, 5]]), FRAMING)
+    fill_rows(out, rows_of(np.array([[0, 0, 0, 5]]), documents), FRAMING)
     assert out.tolist() == [[0, 10, 11, 12, 0, 0]]
 
 
@@ -105,11 +113,30 @@ def test_a_frame_without_a_token_is_minus_1_in_arrays() -> None:
 
 
 def test_spans_name_stream_epoch_sample_and_tokens() -> None:
-    assert list_spans(DOCUMENTS, PIECES).tolist() == [
+    assert list_spans(rows_of(PIECES)).tolist() == [
         [0, 0, 3, 7, 0, 5],
         [0, 1, 0, 9, 0, 3],
         [2, 1, 0, 9, 3, 5],
     ]
+
+
+def test_whole_documents_in_one_row_follow_each_other() -> None:
+    whole = join_whole(Documents(DOCUMENTS[[1, 3, 0]], BUFFERS))
+    out = np.full((1, 12), -7, np.int32)
+    fill_rows(out, whole, FRAMING)
+    assert out.tolist() == [[20, 21, 22, 23, 2, 1, 2, 1, 10, 11, 12, 2]]
+
+
+def test_joined_documents_keep_their_tokens() -> None:
+    others = Documents(DOCUMENTS[[2]], [BUFFERS[0], np.array([30, 31, 32, 33], np.int32).data])
+    joined = join_documents([Documents(DOCUMENTS[[1, 0]], BUFFERS), others])
+    assert joined.table[:, BUFFER].tolist() == [1, 0, 3]
+    out = np.empty((1, 14), np.int32)
+    fill_rows(out, join_whole(joined), FRAMING)
+    assert out.tolist() == [[20, 21, 22, 23, 2, 1, 10, 11, 12, 2, 30, 31, 32, 33]]
+    assert others.table[:, BUFFER].tolist() == [1]
+    assert join_documents([others]) is others
+    assert len(join_documents([]).table) == 0
 
 
 @pytest.mark.parametrize("num_buffers", [1, 3])
@@ -148,9 +175,10 @@ def test_rows_hold_the_tokens_that_their_pieces_name(
     out = np.full((len(rows), seq_len), -7, np.int32)
     lengths = fill_rows(
         out,
-        table(*documents),
-        [np.array(ids, np.int32).data for ids in buffers],
-        np.array(placed, np.int64).reshape(-1, 4),
+        CutRows(
+            Documents(table(*documents), [np.array(ids, np.int32).data for ids in buffers]),
+            np.array(placed, np.int64).reshape(-1, 4),
+        ),
         FRAMING,
     )
     assert lengths.tolist() == list(map(len, rows))

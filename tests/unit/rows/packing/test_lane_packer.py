@@ -281,7 +281,7 @@ def test_concat_has_no_residue(new: Make) -> None:
 def test_the_arrays_of_an_arrival_are_freed(new: Make) -> None:
     """A lane copies the tokens that it keeps, because they share a buffer with all other lanes."""
     lanes, documents = new(), letters((0, 0, "aaaaaaa"), (1, 0, "bbb"))
-    ids = weakref.ref(documents.ids)
+    ids = weakref.ref(documents.buffers[0].obj)
     lanes.add(documents)
     lanes.cut(np.array([0, 1]), np.array([1, 1]))
     del documents
@@ -295,9 +295,9 @@ def test_a_concat_lane_keeps_only_the_tokens_that_wait() -> None:
     lanes.add(letters((0, 2, "dd"), (1, 1, "eee")))
     rows = lanes.cut(np.array([0, 1, 2]), np.array([1, 1, 1]))
     assert spell(rows, SEQ_LEN) == ["aabdd", "cccee"]
-    assert sum(map(len, rows.buffers)) == len("aabccc") + len("ddeee")
+    assert sum(map(len, rows.documents.buffers)) == len("aabccc") + len("ddeee")
     rows = lanes.cut(np.array([0, 1, 2]), np.array([1, 1, 1]))
-    assert sum(map(len, rows.buffers)) == len("e")
+    assert sum(map(len, rows.documents.buffers)) == len("e")
 
 
 @every_packer
@@ -305,27 +305,27 @@ def test_pieces_refer_to_the_documents_that_they_are_of(new: Make) -> None:
     lanes = new()
     lanes.add(letters((0, 0, "aaaaa"), (1, 7, "bbbbb"), (1, 8, "ccccc")))
     rows = lanes.cut(np.array([0, 1]), np.array([1, 2]))
-    assert rows.table[rows.pieces[:, PIECE_DOCUMENT], SAMPLE].tolist() == [0, 7, 8]
+    assert rows.documents.table[rows.pieces[:, PIECE_DOCUMENT], SAMPLE].tolist() == [0, 7, 8]
 
 
 def test_own_documents_have_copies_of_their_tokens() -> None:
     documents = letters((0, 0, "aa"), (0, 1, ""), (0, 2, "bbb"))
     owned = own_documents(documents)
-    assert [tokens.tolist() for _, tokens in owned] == [[97] * 2, [], [98] * 3]
-    assert [int(row[BASE]) for row, _ in owned] == [0, 0, 0]
+    assert [own.buffers[0].tolist() for own in owned] == [[97] * 2, [], [98] * 3]
+    assert [own.table[:, BASE].tolist() for own in owned] == [[0], [0], [0]]
     assert documents.table[:, BASE].tolist() == [0, 2, 2]
-    documents.ids[:] = 0
-    assert owned[2][1].tolist() == [98] * 3
+    np.asarray(documents.buffers[0])[:] = 0
+    assert owned[2].buffers[0].tolist() == [98] * 3
 
 
 def test_the_base_of_an_own_document_with_a_bos_stays_below_its_copy() -> None:
     """The buffer contains no bos, so token 0 of the first document is at index -1."""
     documents = letters((0, 0, "aaa"), (0, 1, "bbb"))
     documents.table[:, BASE] = -1, 1  # each text is one bos and two letters
-    documents.ids[:4] = [97, 97, 98, 98]
+    np.asarray(documents.buffers[0])[:4] = [97, 97, 98, 98]
     owned = own_documents(documents)
-    assert [int(row[BASE]) for row, _ in owned] == [-1, 0]
-    assert [tokens.tolist() for _, tokens in owned] == [[97, 97], [97, 98, 98]]
+    assert [own.table[:, BASE].tolist() for own in owned] == [[-1], [0]]
+    assert [own.buffers[0].tolist() for own in owned] == [[97, 97], [97, 98, 98]]
 
 
 def test_a_copy_of_tokens_is_a_range_of_its_own() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.rows.packing.tables import cut_pieces, document_keys, split_keys
+from cloudload.rows.packing.tables import cut_pieces, document_keys, split_keys, take_rows
 
 POINTS = st.integers(-3, 40)
 
@@ -33,6 +33,17 @@ def test_each_point_of_a_range_is_in_the_piece_of_its_row(
         for index, (begin, stop) in enumerate(ranges)
         for point in range(begin, stop)
     ]
+
+
+def test_rows_are_taken_in_any_order_and_as_often_as_asked() -> None:
+    pieces = np.array([[0, 7, 0, 2], [0, 8, 0, 3], [2, 9, 1, 4]])
+    assert take_rows(pieces, np.array([2, 1, 0, 2, 5])).tolist() == [
+        [0, 9, 1, 4],
+        [2, 7, 0, 2],
+        [2, 8, 0, 3],
+        [3, 9, 1, 4],
+    ]
+    assert pieces[:, 0].tolist() == [0, 0, 2]
 
 
 def test_keys_sort_by_lane_and_then_by_ordinal() -> None:

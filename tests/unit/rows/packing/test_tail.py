@@ -49,10 +49,16 @@ def rows_of(tail: Tail) -> list[list[tuple[int, int, int, int]]]:
     return [
         [
             (*tail.remnants[remnant, :2].tolist(), start, stop)
-            for _, remnant, start, stop in tail.row_pieces(row).tolist()
+            for _, remnant, start, stop in tail.find(np.array([row])).tolist()
         ]
         for row in range(tail.first_row, tail.end)
     ]
+
+
+def counted_with(tail: Tail, row: int) -> list[list[int]]:
+    """The remnants whose documents are counted with a row."""
+    remnants: list[list[int]] = tail.find_counted(np.array([row]))[1].tolist()
+    return remnants
 
 
 def test_documents_of_all_lanes_take_turns_and_only_the_last_row_is_short() -> None:
@@ -81,7 +87,7 @@ def test_a_tail_of_no_tokens_has_no_rows() -> None:
     for sizes in cases:
         tail = tail_of(sizes)
         assert (tail.num_rows, tail.end) == (0, 100)
-        assert tail.row_pieces(100).tolist() == tail.row_remnants(100).tolist() == []
+        assert tail.find(np.array([100])).tolist() == counted_with(tail, 100) == []
         assert tail.num_tokens(0) == 0
 
 
@@ -89,15 +95,16 @@ def test_a_row_counts_the_documents_that_its_cursor_passes() -> None:
     """The cursor after row 100 is in the second document, and the last row passes all."""
     tail = tail_of([[4, 0, 3, Size.FILTERED]], cursors=[(2, 0)])
     assert rows_of(tail) == [[(0, 2, 0, 4), (0, 4, 0, 1)], [(0, 4, 1, 3)]]
-    counted = [tail.row_remnants(row)[:, REMNANT_ORDINAL].tolist() for row in (100, 101, 102)]
-    assert counted == [[2, 3], [4, 5], []]
-    assert len(tail_of([[4, Size.FILTERED]]).row_remnants(100)) == 2
+    rows, counted = tail.find_counted(np.array([102, 101, 100, 101]))
+    assert rows.tolist() == [1, 1, 2, 2, 3, 3]
+    assert counted[:, REMNANT_ORDINAL].tolist() == [4, 5, 2, 3, 4, 5]
+    assert len(counted_with(tail_of([[4, Size.FILTERED]]), 100)) == 2
 
 
 def test_rows_after_the_end_are_empty() -> None:
     tail = tail_of([[4]])
     for row in (101, 102, 10**9):
-        assert len(tail.row_pieces(row)) == len(tail.row_remnants(row)) == 0
+        assert len(tail.find(np.array([row]))) == len(counted_with(tail, row)) == 0
 
 
 def test_documents_need_not_be_fair_in_the_tail() -> None:
@@ -119,12 +126,13 @@ def test_what_a_lane_held_back_is_in_the_tail() -> None:
     best_fit = Packing("best_fit", 5, 2, "cut")
     tail = tail_of([[2]], packing=best_fit, cursors=[(3, 0)], residues=[residue])
     assert rows_of(tail) == [[(0, 2, 1, 4), (0, 3, 0, 2)]]
+    assert [remnant[REMNANT_ORDINAL] for remnant in counted_with(tail, 100)] == [3]
 
 
 def test_filtered_documents_finish_with_a_row_and_absent_ones_are_nothing() -> None:
     tail = tail_of([[5, Size.FILTERED, 3], [Size.ABSENT, Size.FILTERED]])
     assert len(tail.remnants) == 4
-    assert [len(tail.row_remnants(row)) for row in (100, 101, 102)] == [1, 3, 0]
+    assert [len(counted_with(tail, row)) for row in (100, 101, 102)] == [1, 3, 0]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +146,7 @@ def test_some_rows_of_a_tail_are_those_rows(taken: list[int]) -> None:
     for row, whole, found in zip(range(100, 104), rows_of(tail), rows_of(part), strict=True):
         assert found == (whole if row in taken else [])
         if row in taken:
-            assert part.row_remnants(row).tolist() == tail.row_remnants(row).tolist()
+            assert counted_with(part, row) == counted_with(tail, row)
     assert (len(part.remnants) < len(tail.remnants)) == (taken != [100, 101, 102, 103])
 
 
@@ -149,7 +157,8 @@ def test_rows_that_were_delivered_with_another_length_are_skipped(rows: int) -> 
     tail = tail_of(sizes, packing=Packing("concat", 7, 0, "cut"), stages=((5, rows),))
     num_tokens = [
         int((part[:, PIECE_STOP] - part[:, PIECE_START]).sum())
-        for part in map(tail.row_pieces, range(tail.first_row, tail.end))
+        for row in range(tail.first_row, tail.end)
+        for part in [tail.find(np.array([row]))]
     ]
     assert tail.first_row == 100 + rows
     assert sum(num_tokens) == 19 - sum(stop - start for row in delivered for *_, start, stop in row)

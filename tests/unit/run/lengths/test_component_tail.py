@@ -30,8 +30,7 @@ def test_the_rest_of_all_lanes_is_packed_by_ordinal_and_then_by_lane() -> None:
     )
     assert tail.remnants[:, :4].tolist() == [[0, 2, 4, 6], [1, 2, 0, 3], [0, 3, 0, 4]]
     assert (tail.first_row, tail.end) == (0, 2)
-    assert tail.row_pieces(0).tolist() == [[0, 0, 4, 6], [0, 1, 0, 3]]
-    assert tail.row_pieces(1).tolist() == [[1, 2, 0, 4]]
+    assert tail.pieces.tolist() == [[0, 0, 4, 6], [0, 1, 0, 3], [1, 2, 0, 4]]
 
 
 def test_earlier_stages_keep_the_rows_that_were_delivered() -> None:
@@ -39,7 +38,7 @@ def test_earlier_stages_keep_the_rows_that_were_delivered() -> None:
         RECIPE, stages=((4, 2),), ended=ended((0, 0, 0), (0, 0, 0)), sizes=sizes([9], [4])
     )
     assert (tail.first_row, tail.end) == (2, 3)
-    assert tail.row_pieces(2).tolist() == [[0, 0, 8, 9], [0, 1, 0, 4]]
+    assert tail.pieces.tolist() == [[0, 0, 8, 9], [0, 1, 0, 4]]
 
 
 def test_holes_are_not_documents_and_filtered_ones_have_no_piece() -> None:
@@ -59,7 +58,7 @@ def test_waiting_spans_of_best_fit_are_left_too_and_were_counted() -> None:
     arrays = LaneArrays(ended((1, 0, 0), (1, 0, 0)).cursors, residues, np.zeros((1, 7), np.int64))
     tail = pack_component_tail(recipe, stages=(), ended=arrays, sizes=sizes([], [2]))
     assert tail.remnants.tolist() == [[0, 0, 1, 4, Size.ABSENT], [1, 1, 0, 2, 2]]
-    assert tail.row_pieces(0).tolist() == [[0, 0, 1, 4], [0, 1, 0, 2]]
+    assert tail.pieces.tolist() == [[0, 0, 1, 4], [0, 1, 0, 2]]
 
 
 def test_a_cursor_beyond_its_document_is_a_state_of_other_data() -> None:
@@ -87,8 +86,8 @@ def test_a_corpus_ends_after_the_rows_of_the_tail_that_begins_at_the_dry_row() -
     assert (ending.stream_ends, ending.tail_start) == ((11,), 9)
     taken = ending.take(np.array([7, 10])).packed
     assert taken is not None
-    assert taken.row_pieces(0).tolist() == []
-    assert len(taken.row_pieces(1)) == 1
+    assert taken.find(np.array([0])).tolist() == []
+    assert len(taken.find(np.array([1]))) == 1
 
 
 def test_a_run_that_resumes_in_its_tail_ends_where_it_did() -> None:

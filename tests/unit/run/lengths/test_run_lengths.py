@@ -111,7 +111,7 @@ def test_the_tail_begins_at_the_first_row_that_a_lane_cannot_fill() -> None:
     tails = run.lengths.find_tails(run.start)
     assert (tails.ending.lane_ends, tails.ending.end) == ((3,), 4)
     assert tails.ended(0).cursors.tolist() == [[[0, 10, 12], [1, 0, 0]]]
-    assert tails.tail(0).row_pieces(0).tolist() == [[0, 0, 10, 12]]
+    assert tails.tail(0).pieces.tolist() == [[0, 0, 10, 12]]
 
 
 def test_in_the_tail_lanes_stay_where_they_ended_and_stages_count_the_rows() -> None:
