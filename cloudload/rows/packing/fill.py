@@ -44,10 +44,10 @@ def fill_rows(out: Tokens, rows: tables.CutRows, framing: Framing) -> Ints:
     Example: seq_len 9, bos 1, eos 2, a = 10 11 12, b = 20 21 22 23, and pieces (0, a, 0, 5)
     (0, b, 0, 3) (1, b, 3, 6) give rows 1 10 11 12 2 1 20 21 0 | 22 23 2 0 0 0 0 0 0, lengths 8 3.
     """
-    table, pieces = rows.documents.table, rows.pieces
-    _, documents, starts, stops = pieces.T
+    table = rows.documents.table
+    _, documents, starts, stops = rows.pieces.T
     # in flat rows, each piece is one range of tokens, so it takes one copy
-    flat, flat_starts = out.reshape(-1), _flat_starts(pieces, out.shape)
+    flat, flat_starts = out.reshape(-1), _flat_starts(rows.pieces, out.shape)
     flat_stops = flat_starts + stops - starts
     bos, eos = (ids[table[documents, tables.STREAM]] for ids in (framing.bos, framing.eos))
     # a document may span rows: only its first piece has its bos, and only its last has its eos
@@ -57,12 +57,18 @@ def fill_rows(out: Tokens, rows: tables.CutRows, framing: Framing) -> Ints:
     # 0 is the bos, the text begins with token 1
     froms = table[documents, tables.BASE] + starts + has_bos
     of = table[documents, tables.BUFFER]
-    buffers = rows.documents.buffers
-    _copy_texts(flat_starts + has_bos, flat_stops - has_eos, froms, of, into=flat, buffers=buffers)
+    _copy_texts(
+        flat_starts + has_bos,
+        flat_stops - has_eos,
+        froms,
+        of,
+        into=flat,
+        buffers=rows.documents.buffers,
+    )
     flat[flat_starts[has_bos]] = bos[has_bos]
     flat[flat_stops[has_eos] - 1] = eos[has_eos]
     # `out` may hold earlier rows, so padding is written, too
-    lengths = row_lengths(pieces, len(out))
+    lengths = row_lengths(rows.pieces, len(out))
     for row in np.flatnonzero(lengths < out.shape[1]).tolist():
         out[row, lengths[row] :] = 0
     return lengths

@@ -89,7 +89,7 @@ def keys_of(table: Ints) -> Ints:
     return document_keys(table[:, FLAT_LANE], table[:, ORDINAL])
 
 
-def take_rows(pieces: Ints, rows: Ints) -> Ints:
+def select_pieces(pieces: Ints, rows: Ints) -> Ints:
     """Take the pieces of `rows` (int64 [rows]), as those of rows 0, 1, 2, …: int64 [pieces, 4].
 
     `pieces` is sorted by row. Example: from pieces of rows 0 0 1, rows 1 0 have pieces of rows

@@ -68,7 +68,7 @@ class Tail:
 
         In the result, a row is an index into `rows` (int64 [rows]).
         """
-        return tables.take_rows(self.pieces, rows - self.first_row)
+        return tables.select_pieces(self.pieces, rows - self.first_row)
 
     def find_counted(self, rows: Ints) -> tuple[Ints, Ints]:
         """The remnants whose documents are counted with rows of the run (int64 [rows]).

@@ -168,7 +168,7 @@ def find_by_runs(lanes: Ints, rows: Ints, list_pieces: Callable[[RowSpans, Ints]
         keys[firsts] & (1 << _ROW_BITS) - 1,
         np.diff(firsts, append=len(keys)),
     )
-    return tables.take_rows(list_pieces(runs, firsts), indices)
+    return tables.select_pieces(list_pieces(runs, firsts), indices)
 
 
 def check_has_rows(lanes: Ints, is_dry: Flags) -> None:

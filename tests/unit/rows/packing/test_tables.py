@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.rows.packing.tables import cut_pieces, document_keys, split_keys, take_rows
+from cloudload.rows.packing.tables import cut_pieces, document_keys, select_pieces, split_keys
 
 POINTS = st.integers(-3, 40)
 
@@ -37,7 +37,7 @@ def test_each_point_of_a_range_is_in_the_piece_of_its_row(
 
 def test_rows_are_taken_in_any_order_and_as_often_as_asked() -> None:
     pieces = np.array([[0, 7, 0, 2], [0, 8, 0, 3], [2, 9, 1, 4]])
-    assert take_rows(pieces, np.array([2, 1, 0, 2, 5])).tolist() == [
+    assert select_pieces(pieces, np.array([2, 1, 0, 2, 5])).tolist() == [
         [0, 9, 1, 4],
         [2, 7, 0, 2],
         [2, 8, 0, 3],
