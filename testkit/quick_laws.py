@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from cloudload.order import order_cache
-from cloudload.order.epoch_order import seekable_order
+from cloudload.order.epoch_order import OrderConfig, Sampling, seekable_order
 from cloudload.order.seekable import SeekableOrder
-from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.arrays import Ids
 
 _MOST_KEPT, _MOST_POSITIONS = 1 << 14, 1 << 10

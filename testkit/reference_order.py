@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.order.epoch_order import fill_order, seekable_order
+from cloudload.order.epoch_order import (
+    OrderConfig,
+    Sampling,
+    fill_order,
+    num_positions,
+    seekable_order,
+)
 from cloudload.order.mixture import Mixture, _shares
 from cloudload.order.seekable import SeekableOrder, Shuffle
-from cloudload.order.spec import OrderConfig, Sampling, num_positions
 from cloudload.system.arrays import Ids
 
 

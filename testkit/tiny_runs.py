@@ -26,7 +26,7 @@ from cloudload.data.mds.dataset import Corpus, Dataset
 from cloudload.data.mds.shard_entries import Column, FileInfo, ShardInfo
 from cloudload.data.mds.shard_table import ShardTable
 from cloudload.data.storage.locations import Location
-from cloudload.order.layout import resolve_layout
+from cloudload.order.lanes import resolve_layout
 from cloudload.rows.packing.packers import PackedRow, Packer, Packing
 from cloudload.rows.packing.tables import split_keys
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.figures import Row
 from benchmarks.options import Options
-from cloudload.order.spec import OrderConfig
+from cloudload.order.epoch_order import OrderConfig
 from cloudload.system.arrays import Ints
 from testkit.reference_order import canonical_order
 

@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.figures import Row
 from benchmarks.harness import Message, memory_of, run_child
 from benchmarks.options import Options, temporary_folder
+from cloudload.order.epoch_order import OrderConfig
 from cloudload.order.lanes import Lanes
-from cloudload.order.spec import OrderConfig
 from cloudload.rows.packing.packers import Packing
 from cloudload.run.components import Component
 from cloudload.run.lengths.best_fit_walker import BestFitWalker

@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.figures import Row
 from benchmarks.harness import ONE_THREAD, Message, memory_of, run_child
 from benchmarks.options import Options
+from cloudload.order.epoch_order import OrderConfig
 from cloudload.order.order_cache import EpochOrders
-from cloudload.order.spec import OrderConfig
 
 PER_SHARD = 5_000
 BLOCK = 4 * PER_SHARD

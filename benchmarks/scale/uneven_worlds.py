@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.figures import Row
 from benchmarks.options import Options
+from cloudload.order.epoch_order import OrderConfig
 from cloudload.order.lanes import Lanes
 from cloudload.order.ranks import share_lanes
-from cloudload.order.spec import OrderConfig
 from cloudload.rows.packing import tables
 from cloudload.rows.packing.packers import Packing
 from cloudload.run.components import Component

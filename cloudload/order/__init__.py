@@ -4,11 +4,10 @@
               position ─► lane and ordinal                               lanes
               row ─► lane, rank, worker; in a mixture, row ─► stream
 
-    spec                the inputs of an order        layout          lanes, nodes, blocks of a run
-    streaming_shuffles  Streaming's, bit for bit      lanes           position to lane
-    seekable            our shuffle, by position      ranks           row to rank, and to worker
-    bijection           keyed permutation             mixture         row to stream, and back
-    epoch_order         one epoch's order, sampled    mixture_counts  rows per lane and stream
+    epoch_order         one epoch's order, sampled    lanes           the layout; position to lane
+    streaming_shuffles  Streaming's, bit for bit      ranks           row to rank, and to worker
+    seekable            our shuffle, by position      mixture         row to stream, and back
+    bijection           keyed permutation             mixture_counts  rows per lane and stream
     order_cache         orders cached on disk
 
 Only `order_cache` touches the disk or starts a process. Orders, layouts and mixtures do not depend
@@ -23,14 +22,12 @@ from cloudload._door import open_door
 
 if TYPE_CHECKING:
     from cloudload.order import bijection, mixture_counts
-    from cloudload.order.epoch_order import positions_of
-    from cloudload.order.lanes import Lanes
-    from cloudload.order.layout import Layout, resolve_layout
+    from cloudload.order.epoch_order import OrderConfig, Sampling, positions_of
+    from cloudload.order.lanes import Lanes, Layout, resolve_layout
     from cloudload.order.mixture import Mixture, Weights, build_mixture, merge_entries
     from cloudload.order.order_cache import KNOWN_VERSIONS, EpochOrders, identify_order
     from cloudload.order.ranks import RankShare, World, index_in_group, share_rows
     from cloudload.order.seekable import SeekableOrder
-    from cloudload.order.spec import OrderConfig, Sampling
     from cloudload.order.streaming_shuffles import default_block_size
 else:
     __getattr__, __dir__ = open_door(__name__)

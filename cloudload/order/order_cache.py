@@ -29,9 +29,15 @@ from pathlib import Path
 import numpy as np
 
 from cloudload.errors import CacheError
-from cloudload.order.epoch_order import fill_order, id_dtype, seekable_order
+from cloudload.order.epoch_order import (
+    OrderConfig,
+    Sampling,
+    fill_order,
+    id_dtype,
+    num_positions,
+    seekable_order,
+)
 from cloudload.order.seekable import SeekableOrder
-from cloudload.order.spec import OrderConfig, Sampling, num_positions
 from cloudload.system import (
     Ids,
     Ints,

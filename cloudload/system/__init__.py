@@ -2,11 +2,11 @@
 
     temp_files      partial files and locks        child_processes  start, feed, and end a process
     file_locks      locks freed if holders die     shared_memory    a ring of slots per worker
-    verified_files  mark verified files            garbage          pause garbage collection
+    verified_files  mark verified files            machine          memory, limits, collections
     array_files     arrays for all processes       option_help      docstrings, unknown options
     threads         that do not delay the exit     reports          JSON, tables, pictures, progress
     activity        long waits, seconds per stage  arrays           array types, integers
-    machine         memory, limits, versions       terminal         text for a terminal
+    terminal        text for a terminal
 
 Other packages may use every name without an underscore.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         run_detached,
         send,
     )
-    from cloudload.system.garbage import freeze_objects, paused_collection
+    from cloudload.system.machine import freeze_objects, paused_collection
     from cloudload.system.reports import counted, open_progress_bar
     from cloudload.system.shared_memory import SharedMemoryRing
     from cloudload.system.terminal import escape, is_terminal

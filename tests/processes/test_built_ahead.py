@@ -17,8 +17,8 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.data.cache.cache_folder import sweep
 from cloudload.order import order_cache
+from cloudload.order.epoch_order import OrderConfig, Sampling
 from cloudload.order.order_cache import EpochOrders
-from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.run.lengths import lane_tables, lane_walker
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.system.file_locks import locked
@@ -109,7 +109,7 @@ from pathlib import Path
 import numpy as np
 from cloudload.order import order_cache
 from cloudload.order.order_cache import EpochOrders
-from cloudload.order.spec import OrderConfig
+from cloudload.order.epoch_order import OrderConfig
 folder = Path({str(tmp_path)!r})
 def build():
     config = OrderConfig(True, "py1e", 20_000, 4, 1)
@@ -177,7 +177,7 @@ from pathlib import Path
 import numpy as np
 from cloudload.errors import CacheError
 from cloudload.order.order_cache import EpochOrders
-from cloudload.order.spec import OrderConfig
+from cloudload.order.epoch_order import OrderConfig
 orders = EpochOrders(Path(sys.argv[1]), np.array([10_000_000]), OrderConfig(True, "py1s", 99, 1, 1))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]), resource.RLIM_INFINITY))

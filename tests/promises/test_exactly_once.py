@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.order.epoch_order import OrderConfig, Sampling
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.run.saved import read_state
 from cloudload.run.state import State

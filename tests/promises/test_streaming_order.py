@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.order.epoch_order import reads_per_shard
-from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.order.epoch_order import OrderConfig, Sampling, reads_per_shard
 from cloudload.order.streaming_shuffles import shuffle_nodes
 from testkit.both_readers import write_numbered
 from testkit.examples import EXAMPLES

@@ -78,7 +78,7 @@ class Iteration(Iterator[Batch]):
         self._blocks = BlockStream(log, start_log, has_processes=has_processes)
         self._fetched: deque[_Fetched | None] = deque()
         """Batches that wait to be delivered. None marks the end of the run."""
-        self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
+        self._fetched_rows, self._window_start = plan.position.rows, plan.position.table_rows
         self._reports: list[progress.Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
         self.is_replaced = False
@@ -309,7 +309,7 @@ class Iteration(Iterator[Batch]):
         share_documents(plan, self._blocks, self._exchange)
         self._blocks.discard()
         self._reports = []
-        self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
+        self._fetched_rows, self._window_start = plan.position.rows, plan.position.table_rows
 
     def _end(self) -> None:
         """Record the leftover tokens and the documents that no row counts, and stop the workers."""

@@ -129,16 +129,11 @@ class WorkerPlan:
         they are read."""
         return None if self.ending is None else self.inputs.open_tails(self.ending)
 
-    @property
-    def window_start(self) -> int:
-        """The row at which the first window to exchange starts."""
-        return self.position.table_rows
-
     def replays(self) -> Iterator[tuple[int, int]]:
         """Yield ranges [start, stop) of rows to read and drop before the first batch.
 
         A range covers the rows of all ranks. Each worker makes one block per range.
         """
         step = _REPLAYED_ROWS_AT_ONCE * self.share.world_size
-        for start in range(self.window_start, self.position.rows, step):
+        for start in range(self.position.table_rows, self.position.rows, step):
             yield start, min(start + step, self.position.rows)

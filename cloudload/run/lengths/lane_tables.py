@@ -120,7 +120,7 @@ class LaneTables:
 
     def is_ready(self, index: int) -> bool:
         """Whether a table is in memory or in its file."""
-        return index in self._tables or _is_whole(self._path(index))
+        return index in self._tables or verified_files.has_unmodified(self._path(index))
 
     def totals(self, index: int) -> Ints:
         """The totals of table `index`: int64 [lanes, columns]. Raises the errors of `[index]`."""
@@ -177,14 +177,14 @@ class LaneTables:
         built.
         """
         path = self._path(index)
-        if not _is_whole(path):
+        if not verified_files.has_unmodified(path):
             _write(path, self._build(index))
 
     def _open(self, index: int) -> Ints:
         path = self._path(index)
         try:
             temp_files.make_folder(self.folder)
-            if not _is_whole(path):
+            if not verified_files.has_unmodified(path):
                 with file_locks.locked(
                     temp_files.lock_path(path), what=f"build {path}", is_reentrant=True
                 ):
@@ -240,10 +240,6 @@ def build_requested_tables(request: bytes) -> None:
     """Build the table that `request` names. A background process runs this function."""
     tables, index = pickle.loads(request)  # trusted: the process that started this one sent it
     tables.build(index)
-
-
-def _is_whole(path: Path) -> bool:
-    return verified_files.has_unmodified(path)
 
 
 def _write(path: Path, table: Ints) -> None:

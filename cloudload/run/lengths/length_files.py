@@ -156,9 +156,9 @@ def open_dataset_lengths(counted: CountedDataset, root: Path) -> DatasetLengths:
     path = root / cache_folder.LENGTHS_FOLDER / name
     try:
         temp_files.make_folder(path.parent)
-        if not _is_whole(path):
+        if not verified_files.has_unmodified(path):
             with file_locks.locked(temp_files.lock_path(path), is_reentrant=True):
-                if not _is_whole(path):
+                if not verified_files.has_unmodified(path):
                     _join_groups(path, counted)
         return _map_file(path)
     except OSError as error:
@@ -177,10 +177,6 @@ def verify_lengths(counted: CountedDataset) -> None:
     _compare_groups(counted)
     for _ in _read_groups(counted):
         pass
-
-
-def _is_whole(path: Path) -> bool:
-    return verified_files.has_unmodified(path)
 
 
 def _join_groups(path: Path, counted: CountedDataset) -> None:

@@ -150,7 +150,7 @@ def _find_in_lanes(
         for row, first, after in lengths.cut_spans(before, size - start):
             if row < len(own):
                 # in its first row, the document begins after the units before it
-                piece = max(0, before - row * lengths.units_of_row)
+                piece = max(0, before - row * lengths.recipe.packing.row_units)
                 yield FoundSpan(int(own[row]), piece, reading.epoch, start + first, start + after)
 
 

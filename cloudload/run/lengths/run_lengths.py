@@ -103,11 +103,6 @@ class RunLengths:
         if not self.recipe.packing.has_residue:
             self._tables[component].build_in_background(epoch)
 
-    @property
-    def units_of_row(self) -> int:
-        """The number of units per row."""
-        return self.recipe.packing.row_units
-
     def cut_spans(self, units: int, size: int) -> Iterator[tuple[int, int, int]]:
         """Yield (row, start, stop) for each row that contains tokens [start, stop) of a document.
 
@@ -119,7 +114,7 @@ class RunLengths:
         """
         packing = self.recipe.packing
         into = units % packing.seq_len if packing.name == "concat" else 0
-        row = units // self.units_of_row
+        row = units // packing.row_units
         start, size = 0, min(size, packing.seq_len) if packing.cuts else size
         while start < size:
             stop = min(size, start + packing.seq_len - into)

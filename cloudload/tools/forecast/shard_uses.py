@@ -234,7 +234,9 @@ def _list_cut(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
         before = ends[-1]
         is_read = (ordinals < stops) & (found.sizes != tables.Size.ABSENT)
         for chosen, is_ahead in find.split(is_read, found.tokens):
-            of, in_lane = _list_rows((ends - units)[chosen], ends[chosen], lengths.units_of_row)
+            of, in_lane = _list_rows(
+                (ends - units)[chosen], ends[chosen], lengths.recipe.packing.row_units
+            )
             in_rows = rows.at(lanes[chosen][of], in_lane)
             # rows from the start of the tail on are made of what is left in all lanes
             is_cut = in_rows < tail_start

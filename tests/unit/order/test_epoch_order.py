@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.order.epoch_order import (
+    OrderConfig,
+    Sampling,
     fill_order,
     id_dtype,
     positions_of,
@@ -22,7 +24,6 @@ from cloudload.order.epoch_order import (
     seekable_order,
 )
 from cloudload.order.seekable import SeekableOrder, Shuffle
-from cloudload.order.spec import OrderConfig, Sampling
 from testkit.reference_order import canonical_order, interleave, sampling_of
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cloudload.config import RowsConfig, Stream
-from cloudload.order.layout import Layout, resolve_layout
+from cloudload.order.lanes import Layout, resolve_layout
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cloudload.errors import CacheError
+from cloudload.order.epoch_order import OrderConfig, Sampling
 from cloudload.order.order_cache import EpochOrders, hash_fixed_order, identify_order
-from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.verified_files import mark_verified
 from testkit.reference_order import canonical_order
 

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.order.epoch_order import positions_of
+from cloudload.order.epoch_order import OrderConfig, Sampling, positions_of
 from cloudload.order.order_cache import EpochOrders
 from cloudload.order.seekable import SeekableOrder, ShardSpans, Shuffle, lay_spans, weigh
-from cloudload.order.spec import OrderConfig, Sampling
 from testkit.examples import EXAMPLES
 from testkit.reference_order import canonical_order, interleave, order_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload.order.spec import OrderConfig, Sampling, num_positions
+from cloudload.order.epoch_order import OrderConfig, Sampling, num_positions
 
 Weight = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload.order.layout import Layout
+from cloudload.order.lanes import Layout
 from cloudload.run.components import build_components, specify_components
 from testkit.tiny_runs import SHARD_BYTES, tiny_recipe
 

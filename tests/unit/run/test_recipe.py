@@ -9,7 +9,7 @@ import pytest
 
 from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
-from cloudload.order.layout import Layout
+from cloudload.order.lanes import Layout
 from cloudload.run.recipe import frame_of, mixture_of
 from cloudload.run.state_fields import OPTIONAL_FIELDS
 from testkit.tiny_runs import tiny_recipe

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cloudload.system.garbage import freeze_objects, paused_collection
+from cloudload.system.machine import freeze_objects, paused_collection
 from cloudload.system.threads import DaemonThreadPool, Spares
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.errors import StreamChangedError
+from cloudload.order.epoch_order import OrderConfig
 from cloudload.order.lanes import Lanes
-from cloudload.order.spec import OrderConfig
 from cloudload.rows.packing.packers import PackedRow, Packing
 from cloudload.run.components import Component
 from cloudload.run.lengths import best_fit_simulation
