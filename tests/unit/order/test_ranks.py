@@ -22,6 +22,32 @@ def list_shares(world: tuple[int, int], batch_size: int, num_workers: int) -> li
 
 
 @pytest.mark.parametrize(
+    ("rank", "size", "message"),
+    [(3, 3, "rank is 3.*from 0 to 2"), (-1, 3, "rank is -1"), (0, 0, "world size is 0")],
+)
+def test_a_rank_outside_its_world_is_refused(rank: int, size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        World(rank, size, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks_per_node", "hosts", "indices"),
+    [
+        (6, 3, (0, 1, 0, 1, 0, 1), [0, 2, 4, 1, 3, 5]),
+        (6, 2, (0, 1, 2, 0, 1, 2), [0, 3, 1, 4, 2, 5]),
+        (4, 3, (0, 0, 0, 1), [0, 1, 2, 3]),
+        (2, 2, (0, 0), [0, 1]),
+    ],
+)
+def test_consecutive_indices_are_on_different_nodes(
+    size: int, ranks_per_node: int, hosts: tuple[int, ...], indices: list[int]
+) -> None:
+    worlds = [World(rank, size, ranks_per_node) for rank in range(size)]
+    assert {world.hosts for world in worlds} == {hosts}
+    assert [world.index for world in worlds] == indices
+
+
+@pytest.mark.parametrize(
     ("start", "index", "rows"),
     [(0, 0, [0, 3, 6]), (0, 2, [2, 5, 8]), (4, 0, [6]), (4, 1, [4, 7]), (4, 2, [5, 8])],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,70 @@ def test_the_rule_of_fair_starts_continues_only_if_the_run_began_with_it() -> No
     assert resume_recipe(replace(begun, is_fair=False), recipe).fair_from is None
 
 
+# ------------------------------------------------------------------------- bos and eos
+
+
+@pytest.mark.parametrize(
+    ("now", "kept"),
+    [
+        ([(3, None)], [(1, 2)]),
+        ([(3, None), (3, None)], [(1, 2), (3, None)]),  # the second stream was added
+        ([(None, None)], [(1, 2)]),
+    ],
+)
+def test_automatic_bos_and_eos_stay_those_of_the_run(
+    now: list[tuple[int | None, int | None]],
+    kept: list[tuple[int | None, int | None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shards = [[9]] * len(now)
+    saved = save(tiny_recipe([9], frames=[(1, 2)], proportions=[1]))
+    found = tiny_recipe(*shards, frames=now, proportions=[1] * len(now))
+    assert resume_recipe(saved, found).tokenizer.frames == tuple(kept)
+    assert "continues with '1/2' from the state" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bos": 3},
+        {"tokenizer": "other"},
+        {"tokens_key": "ids"},
+    ],
+)
+def test_other_bos_and_eos_are_left_for_the_comparison(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = save(tiny_recipe([9], frames=[(1, 2)]))
+    recipe = tiny_recipe([9], frames=[(3, None)], **options)
+    assert resume_recipe(saved, recipe).tokenizer.frames == ((3, None),)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"bos_eos": "65536/None"},  # the first ID that is not in the vocabulary
+        {"bos_eos": "None/70000"},
+        {"bos_eos": "1"},
+        {"bos_eos": "1/2,1/2"},
+        {"sources": "{"},
+    ],
+)
+def test_damaged_bos_and_eos_are_left_for_the_comparison(
+    damage: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = tiny_recipe([9], frames=[(3, None)])
+    saved = save(tiny_recipe([9], frames=[(1, 2)]))
+    saved = replace(
+        saved,
+        sources=damage.get("sources", saved.sources),
+        fields={**saved.fields, "bos_eos": damage.get("bos_eos", "1/2")},
+    )
+    assert resume_recipe(saved, recipe).tokenizer.frames == ((3, None),)
+    assert caplog.text == ""
+
+
 # ------------------------------------------------------------------------- appended shards
 
 
@@ -90,6 +155,11 @@ def test_a_run_continues_with_the_shards_that_it_began_with() -> None:
     assert kept.fields == before.fields
     assert kept.components[0].num_samples == 9
     assert kept.corpus.datasets[0].num_left_out == 1
+
+
+def test_appended_shards_are_found_without_hashes_of_samples() -> None:
+    before, now = tiny_recipe([4, 5], hashed=False), tiny_recipe([4, 5, 6], hashed=False)
+    assert shards_of(resume_recipe(save(before), now)) == [2]
 
 
 def test_without_appended_shards_the_corpus_stays_as_it_is() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import pickle
 import time
@@ -13,6 +15,7 @@ import pytest
 from cloudload.data.storage import locations
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.fsspec import FsspecStore, _version_of
+from cloudload.data.storage.local import LocalStore
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import contains_secrets, redact
 from cloudload.data.storage.urls import join_url, name_below
@@ -77,6 +80,79 @@ def test_requests_with_one_timeout_share_a_backend() -> None:
     first = Location("memory://a", Retry(deadline_s=1)).backend
     assert Location("memory://b/c", Retry(pause_s=1)).backend is first
     assert Location("memory://a", Retry(timeout_s=1)).backend is not first
+
+
+def test_a_split_is_the_last_part_of_a_url() -> None:
+    assert Location("s3://b/a/train", split="train").remote == "s3://b/a"
+    assert Location("s3://b/a/train", split="train/").remote == "s3://b/a"
+    assert Location("s3://b/a/train").remote == "s3://b/a/train"
+
+
+# ---------------------------------------------------------------- requests
+
+
+def test_an_object_is_read_from_its_first_byte_or_the_given_one(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    location = Location(str(tmp_path / "a"))
+    with location.open() as whole, location.open(start=1) as rest:
+        assert (whole.read(), rest.read()) == (b"abc", b"bc")
+    target = io.BytesIO()
+    assert (location.download(target), location.download(target, start=2)) == (3, 1)
+    assert target.getvalue() == b"abcc"
+
+
+def test_an_object_is_read_unless_its_version_is_known(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    location = Location(str(tmp_path / "a"))
+    data, version = location.read_version()
+    assert (data, version.size) == (b"abc", 3)
+    data, same = location.read_version(unless=lambda found: found.size == 3)
+    assert (data, same.tag) == (b"", version.tag)
+    assert location.read_version(unless=lambda found: found.size != 3)[0] == b"abc"
+
+
+def test_only_a_missing_object_is_read_as_none(tmp_path: Path) -> None:
+    assert Location(str(tmp_path / "a")).read_if_exists() is None
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreError, match="not a regular file"):
+        Location(str(tmp_path / "pipe")).read_if_exists()
+
+
+def test_a_missing_object_is_deleted_already_and_another_failure_is_an_error(
+    tmp_path: Path,
+) -> None:
+    Location(str(tmp_path / "a")).delete()
+    with pytest.raises(StoreError, match="cannot delete"):
+        Location(str(tmp_path)).delete()
+
+
+def test_an_object_that_another_client_removed_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location, read = Location(str(tmp_path / "a")), Location.read_if_exists
+
+    def remove_and_read(location: Location) -> bytes | None:
+        location.delete()
+        return read(location)
+
+    monkeypatch.setattr(Location, "read_if_exists", remove_and_read)
+    assert location.create(b"mine") == b"mine"
+
+
+def test_what_is_not_wanted_is_listed_by_stores_that_list_all() -> None:
+    folder = Location("memory://wanted")
+    folder.join("a/b").write(b"x")
+    wanted = folder.join("c").url
+    found = folder.collect(lambda items: [item.url for item in items], wanted=wanted.__eq__)
+    assert found == [folder.join("a/b").url]
+
+
+def test_the_names_in_a_folder_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["c", "a/", "b"]
+    monkeypatch.setattr(LocalStore, "peek", lambda *_: iter(names))
+    assert Location("/folder").peek() == ["a/", "b", "c"]
+    monkeypatch.setattr(LocalStore, "peek", lambda *_: map(str, itertools.count()))
+    assert len(Location("/folder").peek()) == 1_000
 
 
 # ---------------------------------------------------------------- schemes

@@ -288,6 +288,19 @@ def test_at_the_end_every_document_of_every_stream_was_counted_once(
     assert total == 5 * end
 
 
+@given(first=LENGTHS, second=LENGTHS, options=PACKINGS, epochs=st.integers(1, 3))
+def test_at_the_end_of_a_corpus_each_stream_has_its_documents(
+    first: list[int], second: list[int], options: dict[str, Any], epochs: int
+) -> None:
+    run = TinyRun(first, second, epochs=epochs, **options)
+    position = run.lengths.advance(run.start, open_tails(run).ending.end)
+    for stream, lengths in enumerate((first, second)):
+        counts = count(position, stream)
+        assert counts["tokens"] + counts["truncated"] == epochs * sum(lengths)
+        assert counts["documents"] == epochs * sum(length > 0 for length in lengths)
+        assert counts["empty"] == epochs * lengths.count(0)
+
+
 def test_padding_after_the_end_counts_in_the_first_stream() -> None:
     run = TinyRun([5, 5], [5], proportions=[1, 1], epochs=1)
     padded = run.lengths.advance(run.start, 5, pads=True)
