@@ -269,7 +269,7 @@ class CurrentRun:
 
     def without_lengths(self) -> CurrentRun:
         """Return the same run, which uses no lengths because other ranks found none."""
-        return replace(self, recipe=self.settled_recipe, _lengths=None)
+        return replace(self, _lengths=None)
 
     # ------------------------------------------------------------ positions
 

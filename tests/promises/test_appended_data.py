@@ -113,6 +113,10 @@ def test_new_runs_read_all_shards_and_the_log_and_description_say_so(
         loader.load_state_dict(new.state_dict())  # the state of a new run
         assert loader.num_samples == 90
         new.close()
+    caplog.clear()
+    with ranks(str(data), tmp_path / "cache")(batch_size=2, dp_rank=1, dp_world_size=2) as loader:
+        loader.load_state_dict(state)
+    assert "this run reads" not in caplog.text  # rank 0 logs it
 
 
 def test_the_run_of_a_state_is_reopened_on_its_own_shards(tmp_path: Path) -> None:

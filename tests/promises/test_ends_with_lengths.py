@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
-from cloudload.errors import CloudloadError
+from cloudload.errors import CacheError, CloudloadError
 from cloudload.run.lengths import lane_walker
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, run_leg
@@ -158,3 +158,32 @@ def test_a_seek_or_skip_into_the_tail_gives_the_state_that_reading_gives(
         assert {**seeking.state_dict(), **of_reading} == reader.state_dict()
         assert batch.first_row == 4 * number - 4
     assert reader.state_dict()["tail"]
+
+
+def test_a_seek_past_the_end_says_how_many_rows_the_run_has_with_both_values_of_seq_len(
+    folders: dict[str, Path],
+) -> None:
+    def open_run(seq_len: int) -> CloudLoader:
+        return make_loader(str(folders["uneven"]), epochs=1, batch_size=1, seq_len=seq_len)
+
+    with open_run(8) as loader:
+        list(loader.take(20))
+        state = loader.state_dict()
+    with open_run(16) as loader:
+        loader.load_state_dict(state)
+        list(loader)
+        end = loader.rows
+        assert end != loader.count_batches()
+    with open_run(16) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ValueError, match=f"but the run has {end:,} rows"):
+            loader.seek(end + 1)
+
+
+def test_a_cache_folder_that_cannot_hold_lengths_is_named(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    loader = make_loader(str(folders["few"]), epochs=1, local=tmp_path / "file")
+    with pytest.raises(CacheError, match=f"cannot use the cache folder {tmp_path}/file"):
+        len(loader)
