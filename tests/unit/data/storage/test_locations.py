@@ -7,17 +7,21 @@ import itertools
 import os
 import pickle
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cloudload.data.storage import locations
-from cloudload.data.storage.base import Retry
+from cloudload.data.storage.base import Backend, Retry
 from cloudload.data.storage.fsspec import FsspecStore, _version_of
+from cloudload.data.storage.gcs import GCSStore
 from cloudload.data.storage.local import LocalStore
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import contains_secrets, redact
+from cloudload.data.storage.s3 import GCSByHMAC
 from cloudload.data.storage.urls import join_url, name_below
 from cloudload.data.storage.versions import Version, version_of_details, version_of_file
 from cloudload.data.storage.versions import version_of_headers as of_headers
@@ -153,6 +157,47 @@ def test_the_names_in_a_folder_are_sorted(monkeypatch: pytest.MonkeyPatch) -> No
     assert Location("/folder").peek() == ["a/", "b", "c"]
     monkeypatch.setattr(LocalStore, "peek", lambda *_: map(str, itertools.count()))
     assert len(Location("/folder").peek()) == 1_000
+
+
+def test_each_object_and_chunk_that_arrives_is_progress_and_a_write_has_no_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received, has_no_deadline = list[str](), list[str]()
+
+    def attempt_once(
+        verb: str,
+        _url: str,
+        _backend: Backend,
+        _retry: Retry,
+        attempt: Callable[[Callable[[], None]], Any],
+        *,
+        may_be_long: bool = False,
+        **_watch: object,
+    ) -> Any:
+        has_no_deadline.extend([verb] * may_be_long)
+        return attempt(lambda: received.append(verb))
+
+    monkeypatch.setattr(locations, "retrying", attempt_once)
+    folder = Location(str(tmp_path))
+    folder.join("a").write(b"a")
+    assert folder.join("b").create(b"b") == b"b"
+    assert (len(folder.list_objects()), folder.join("a").read()) == (2, b"a")
+    assert received == ["read", "list", "list", "read"]
+    assert has_no_deadline == ["write", "write"]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [((), GCSStore), (("GCS_KEY",), GCSStore), (("GCS_KEY", "GCS_SECRET"), GCSByHMAC)],
+)
+def test_gcs_is_read_with_an_hmac_key_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], kind: type
+) -> None:
+    for name in ("GCS_KEY", "GCS_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    for name in names:
+        monkeypatch.setenv(name, "key")
+    assert type(locations.BACKENDS["gs"](5.0)) is kind
 
 
 # ---------------------------------------------------------------- schemes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from cloudload.config import DeliveryConfig
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import KEPT_POSITIONS, RunLog
 from cloudload.loading.delivery.world import Environment
-from cloudload.loading.session.current_run import CurrentRun, Membership
+from cloudload.loading.session.current_run import CurrentRun, Membership, _Lengths
 from cloudload.order import World
 from cloudload.run.position import Position
 from testkit.tiny_runs import tiny_recipe
@@ -54,6 +55,27 @@ def test_a_skip_past_what_is_known_moves_nothing(run: Foreseen) -> None:
     run.end = 15
     assert not run.skip_batches(4, 4)
     assert run.position.rows == 0
+
+
+def test_a_resumed_run_reads_no_lengths_before_it_needs_them() -> None:
+    recipe = tiny_recipe([9])
+    start = Position.start(recipe)
+    lengths = _Lengths((), recipe, Path("/dev/null/cache"), start)
+    assert "of_samples" not in vars(lengths.of(recipe, start))
+    known: Any = "the lengths"
+    lengths.of_samples = known
+    assert lengths.of(recipe, start).of_samples is known
+
+
+def test_a_run_that_larger_batches_padded_past_its_end_may_stay_there() -> None:
+    recipe: Any = tiny_recipe([9], packing="one_per_row", epochs=1)
+    padded = replace(Position.start(recipe), rows=16, table_rows=16)
+    run = CurrentRun(recipe, recipe, RunLog(padded), None)
+    assert run.find_position(16, 2) == padded
+    with pytest.raises(ValueError, match="rows is 18, but the run has 9 rows"):
+        run.find_position(18, 2)
+    with pytest.raises(ValueError, match="rows is 15, but the loader is already at row 16"):
+        run.find_position(15, 2)
 
 
 # ---------------------------------------------------------------- membership
