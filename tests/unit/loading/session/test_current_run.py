@@ -68,7 +68,7 @@ def test_a_resumed_run_reads_no_lengths_before_it_needs_them() -> None:
 
 
 def test_a_run_that_larger_batches_padded_past_its_end_may_stay_there() -> None:
-    recipe: Any = tiny_recipe([9], packing="one_per_row", epochs=1)
+    recipe: Any = tiny_recipe([9], packing="one_per_row", epochs=1, frames=[(1, None)])
     padded = replace(Position.start(recipe), rows=16, table_rows=16)
     run = CurrentRun(recipe, recipe, RunLog(padded), None)
     assert run.find_position(16, 2) == padded
