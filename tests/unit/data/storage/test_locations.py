@@ -101,7 +101,8 @@ def test_an_object_is_read_from_its_first_byte_or_the_given_one(tmp_path: Path) 
     with location.open() as whole, location.open(start=1) as rest:
         assert (whole.read(), rest.read()) == (b"abc", b"bc")
     target = io.BytesIO()
-    assert (location.download(target), location.download(target, start=2)) == (3, 1)
+    assert (location.download(target).size, target.tell()) == (3, 3)
+    location.download(target, start=2)
     assert target.getvalue() == b"abcc"
 
 

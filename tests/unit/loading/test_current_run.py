@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cloudload.config import DeliveryConfig
+from cloudload.loading.current_run import CurrentRun, _Lengths
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import KEPT_POSITIONS, RunLog
-from cloudload.loading.delivery.world import Environment
-from cloudload.loading.session.current_run import CurrentRun, Membership, _Lengths
+from cloudload.loading.delivery.world import Environment, Membership
 from cloudload.order import World
 from cloudload.run.position import Position
 from testkit.tiny_runs import tiny_recipe
