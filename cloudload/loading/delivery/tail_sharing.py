@@ -212,8 +212,7 @@ class RemnantUses:
         is_used = self._used(self._is_here & (self._share.worker_of(self._rows) == worker))
         is_local = self._is_local & (self._workers != worker)
         indices = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
-        lanes, ordinals, sizes = self.documents[indices].T
-        return SharedDocuments(lanes, ordinals, sizes, _concatenate(texts, indices))
+        return SharedDocuments(self.documents[indices], _concatenate(texts, indices))
 
 
 def _find_end(plan: WorkerPlan, end: int) -> int:

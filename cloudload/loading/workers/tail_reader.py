@@ -97,7 +97,7 @@ class TailReader:
 
 def open_shared(shared: SharedDocuments, documents: LaneDocuments) -> tables.Documents:
     """Return documents that other workers have read."""
-    table = documents.describe(documents.find(shared.lanes, shared.ordinals))
-    table[:, tables.SIZE] = shared.sizes
-    table[:, tables.BASE] = np.cumsum(shared.sizes) - shared.sizes
+    lanes, ordinals, sizes = shared.documents.T
+    table = documents.describe(documents.find(lanes, ordinals))
+    table[:, tables.SIZE], table[:, tables.BASE] = sizes, np.cumsum(sizes) - sizes
     return tables.Documents(table, [shared.tokens.data])

@@ -60,12 +60,8 @@ class Phase:
 class SharedDocuments:
     """Documents of a tail that other workers have read and sent to a worker."""
 
-    lanes: Ints
-    """The flat lane of each document: int64 [documents]."""
-    ordinals: Ints
-    """The ordinal of each document in its lane: int64 [documents]."""
-    sizes: Ints
-    """The number of tokens of each document, including bos and eos: int64 [documents]."""
+    documents: Ints
+    """int64 [documents, 3], with the lane, ordinal, and size of each, as in `Request`."""
     tokens: Tokens
     """The tokens of all documents, including bos and eos: int32 [tokens]."""
 
