@@ -108,8 +108,6 @@ def _resolve(annotations: Mapping[str, Any], module: str) -> dict[str, Any]:
 
 
 def _read_docs(callee: Callable[..., Any]) -> dict[str, str]:
-    if isinstance(callee, type):
-        return option_help.field_docs(callee)
     from cloudload.config import DeliveryConfig, RowsConfig
 
     docs = option_help.argument_docs(callee)

@@ -63,9 +63,10 @@ def test_a_change_has_the_saved_and_the_found_value() -> None:
     assert found == {"min_tokens": (0, 3)}
 
 
-def test_added_streams_are_not_a_change() -> None:
-    before = tiny_recipe([9], proportions=[1])
-    assert changes(before, tiny_recipe([9], [5], proportions=[1, 1])) == []
+@pytest.mark.parametrize("hashed", [True, False])
+def test_added_streams_are_not_a_change(hashed: bool) -> None:
+    before = tiny_recipe([9], proportions=[1], hashed=hashed)
+    assert changes(before, tiny_recipe([9], [5], proportions=[1, 1], hashed=hashed)) == []
     # a changed first stream is, also beside an added one
     other = tiny_recipe([8], [5], proportions=[1, 1], num_lanes=2)
     assert {"data", "shards", "choose"} <= {*changes(before, other)}
