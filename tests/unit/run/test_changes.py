@@ -63,10 +63,11 @@ def test_a_change_has_the_saved_and_the_found_value() -> None:
     assert found == {"min_tokens": (0, 3)}
 
 
-@pytest.mark.parametrize("hashed", [True, False])
-def test_added_streams_are_not_a_change(hashed: bool) -> None:
-    before = tiny_recipe([9], proportions=[1], hashed=hashed)
-    assert changes(before, tiny_recipe([9], [5], proportions=[1, 1], hashed=hashed)) == []
+def test_added_streams_are_not_a_change(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    before = tiny_recipe([9], proportions=[1])
+    assert changes(before, tiny_recipe([9], [5], proportions=[1, 1])) == []
+    assert caplog.text == ""
     # a changed first stream is, also beside an added one
     other = tiny_recipe([8], [5], proportions=[1, 1], num_lanes=2)
     assert {"data", "shards", "choose"} <= {*changes(before, other)}
@@ -135,6 +136,17 @@ def test_all_refused_changes_are_listed_with_both_values_and_how_to_accept_them(
         "Restore the saved values, or start a new run without this state, or accept the change "
         "with on_change={'min_tokens': 'accept', 'bos_eos': 'accept'}",
     ]
+
+
+def test_a_run_that_left_out_documents_says_so_where_it_must_raise() -> None:
+    saved = save(tiny_recipe([9], on_error="skip"))
+    counts = np.zeros((1, 7), np.int64)
+    counts[0, FAILED] = 2
+    saved = replace(saved, position=saved.position.with_lanes(counts=counts))
+    now = tiny_recipe([9], on_error="raise")
+    refused = r"on_error \(documents were left out before the state\): saved 'skip', found 'raise'"
+    with pytest.raises(StreamChangedError, match=refused):
+        refuse_changes(find_changes(saved, now), {}, saved, now)
 
 
 def test_changes_that_cannot_be_accepted_are_not_offered() -> None:
