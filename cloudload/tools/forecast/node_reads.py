@@ -9,7 +9,7 @@ import numpy as np
 
 from cloudload.data import Corpus
 from cloudload.order import RankShare, mixture_counts
-from cloudload.rows import Tail, tables
+from cloudload.rows import tables
 from cloudload.run import Component, Position, Recipe, RunLengths
 from cloudload.system import NEVER, Flags, Ints
 
@@ -89,17 +89,23 @@ class NodeReads:
             first if first < ending.end or end <= ending.end else NEVER for first, end in ends
         )
 
-    def find_tail(self, index: int) -> tuple[Tail, Ints] | None:
-        """Return a component's tail and its rows in the run, int64 [rows]; None if no row is read.
+    @property
+    def end(self) -> int:
+        """The number of rows until the run's data ends, or `NEVER`."""
+        if not self.recipe.has_tails:
+            return NEVER
+        return self.lengths.find_tails(self.start).ending.end
 
-        The lanes of its remnants are flat lanes. In a mixture, omits rows from `last_row` on.
-        """
+    def reaches_tail(self, index: int) -> bool:
+        """Whether a component's tail begins before the last row that workers may read."""
         start = self.tail_starts[index]
-        if start > self.last_row or (start == self.last_row and not self.is_whole):
-            return None
-        tail = self.lengths.find_tails(self.start).tail(index)
-        rows = np.arange(start, self.last_row)
-        return tail, rows[self.recipe.components_of(rows) == index][: tail.num_rows]
+        return start < self.last_row or (start == self.last_row and self.is_whole)
+
+    def list_remnants(self, index: int) -> tuple[Ints, Ints]:
+        """Return the lane and the ordinal of each document left at the tail: int64 [remnants]."""
+        remnants = self.lengths.find_tails(self.start).tail(index).remnants
+        lanes, ordinals = remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
+        return lanes % self.recipe.num_lanes, ordinals
 
     @cached_property
     def stops(self) -> Ints:

@@ -1,6 +1,6 @@
 """Find when each node uses each shard: the first and last rows that read one of its documents.
 
-    documents, one by one ─► rows, shards, nodes     `list_documents`
+    documents, one by one ─► rows, shards, nodes     `_list_documents`
     shuffle blocks        ─► rows, shards, nodes
                                └─► (node, epoch, shard): first row, last row
 
@@ -8,10 +8,7 @@ For up to 2^24 documents, each document is listed, and the result is exact. For 
 determines the shuffle blocks in which a node reads a shard, and sampled cursors determine the rows
 at which lanes reach those blocks. Documents are listed with their shards and rows:
 
-    lanes, ordinals ─► units in the lane before each document ─► its rows concat, one_per_row
-    rows of lanes   ─► played lanes ─► pieces ─► documents                    best_fit
-    tails           ─► remnants ─► documents
-                                      └─► order ─► shard, in an epoch; world ─► node
+    rows ─► pieces ─► documents ─► order ─► shard, in an epoch; world ─► node
 """
 
 from __future__ import annotations
@@ -21,17 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.order import Lanes, SeekableOrder, mixture_counts
+from cloudload.order import Lanes, SeekableOrder
 from cloudload.rows import tables
-from cloudload.run import BestFitRows, BestFitWalker, units_of
-from cloudload.system import NEVER, Flags, Ints, count_within
+from cloudload.run import RowFinder
+from cloudload.system import NEVER, Flags, Ints
 from cloudload.tools.forecast.node_reads import NodeReads, find_nodes, list_ends
 
 _MOST_LISTED = 1 << 24
 _MOST_CURSORS = 48
 
-_DOCUMENTS_AT_ONCE = 1 << 20
-_ROWS_AT_ONCE = 1 << 16
+_DOCUMENTS_AT_ONCE = 1 << 18
 
 
 class ShardUses(NamedTuple):
@@ -78,8 +74,8 @@ def find_uses(reading: NodeReads) -> FoundUses:
     fetched: list[ShardUses] = []
     for index in range(len(recipe.components)):
         is_seekable = isinstance(reading.lengths.walkers[index].orders(0), SeekableOrder)
-        list_uses = list_documents if is_listed or not is_seekable else _list_blocks
-        is_listed &= list_uses is list_documents
+        list_uses = _list_documents if is_listed or not is_seekable else _list_blocks
+        is_listed &= list_uses is _list_documents
         for uses, is_ahead in list_uses(reading, index):
             own = uses.take((uses.first_rows < reading.num_rows) & (not is_ahead))
             own = own._replace(last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
@@ -189,16 +185,48 @@ def _sample_cursors(reading: NodeReads, index: int) -> tuple[Ints, Ints]:
     return np.array(list(known)), np.stack(list(known.values()))
 
 
-def list_documents(reading: NodeReads, index: int) -> Parts:
+# ---------------------------------------------------------------- documents
+
+
+def _list_documents(reading: NodeReads, index: int) -> Parts:
     """Yield a component's uses of shards, in chunks of documents.
 
     Raises `CacheError` if an order or a table cannot be built.
     """
-    find = _ShardFinder(reading, index)
-    is_played = isinstance(reading.lengths.walkers[index], BestFitWalker)
-    list_lanes = _list_played if is_played else _list_cut
-    yield from list_lanes(reading, index, find)
-    yield from _list_tail(reading, index, find)
+    find, tail_start = _ShardFinder(reading, index), reading.tail_starts[index]
+    stops = _find_stops(reading, index)
+    firsts = np.full((int(stops.max(initial=0)), len(stops)), NEVER)
+    for lanes, ordinals, rows in _list_pieces(reading, index, 0, tail_start):
+        np.minimum.at(firsts, (ordinals, lanes), rows)
+        yield from find.list_uses(lanes, ordinals, rows)
+    yield from _list_others(reading, index, find, firsts)
+    if not reading.reaches_tail(index):
+        return
+    for lanes, ordinals, rows in _list_pieces(reading, index, tail_start, NEVER):
+        # the owner of a lane reads its documents for all nodes, unless rows are dealt to them
+        is_shared = reading.share.is_even and not reading.recipe.config.is_mixed
+        yield find.find(lanes, ordinals, rows, lanes if is_shared else rows % len(stops)), False
+    # with token lengths, nodes may fetch all that is left in lanes, but do not need it
+    lanes, ordinals = reading.list_remnants(index)
+    starts = np.full(len(lanes), tail_start)
+    yield from find.list_uses(lanes, ordinals, starts, is_ahead=not reading.measures_rest)
+
+
+def _list_pieces(
+    reading: NodeReads, index: int, start: int, stop: int
+) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Yield the lane, the ordinal, and the row of each piece of a component's rows [start, stop).
+
+    They are int64 [pieces] each. Rows from `last_row` on are omitted.
+    """
+    finder, stop = RowFinder(reading.lengths, reading.start), min(stop, reading.last_row)
+    step = max(1, _DOCUMENTS_AT_ONCE * reading.last_row // max(1, int(reading.stops.sum())))
+    for first in range(start, stop, step):
+        rows = np.arange(first, min(stop, first + step))
+        rows = rows[reading.recipe.components_of(rows) == index]
+        pieces = finder.find(rows)
+        lanes, ordinals = tables.split_keys(pieces[:, tables.PIECE_DOCUMENT])
+        yield lanes % reading.recipe.num_lanes, ordinals, rows[pieces[:, tables.PIECE_ROW]]
 
 
 def _find_stops(reading: NodeReads, index: int) -> Ints:
@@ -207,79 +235,8 @@ def _find_stops(reading: NodeReads, index: int) -> Ints:
     return np.minimum(stops, list_ends(reading.recipe.components[index]))
 
 
-def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Yield lanes and their ordinals before `stops` (int64 [lanes]), in chunks of ordinals.
-
-    Both are int64 [ordinals, lanes]. Some ordinals of a lane may be at or after its stop.
-    """
-    num_lanes, end = len(stops), int(stops.max(initial=0))
-    step = max(1, _DOCUMENTS_AT_ONCE // num_lanes)
-    for start in range(0, end, step):
-        shape = (min(end, start + step) - start, num_lanes)
-        ordinals = np.arange(start, start + shape[0])[:, None]
-        yield np.broadcast_to(np.arange(num_lanes), shape), np.broadcast_to(ordinals, shape)
-
-
-def _list_cut(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
-    """Yield the uses of `concat` or `one_per_row` lanes. A row has `units_of_row` units."""
-    lengths, stops = reading.lengths, _find_stops(reading, index)
-    tail_start = reading.tail_starts[index]
-    rows = _LaneRows(reading, index, min(reading.last_row, tail_start))
-    before = np.zeros(len(stops), np.int64)
-    for lanes, ordinals in _share_ordinals(stops):
-        # where each document begins and ends in its lane, in units since the start
-        found = lengths.walkers[index].measure(lanes, ordinals)
-        units = units_of(reading.recipe.packing, found.tokens)
-        ends = before + np.cumsum(units, axis=0)
-        before = ends[-1]
-        is_read = (ordinals < stops) & (found.sizes != tables.Size.ABSENT)
-        for chosen, is_ahead in find.split(is_read, found.tokens):
-            of, in_lane = _list_rows(
-                (ends - units)[chosen], ends[chosen], lengths.recipe.packing.row_units
-            )
-            in_rows = rows.at(lanes[chosen][of], in_lane)
-            # rows from the start of the tail on are made of what is left in all lanes
-            is_cut = in_rows < tail_start
-            of, in_rows = of[is_cut], in_rows[is_cut]
-            yield from find.list_uses(
-                lanes[chosen][of], ordinals[chosen][of], in_rows, is_ahead=is_ahead
-            )
-
-
-def _list_rows(starts: Ints, ends: Ints, units_of_row: int) -> tuple[Ints, Ints]:
-    """List the rows of a lane that have units [starts, ends), which are int64 [documents].
-
-    Returns the document and the row, as an index in its lane, of each pair: int64 [pairs] each.
-    """
-    # a document without units is read with the row that follows, so it counts as in one row
-    firsts = starts // units_of_row
-    counts = np.maximum(starts, ends - 1) // units_of_row - firsts + 1
-    of = np.repeat(np.arange(len(starts)), counts)
-    return of, firsts[of] + count_within(counts)
-
-
-def _list_played(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
-    """Yield the uses of `best_fit` lanes, which are played to find their rows."""
-    walker, start = reading.lengths.walkers[index], reading.start
-    assert isinstance(walker, BestFitWalker)
-    assert start.residues is not None
-    finder = BestFitRows(walker, start.cursors[index], start.residues[index])
-    stops = _find_stops(reading, index)
-    firsts = np.full((int(stops.max(initial=0)), len(stops)), NEVER)
-    rows = _LaneRows(reading, index, min(reading.num_rows, reading.tail_starts[index]))
-    step = max(1, _ROWS_AT_ONCE // len(stops))
-    for start_row in range(0, int(rows.counts.max()), step):
-        lanes, in_lane = rows.list_between(start_row, start_row + step)
-        pieces = finder.find(lanes, in_lane)
-        in_rows = rows.at(lanes, in_lane)[pieces[:, tables.PIECE_ROW]]
-        own, ordinals = tables.split_keys(pieces[:, tables.PIECE_DOCUMENT])
-        np.minimum.at(firsts, (ordinals, own), in_rows)
-        yield from find.list_uses(own, ordinals, in_rows)
-    yield from _list_others(reading, index, find, firsts)
-
-
 def _list_others(reading: NodeReads, index: int, find: _ShardFinder, firsts: Ints) -> Parts:
-    """Yield the uses of documents that are in no row of the played lanes.
+    """Yield the uses of documents that are in no row before the tail.
 
     `firsts` is the first row of each document, or `NEVER`: int64 [ordinals, lanes].
     """
@@ -287,47 +244,27 @@ def _list_others(reading: NodeReads, index: int, find: _ShardFinder, firsts: Int
     is_over = reading.tail_starts[index] <= reading.num_rows
     # a lane reads a document without tokens just before the next document, for the same row
     later = np.minimum.accumulate(firsts[::-1])[::-1]
-    stops = _find_stops(reading, index)
-    for lanes, ordinals in _share_ordinals(stops):
-        found = reading.lengths.walkers[index].measure(lanes, ordinals)
-        in_rows = later[ordinals[:, 0]]
-        is_there = (
-            (ordinals < stops)
-            & (found.sizes != tables.Size.ABSENT)
-            & (firsts[ordinals[:, 0]] == NEVER)
+    stops, walker = _find_stops(reading, index), reading.lengths.walkers[index]
+    step = max(1, _DOCUMENTS_AT_ONCE // len(stops))
+    for start in range(0, len(firsts), step):
+        own = firsts[start : start + step]
+        is_left = (own == NEVER) & (np.arange(start, start + len(own))[:, None] < stops)
+        ordinals, lanes = np.nonzero(is_left)
+        ordinals += start
+        found, rows = walker.measure(lanes, ordinals), later[ordinals, lanes]
+        is_there = found.sizes != tables.Size.ABSENT
+        is_passed = is_there & (found.tokens == 0) & (rows < NEVER)
+        # if several nodes make rows of a lane, no row needs the lane's documents without tokens
+        yield from find.list_uses(
+            lanes[is_passed],
+            ordinals[is_passed],
+            rows[is_passed],
+            is_ahead=reading.sharers is not None,
         )
-        is_passed = is_there & (found.tokens == 0) & (in_rows < NEVER)
-        for chosen, is_ahead in find.split(is_passed, found.tokens):
-            passed = lanes[chosen], ordinals[chosen], in_rows[chosen]
-            yield from find.list_uses(*passed, is_ahead=is_ahead)
         if not is_over:
-            is_left = is_there & ~is_passed
-            ahead = np.full(int(is_left.sum()), reading.num_rows)
-            yield from find.list_uses(lanes[is_left], ordinals[is_left], ahead, is_ahead=True)
-
-
-def _list_tail(reading: NodeReads, index: int, find: _ShardFinder) -> Parts:
-    """Yield the uses of a component's tail. A row of a tail may have documents of any lane."""
-    if (found := reading.find_tail(index)) is None:
-        return
-    tail, in_run = found
-    num_lanes = reading.recipe.num_lanes
-    pieces = tail.pieces[tail.pieces[:, tables.PIECE_ROW] < len(in_run)]
-    remnants = tail.remnants[pieces[:, tables.PIECE_DOCUMENT]]
-    rows = in_run[pieces[:, tables.PIECE_ROW]]
-    lanes = remnants[:, tables.REMNANT_LANE] % num_lanes
-    ordinals = remnants[:, tables.REMNANT_ORDINAL]
-    if reading.share.is_even and not reading.recipe.config.is_mixed:
-        owners = lanes  # the owner of a lane reads its documents for all nodes
-    else:
-        owners = rows % num_lanes
-    yield find.find(lanes, ordinals, rows, owners), False
-    # with token lengths, nodes may fetch the other remnants ahead, but do not need them
-    lanes, ordinals = tail.remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
-    starts = np.full(len(lanes), reading.tail_starts[index])
-    yield from find.list_uses(
-        lanes % num_lanes, ordinals, starts, is_ahead=not reading.measures_rest
-    )
+            is_ahead = is_there & ~is_passed
+            ahead = np.full(int(is_ahead.sum()), min(reading.last_row, reading.end))
+            yield from find.list_uses(lanes[is_ahead], ordinals[is_ahead], ahead, is_ahead=True)
 
 
 class _ShardFinder:
@@ -357,54 +294,9 @@ class _ShardFinder:
         uses, nodes = np.nonzero(self._sharers[lanes])
         yield found.take(uses)._replace(nodes=nodes), True
 
-    def split(self, chosen: Flags, sizes: Ints) -> list[tuple[Flags, bool]]:
-        """Split the chosen documents by use: needed by rows, or only fetched ahead.
-
-        If several nodes make rows of a lane, no row needs the lane's documents without tokens.
-        """
-        if self._sharers is None:
-            return [(chosen, False)]
-        return [(chosen & (sizes > 0), False), (chosen & (sizes == 0), True)]
-
     def find(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints) -> ShardUses:
         """Return the uses of documents in rows of the run. `row_lanes` are the rows' lanes."""
         epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
         samples = self._orders.samples_at(epochs, positions)
         shards = np.searchsorted(self._starts, samples, side="right") - 1 + self._first
         return ShardUses(find_nodes(self._share, row_lanes, rows), epochs, shards, rows, rows)
-
-
-class _LaneRows:
-    """The rows that a component's lanes make before row `stop` of the run."""
-
-    def __init__(self, reading: NodeReads, index: int, stop: int) -> None:
-        recipe = reading.recipe
-        self._num_lanes, self._stop = recipe.num_lanes, stop
-        self._rows: Ints | None = None
-        if len(recipe.components) == 1:
-            self.counts = mixture_counts.count_lane_rows(recipe.num_lanes, 0, stop)
-            """Number of these rows in each lane: int64 [lanes]."""
-            return
-        rows = np.arange(stop)
-        rows = rows[recipe.components_of(rows) == index]
-        lanes = rows % self._num_lanes
-        self._rows = rows[np.argsort(lanes, kind="stable")]
-        self.counts = np.bincount(lanes, minlength=self._num_lanes)
-        self._firsts = np.cumsum(self.counts) - self.counts
-
-    def at(self, lanes: Ints, in_lane: Ints) -> Ints:
-        """Return the run index of rows, given by their indices in their lanes: int64 [rows].
-
-        The index is at most `stop`, which stands for all later rows.
-        """
-        if self._rows is None:
-            return np.minimum(in_lane * self._num_lanes + lanes, self._stop)
-        found = np.full(len(lanes), self._stop)
-        is_there = in_lane < self.counts[lanes]
-        found[is_there] = self._rows[(self._firsts[lanes] + in_lane)[is_there]]
-        return found
-
-    def list_between(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """List the lane, and the index in it, of each row of [start, stop): int64 [rows] each."""
-        each = np.clip(self.counts - start, 0, stop - start)
-        return np.repeat(np.arange(self._num_lanes), each), start + count_within(each)
