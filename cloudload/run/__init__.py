@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS
     from cloudload.run.components import Component
     from cloudload.run.lengths import length_files, lengths_index
-    from cloudload.run.lengths.best_fit_walker import BestFitWalker
     from cloudload.run.lengths.ending import Ending, Tails, end_corpus
     from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
-    from cloudload.run.lengths.row_finder import BestFitRows, RowFinder
+    from cloudload.run.lengths.row_finder import RowFinder
     from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
     from cloudload.run.lengths.run_lengths import RunInputs, RunLengths
     from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, units_of

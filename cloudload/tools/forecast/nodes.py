@@ -7,10 +7,10 @@ uses ─► bytes in use at each row; their peak is the working set
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -123,34 +123,32 @@ class NodeForecast:
 
     def plan_node(self, node: int) -> NodePlan:
         """Forecast the shard cache and the downloads of a node."""
-        parts = [self._measure_node(case, node) for case in self._found]
+        plans = [self._plan_in_case(case, node) for case in self._found]
         is_listed = all(case.uses.is_listed for case in self._found)
         is_exact = self._cases.is_exact and is_listed
         # regardless of lengths, a whole run on one node reads all documents
         is_whole = all(case.extent.is_whole for case in self._found)
         is_all_read = is_listed and is_whole and self._asked.num_nodes == 1
 
-        def join(name: str) -> Figure:
-            found = self._join([part[name] for part in parts])
+        def join(figures: Iterable[Figure]) -> Figure:
+            found = self._join(list(figures))
             is_sure = (is_exact or is_all_read) and found.low == found.high
             return replace(found, is_exact=is_sure)
 
-        working = [part["working"].value for part in parts]
+        working = [each.working_set_bytes.value for each in plans]
         is_known = is_listed and self._cases.fill.is_exact
         error = self._cases.error if is_known else math.nan
         peak = Figure.exact(working[0]) if is_exact else Figure.predicted(working, error)
-        epochs = [part["by_epoch"] for part in parts]
-        most = max(len(each) for each in epochs)
-        by_epoch = np.mean([np.pad(each, (0, most - len(each))) for each in epochs], axis=0)
+        epochs = itertools.zip_longest(*(each.bytes_by_epoch for each in plans), fillvalue=0)
         return NodePlan(
             node=node,
-            shards=join("shards"),
-            all_bytes=join("all"),
+            shards=join(each.shards for each in plans),
+            all_bytes=join(each.all_bytes for each in plans),
             working_set_bytes=peak,
-            needed_bytes=join("needed"),
-            bytes_downloaded=join("bytes"),
-            bytes_by_epoch=tuple(np.rint(by_epoch).astype(int).tolist()),
-            requests=join("requests"),
+            needed_bytes=join(each.needed_bytes for each in plans),
+            bytes_downloaded=join(each.bytes_downloaded for each in plans),
+            bytes_by_epoch=tuple(round(sum(each) / len(plans)) for each in epochs),
+            requests=join(each.requests for each in plans),
         )
 
     def _join(self, figures: list[Figure]) -> Figure:
@@ -164,26 +162,28 @@ class NodeForecast:
             low, high = max(0.0, min(low, spread.low)), max(high, spread.high)
         return Figure(mean, low, high)
 
-    def _measure_node(self, case: Case, node: int) -> dict[str, Any]:
+    def _plan_in_case(self, case: Case, node: int) -> NodePlan:
+        """Forecast a node in one case. A figure has its least, expected, and most value."""
         sizes = self._sizes
         needed, ahead = case.of_node(node)
         low, value, high = self._simulate(case, node)
+        downloads = value, low, high
         held = [np.unique(each.shards[sizes.stored[each.shards] > 0]) for each in (needed, ahead)]
         total = [int(sizes.cached[each].sum()) for each in held]
         early = self._asked.limit_ahead(case.extent) + self._rows_of_documents_ahead(case)
         working = measure_peak(needed, sizes.cached)
         fetched = measure_peak(ahead, sizes.cached, early)
-        return {
-            "shards": Figure(len(held[0]), len(held[0]), len(held[1])),
-            "all": Figure(total[0], total[0], total[1]),
-            "working": Figure(working, working, working),
-            "needed": Figure(
-                min(total[1], fetched), working, min(total[1], fetched + self._downloading)
-            ),
-            "bytes": _figure([float(each.times @ sizes.stored) for each in (value, low, high)]),
-            "requests": _figure([float(each.times.sum()) for each in (value, low, high)]),
-            "by_epoch": value.by_epoch,
-        }
+        most = min(total[1], fetched + self._downloading)
+        return NodePlan(
+            node=node,
+            shards=Figure(len(held[0]), len(held[0]), len(held[1])),
+            all_bytes=Figure(total[0], total[0], total[1]),
+            working_set_bytes=Figure(working, working, working),
+            needed_bytes=Figure(min(total[1], fetched), working, most),
+            bytes_downloaded=_figure([float(each.times @ sizes.stored) for each in downloads]),
+            bytes_by_epoch=tuple(value.by_epoch.tolist()),
+            requests=_figure([float(each.times.sum()) for each in downloads]),
+        )
 
     @property
     def _downloading(self) -> int:

@@ -219,7 +219,8 @@ def _list_pieces(
 
     They are int64 [pieces] each. Rows from `last_row` on are omitted.
     """
-    finder, stop = RowFinder(reading.lengths, reading.start), min(stop, reading.last_row)
+    finder = RowFinder(reading.lengths.settle(reading.start), reading.start)
+    stop = min(stop, reading.last_row)
     step = max(1, _DOCUMENTS_AT_ONCE * reading.last_row // max(1, int(reading.stops.sum())))
     for first in range(start, stop, step):
         rows = np.arange(first, min(stop, first + step))
