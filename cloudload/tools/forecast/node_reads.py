@@ -10,7 +10,7 @@ import numpy as np
 from cloudload.data import Corpus
 from cloudload.order import RankShare, mixture_counts
 from cloudload.rows import tables
-from cloudload.run import Component, Position, Recipe, RunLengths
+from cloudload.run import Component, Position, Recipe, RowFinder, RunLengths
 from cloudload.system import NEVER, Flags, Ints
 
 _ROWS_AT_ONCE = 1 << 20
@@ -50,6 +50,14 @@ class NodeReads:
     def start(self) -> Position:
         """The position at the start of the run."""
         return Position.start(self.lengths.recipe)
+
+    @cached_property
+    def finder(self) -> RowFinder:
+        """Finds the documents of the run's rows."""
+        lengths = self.lengths
+        if lengths.recipe.has_tails:
+            lengths = lengths.end(lengths.find_tails(self.start).ending)
+        return RowFinder(lengths, self.start)
 
     @property
     def last_row(self) -> int:

@@ -20,7 +20,6 @@ import numpy as np
 
 from cloudload.order import Lanes, SeekableOrder
 from cloudload.rows import tables
-from cloudload.run import RowFinder
 from cloudload.system import NEVER, Flags, Ints
 from cloudload.tools.forecast.node_reads import NodeReads, find_nodes, list_ends
 
@@ -219,13 +218,12 @@ def _list_pieces(
 
     They are int64 [pieces] each. Rows from `last_row` on are omitted.
     """
-    finder = RowFinder(reading.lengths.settle(reading.start), reading.start)
     stop = min(stop, reading.last_row)
     step = max(1, _DOCUMENTS_AT_ONCE * reading.last_row // max(1, int(reading.stops.sum())))
     for first in range(start, stop, step):
         rows = np.arange(first, min(stop, first + step))
         rows = rows[reading.recipe.components_of(rows) == index]
-        pieces = finder.find(rows)
+        pieces = reading.finder.find(rows)
         lanes, ordinals = tables.split_keys(pieces[:, tables.PIECE_DOCUMENT])
         yield lanes % reading.recipe.num_lanes, ordinals, rows[pieces[:, tables.PIECE_ROW]]
 
