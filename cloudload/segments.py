@@ -7,13 +7,14 @@
     stream_ids       0 0 0 0 1 1 - -     1 1 1 1 1 - - -     streams 0 0 1 1 (-: -1)
     document_ids     7 7 7 2 4 4 - -     9 9 9 9 9 - - -     samples 7 2 4 9
     cu_seqlens       0 3 4 6 8 13 16     over both rows; the longest segment is 5
+    flash_attention  0 0 0 1 2 2 3 3     4 4 4 4 4 5 5 5     seq_idx; with position_ids and bounds
     masked labels    - a a - - c . .     - d d d d . . .
 
 Every span is a separate segment, and so is the padding at the end of a row. Labels shown as `-` or
-`.` are -100. Except for `document_attention_mask`, the functions take each span's row within the
-batch and its number of tokens: `rows` and `lengths`, int64 [spans]. The order is that of
-`Batch.spans`: `rows` must ascend, and each row's spans must be contiguous from the row's
-start. Lengths must be at least 1. `shape` is (num_rows, seq_len).
+`.` are -100. Except for the two masks, the functions take each span's row within the batch and its
+number of tokens: `rows` and `lengths`, int64 [spans]. The order is that of `Batch.spans`: `rows`
+must ascend, and each row's spans must be contiguous from the row's start. Lengths must be at least
+1. `shape` is (num_rows, seq_len).
 
 An entry of `FIELDS` takes `SpanColumns` and the shape, and returns a dict of named arrays.
 `_of_rows` turns a function of rows, lengths, and a shape into such an entry.
@@ -30,6 +31,7 @@ from cloudload.system import Ints
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn.attention.flex_attention import BlockMask
 
 IGNORED_LABEL = -100
 NO_DOCUMENT = -1
@@ -90,6 +92,38 @@ def cu_seqlens(
     return ends, int(padded.max(initial=0))
 
 
+def seq_idx(
+    rows: Ints, lengths: Ints, shape: tuple[int, int]
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Compute the index of each token's segment in the batch, from 0: int32 [num_rows, seq_len].
+
+    Layers of state spaces and causal convolutions take it to start anew with each segment. Raises
+    `ValueError` if the spans of a row have more than seq_len tokens, or if a row index is out of
+    range.
+    """
+    padded = pad_lengths(rows, lengths, shape)
+    padded = padded[padded > 0]
+    return np.repeat(np.arange(len(padded), dtype=np.int32), padded).reshape(shape)
+
+
+def row_bounds(
+    rows: Ints, lengths: Ints, shape: tuple[int, int]
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Compute the bounds of the segments in each row: int32 [num_rows, seq_len + 1].
+
+    Each row starts at 0, and is filled with seq_len after its last bound, as in Megatron-Core's
+    datasets. Raises `ValueError` if the spans of a row have more than seq_len tokens, or if a row
+    index is out of range.
+    """
+    pad_lengths(rows, lengths, shape)  # refuses spans of another batch
+    bounds = np.full((shape[0], shape[1] + 1), shape[1], np.int32)
+    bounds[:, 0] = 0
+    ends, first = np.cumsum(lengths), np.searchsorted(rows, rows)
+    before = np.concatenate([[0], ends])[first]
+    bounds[rows, np.arange(1, len(rows) + 1) - first] = ends - before
+    return bounds
+
+
 def mask_document_edges(labels: Ints, rows: Ints, lengths: Ints) -> None:
     """Set `labels` (int64 [num_rows, seq_len]) to -100 at the first token of each span, in place.
 
@@ -111,6 +145,22 @@ def document_attention_mask(segment_ids: torch.Tensor) -> torch.Tensor:
     nothing.
     """
     return (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]).tril_()
+
+
+def document_block_mask(segment_ids: torch.Tensor) -> BlockMask:
+    """Compute a causal block mask for FlexAttention, of [num_rows, 1, seq_len, seq_len].
+
+    `segment_ids` is an integer tensor [num_rows, seq_len]. The mask is on the same device. A token
+    attends to itself and to earlier tokens of its segment. So does padding. It takes much less
+    memory than `document_attention_mask`.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def attends(row: Any, _: Any, query: Any, key: Any) -> Any:
+        return (query >= key) & (segment_ids[row, query] == segment_ids[row, key])
+
+    num_rows, seq_len = segment_ids.shape
+    return create_block_mask(attends, num_rows, None, seq_len, seq_len, device=segment_ids.device)
 
 
 def pad_lengths(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
@@ -160,34 +210,57 @@ class SpanColumns(NamedTuple):
     samples: Ints
 
 
-def _flash_attention(spans: SpanColumns, shape: tuple[int, int]) -> dict[str, Array]:
+Arrays = dict[str, Array]
+Field = Callable[[SpanColumns, tuple[int, int]], Arrays]
+
+
+def _bounds(spans: SpanColumns, shape: tuple[int, int]) -> Arrays:
     ends, longest = cu_seqlens(spans.rows, spans.lengths, shape)
     return {"cu_seqlens": ends, "max_seqlen": np.array(longest, np.int32)}
 
 
-def _of_rows(
-    name: str, compute: Callable[[Ints, Ints, tuple[int, int]], Ints]
-) -> Callable[[SpanColumns, tuple[int, int]], dict[str, Array]]:
+def _flash_attention(spans: SpanColumns, shape: tuple[int, int]) -> Arrays:
+    ends, longest = cu_seqlens(spans.rows, spans.lengths, shape)
+    return {
+        "position_ids": position_ids(spans.rows, spans.lengths, shape),
+        "seq_idx": seq_idx(spans.rows, spans.lengths, shape),
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends),
+        **dict.fromkeys(INTEGERS, np.array(longest)),
+    }
+
+
+def _of_rows(name: str, compute: Callable[[Ints, Ints, tuple[int, int]], Ints]) -> Field:
     return lambda spans, shape: {name: compute(spans.rows, spans.lengths, shape)}
 
 
-def _stream_ids(spans: SpanColumns, shape: tuple[int, int]) -> dict[str, Array]:
+def _stream_ids(spans: SpanColumns, shape: tuple[int, int]) -> Arrays:
     return {"stream_ids": spread(spans.streams, spans.rows, spans.lengths, shape)}
 
 
-def _document_ids(spans: SpanColumns, shape: tuple[int, int]) -> dict[str, Array]:
+def _document_ids(spans: SpanColumns, shape: tuple[int, int]) -> Arrays:
     return {"document_ids": spread(spans.samples, spans.rows, spans.lengths, shape)}
 
 
-FIELDS: dict[str, Callable[[SpanColumns, tuple[int, int]], dict[str, Array]]] = {
+FIELDS: dict[str, Field] = {
     "position_ids": _of_rows("position_ids", position_ids),
     "segment_ids": _of_rows("segment_ids", segment_ids),
     "stream_ids": _stream_ids,
     "document_ids": _document_ids,
-    "cu_seqlens": _flash_attention,
+    "cu_seqlens": _bounds,
+    "flash_attention": _flash_attention,
 }
 """The choices for `CloudLoader(fields=…)`. Each function computes one or more named arrays from the
 spans."""
 
-BATCH_ARRAYS = ("cu_seqlens", "max_seqlen")
+BOUNDS = {
+    "cu_seqlens": "max_seqlen",
+    "cu_seq_lens_q": "max_length_q",
+    "cu_seq_lens_k": "max_length_k",
+}
+"""The arrays that bound the segments of a batch, each with the name of the longest length."""
+OF_BATCH = frozenset({*BOUNDS, *BOUNDS.values()})
 """The arrays that describe a whole batch. The first axis of all other arrays is the row."""
+INTEGERS = ("max_length_q", "max_length_k")
+"""The arrays that a batch has as Python integers."""
+BATCH_FIELDS = ("cu_seqlens", "flash_attention")
+"""The fields with arrays that describe a whole batch."""

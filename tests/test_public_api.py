@@ -75,7 +75,7 @@ INTEGRATIONS = {
     "lightning": ["CloudloadDataModule", "CloudloadMonitor"],
     "torchdata": ["CloudloadDataset", "CloudloadNode"],
     "torchtitan": ["CloudloadDataLoader", "CloudloadMetrics"],
-    "transformers": ["CloudloadCallback", "CloudloadTrainer"],
+    "transformers": ["CloudloadCallback", "CloudloadTrainer", "check_packed_rows"],
 }
 ADDED = [
     *("CheckReport", "ConvertReport", "CountReport", "ExportReport", "Finding", "Rows", "Stats"),

@@ -98,7 +98,9 @@ class DeliveryConfig:
     rows, or `drop` it."""
     fields: Annotated[Sequence[str], _as_fields] = ()
     """Tensors to add to each batch besides input_ids and labels: `position_ids`, `segment_ids`,
-    `stream_ids`, `document_ids`, `cu_seqlens` (with `max_seqlen`)."""
+    `stream_ids`, `document_ids`, `cu_seqlens` (with `max_seqlen`), and `flash_attention` (what
+    Hugging Face models take to keep documents apart: `position_ids`, `seq_idx`, `cu_seq_lens_q`,
+    `cu_seq_lens_k`, `max_length_q` and `max_length_k`)."""
     mask_edges: bool = False
     """Whether to mask the label of a document's first token in each row, because any tokens before
     it belong to other documents."""

@@ -25,7 +25,7 @@ from cloudload.config import checks
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.frameworks import explain_missing
 from cloudload.loading import Batch, CloudLoader, FromStart
-from cloudload.segments import BATCH_ARRAYS, IGNORED_LABEL
+from cloudload.segments import BOUNDS, IGNORED_LABEL, INTEGERS, OF_BATCH
 from cloudload.tools.losses.log import LossLog
 
 try:
@@ -229,22 +229,24 @@ def _count_tokens(batch: Tensors) -> dict[str, int]:
     }
 
 
-def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, torch.Tensor]]:
+def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, Any]]:
     """Split a batch into microbatches of `microbatch_size` rows. The last may have fewer rows.
 
-    Each microbatch has the same keys as the batch. Its `cu_seqlens`, if any, covers only its rows
-    and starts at 0, and its `max_seqlen` is the length of its longest segment.
+    Each microbatch has the same keys as the batch. Its bounds of segments, such as `cu_seqlens`,
+    cover only its rows and start at 0, and its `max_seqlen` is the length of its longest segment.
     """
     size, (num_rows, seq_len) = int(microbatch_size), batch["input_ids"].shape
     microbatches = []
     for start in range(0, num_rows, size):
         stop = min(start + size, num_rows)
-        rows = {
-            name: tensor[start:stop] for name, tensor in batch.items() if name not in BATCH_ARRAYS
+        rows: dict[str, Any] = {
+            name: tensor[start:stop] for name, tensor in batch.items() if name not in OF_BATCH
         }
-        if "cu_seqlens" in batch:
-            ends = batch["cu_seqlens"]
-            own = ends[(ends >= start * seq_len) & (ends <= stop * seq_len)] - start * seq_len
-            rows |= {"cu_seqlens": own, "max_seqlen": own.diff().max()}
+        for bounds, longest in BOUNDS.items():
+            if bounds in batch:
+                ends = batch[bounds]
+                own = ends[(ends >= start * seq_len) & (ends <= stop * seq_len)] - start * seq_len
+                length = own.diff().max()
+                rows |= {bounds: own, longest: int(length) if longest in INTEGERS else length}
         microbatches.append(rows)
     return microbatches

@@ -8,10 +8,12 @@
 The Trainer would wrap a dataset in a DataLoader that reads ahead and shards by rank a second time,
 so `CloudloadTrainer` reads the loader directly. A resumed run neither loses nor repeats a batch.
 
-With `position_ids` in the loader's `fields`, the documents of a row do not attend to each other.
-The positions restart at 0 in each document. Models find documents by them only without a cache and
-without an attention mask, so the Trainer passes `use_cache=False`. It refuses a model that would
-ignore the positions, because such a model neither fails nor warns.
+With `flash_attention` in the loader's `fields`, the documents of a row do not affect each other.
+Positions restart at 0 in each document; `sdpa` and `eager` attention find documents by them, but
+only without a cache and without an attention mask, so the Trainer passes `use_cache=False`.
+Flash-attention takes the bounds of documents, and layers of state spaces take `seq_idx`. The
+Trainer refuses a model that would ignore what the batch has, because such a model neither fails nor
+warns.
 """
 
 from __future__ import annotations
@@ -24,19 +26,21 @@ from typing import Any, cast
 
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loading import CloudLoader, FromStart
+from cloudload.loading import Batch, CloudLoader, FromStart
 
 try:  # first, because the error of transformers does not name the package that the Trainer lacks
     import accelerate  # noqa: F401
 except ImportError as error:
     raise explain_missing(error, "accelerate", "transformers") from error
 
+import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 logger = logging.getLogger("cloudload.integrations")
 
-_POSITIONS = "position_ids"
+_POSITIONS, _BOUNDS, _SEGMENTS = "position_ids", "cu_seq_lens_q", "seq_idx"
+_FIELD = "flash_attention"  # the option that adds all of them
 _OTHERS = ("segment_ids", "cu_seqlens")
 
 
@@ -182,14 +186,14 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         return super().get_test_dataloader(test_dataset)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute the loss without a cache, if the batch has `position_ids`.
+        """Compute the loss with documents apart, if the batch has fields for this.
 
         Raises `ValueError` if the model would ignore the fields that separate documents.
         """
         if not self._has_checked_rows:
             check_packed_rows(self.model, inputs)
             self._has_checked_rows = True
-        return super().compute_loss(model, without_cache(self.model, inputs), *args, **kwargs)
+        return super().compute_loss(model, arrange(self.model, inputs), *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log `logs`, and `loader.stats()` as `cloudload/…` if `logs` contains a training loss."""
@@ -199,47 +203,79 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         super().log({**logs, **numbers}, *args, **kwargs)
 
 
-def without_cache(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a forward pass, with `use_cache=False` if the model needs it."""
-    needs = _POSITIONS in batch and hasattr(getattr(model, "config", None), "use_cache")
-    return {**batch, "use_cache": False} if needs and _takes(model, "use_cache") else {**batch}
+def arrange(model: Any, batch: Any) -> Mapping[str, Any]:
+    """Return the arguments of a forward pass that keeps the documents of a batch apart.
+
+    A batch with the field `flash_attention` becomes one row, if the model has flash attention, or
+    layers that take `seq_idx`. A batch with `position_ids` gets `use_cache=False`, if the model
+    takes it.
+    """
+    config = getattr(model, "config", None)
+    if _POSITIONS not in batch or config is None:
+        return cast(Mapping[str, Any], batch)
+    if _BOUNDS in batch and (
+        "flash" in _name_attention(config) or any(_list_mixing_layers(config))
+    ):
+        batch = Batch(batch).flatten()
+    has_cache = hasattr(config, "use_cache") and _takes(model, "use_cache")
+    return {**batch, "use_cache": False} if has_cache else batch
 
 
 def check_packed_rows(model: Any, batch: Mapping[str, Any]) -> None:
     """Check that a Hugging Face model separates the documents of a batch whose fields ask for it.
 
-    Raises `ValueError` if the model would ignore the fields. Warns if some of its layers would.
+    Call it once before training in a loop of your own; `CloudloadTrainer` does. Raises `ValueError`
+    if the model would ignore the fields. Warns if some of its layers would.
     """
     config = getattr(model, "config", None)
     if config is None:
         return  # not a Hugging Face model, so its author decides which fields it reads
     if _POSITIONS in batch:
-        _check_attention(model, config, len(batch["input_ids"]))
+        _check_attention(model, config, batch)
         return
     ignored = [name for name in _OTHERS if name in batch and not _names(model, name)]
     if ignored:
         raise ValueError(
             f"{type(model).__name__} ignores {' and '.join(ignored)}, so tokens would attend "
-            "across documents. Add 'position_ids' to fields, or remove "
+            f"across documents. Add {_FIELD!r} to fields, or remove "
             f"{' and '.join(map(repr, ignored))} from fields"
         )
 
 
-def _check_attention(model: Any, config: Any, num_rows: int) -> None:
-    attention = str(getattr(config, "_attn_implementation", None))
-    if "flash" in attention and num_rows > 1:
+def _check_attention(model: Any, config: Any, batch: Mapping[str, Any]) -> None:
+    attention, num_rows = _name_attention(config), len(batch["input_ids"])
+    if "flash" in attention and num_rows > 1 and _BOUNDS not in batch:
         raise ValueError(
             f"{attention} reads position_ids only in batches of one row, but the batch has "
-            f"{num_rows}, so tokens would attend across documents. Load the model with "
-            "attn_implementation='sdpa', or use batch_size=1 and accumulate gradients"
+            f"{num_rows}, so tokens would attend across documents. Add {_FIELD!r} to fields"
         )
-    if mixing := sorted(set(_list_mixing_layers(config))):
+    mixing = sorted(set(_list_mixing_layers(config)))
+    if mixing and not _has_segmented_mixers(model):
         logger.warning(
-            "%s has layers that ignore position_ids (%s), so the documents of a row affect each "
-            "other. To separate them, use packing='one_per_row'",
+            "%s has layers that ignore position_ids and seq_idx (%s), so the documents of a row "
+            "affect each other. To separate them, use packing='one_per_row'",
             type(model).__name__,
             ", ".join(mixing),
         )
+    elif mixing and _SEGMENTS not in batch:
+        raise ValueError(
+            f"{type(model).__name__} has layers that ignore position_ids ({', '.join(mixing)}), so "
+            f"the documents of a row would affect each other. Add {_FIELD!r} to fields"
+        )
+
+
+def _name_attention(config: Any) -> str:
+    return str(getattr(config, "_attn_implementation", None))
+
+
+def _has_segmented_mixers(model: Any) -> bool:
+    """Whether all layers that mix tokens by convolutions take the segments of tokens."""
+    mixers = [
+        module
+        for module in model.modules()
+        if any(isinstance(child, torch.nn.Conv1d) for child in module.children())
+    ]
+    return bool(mixers) and all(_takes(mixer, _SEGMENTS) for mixer in mixers)
 
 
 def _takes(model: Any, name: str) -> bool:

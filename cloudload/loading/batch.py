@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from cloudload.rows import tables
+from cloudload.segments import IGNORED_LABEL, OF_BATCH, position_ids, row_bounds
 from cloudload.system import Ints
 
 UNKNOWN = -1
@@ -19,14 +20,15 @@ whose rows are indices in its block), the first of these rows, and the rows' ind
 batch."""
 
 
-class Batch(dict[str, torch.Tensor]):
+class Batch(dict[str, Any]):
     """The tensors of a batch, under the names of a model's arguments: `model(**batch)`.
 
     `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same IDs, with -100
     on padding (and, with `mask_edges`, on the first token of each span). They are not shifted,
     because Hugging Face models shift them. `fields` can add `position_ids`, `segment_ids`,
-    `stream_ids` and `document_ids`, int64 [batch_size, seq_len]; `cu_seqlens`, int32
-    [segments + 1]; and `max_seqlen`, int32 [].
+    `stream_ids` and `document_ids`, int64 [batch_size, seq_len]; `seq_idx`, int32 [batch_size,
+    seq_len]; `cu_seqlens`, `cu_seq_lens_q` and `cu_seq_lens_k`, int32 [segments + 1]; `max_seqlen`,
+    int32 []; and `max_length_q` and `max_length_k`, which are integers.
 
     `rows` returns the indices of the batch's rows in the run, and `spans` returns the documents in
     these rows. If a framework copies only the tensors into a new `Batch`, both raise `ValueError`.
@@ -34,7 +36,7 @@ class Batch(dict[str, torch.Tensor]):
 
     def __init__(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Any],
         spans: Ints | SpanParts | None = None,
         rows: range | Ints = range(0),
     ) -> None:
@@ -44,9 +46,62 @@ class Batch(dict[str, torch.Tensor]):
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """Return a batch with the tensors moved to `device`, as `torch.Tensor.to` does."""
         moved = {
-            name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()
+            name: value.to(device, non_blocking=non_blocking)
+            if isinstance(value, torch.Tensor)
+            else value
+            for name, value in self.items()
         }
         return Batch(moved, self._spans, self._rows)
+
+    def flatten(self) -> Batch:
+        """Return the batch as one row, as transformers' `DataCollatorWithFlattening` does.
+
+        All tensors of [batch_size, seq_len] become [1, batch_size * seq_len]. The label of each
+        row's first token becomes -100, because no token of its row precedes it, and `segment_ids`
+        count on over the rows. `rows` and `spans` stay those of the batch.
+        """
+        seq_len = self["input_ids"].shape[1]
+        flat = {
+            name: value.reshape(1, -1) if name not in OF_BATCH else value
+            for name, value in self.items()
+        }
+        flat["labels"] = flat["labels"].clone()
+        flat["labels"][:, ::seq_len] = IGNORED_LABEL
+        if "segment_ids" in flat:
+            ids = self["segment_ids"]
+            before = torch.zeros_like(ids[:, :1])
+            before[1:, 0] = ids.amax(1).cumsum(0)[:-1]
+            flat["segment_ids"] = torch.where(ids > 0, ids + before, ids).reshape(1, -1)
+        return Batch(flat, self._spans, self._rows)
+
+    def megatron(self) -> dict[str, torch.Tensor]:
+        """Return the tensors under the names that `get_batch` of Megatron-LM reads.
+
+        `tokens`, `labels`, `position_ids`, int64, and `loss_mask`, float32, are [batch_size,
+        seq_len]. A label is the next token of the row; where the loss mask is 0, it is 0.
+        `cu_seqlens` and `cu_seqlens_padded`, int32 [batch_size, seq_len + 1], are the bounds of
+        each row's documents, filled with seq_len after the last one. `max_seqlen`, int32
+        [batch_size], is the length of each row's longest document. All are on the CPU.
+
+        Raises `ValueError` for a copy of the tensors.
+        """
+        tokens, labels = self["input_ids"].cpu(), self["labels"].cpu()
+        # Megatron-LM's models do not shift labels
+        shifted = torch.full_like(labels, IGNORED_LABEL)
+        shifted[:, :-1] = labels[:, 1:]
+        spans, shape = self.spans, (tokens.shape[0], tokens.shape[1])
+        rows = spans[:, tables.SPAN_ROW]
+        lengths = spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START]
+        bounds = torch.from_numpy(row_bounds(rows, lengths, shape))
+        return {
+            "tokens": tokens,
+            "labels": shifted.clamp(min=0),
+            "loss_mask": (shifted != IGNORED_LABEL).float(),
+            "position_ids": torch.from_numpy(position_ids(rows, lengths, shape)),
+            "cu_seqlens": bounds,
+            "cu_seqlens_padded": bounds,
+            "max_seqlen": bounds.diff(dim=1).amax(1),
+        }
 
     @property
     def rows(self) -> Ints:

@@ -41,7 +41,7 @@ from cloudload.run import (
     State,
     build_state,
 )
-from cloudload.segments import BATCH_ARRAYS, Array
+from cloudload.segments import BATCH_FIELDS, Array
 from cloudload.system import Ints, Spares
 
 Item = dict[str, torch.Tensor]
@@ -229,7 +229,7 @@ def _check(options: Mapping[str, Any]) -> None:
                 f"Rows has no option {name}, because the sampler, the DataLoader or the training "
                 "loop controls it. Set it there instead"
             )
-    of_batch = sorted(set(options.get("fields", ())) & set(BATCH_ARRAYS))
+    of_batch = sorted(set(options.get("fields", ())) & set(BATCH_FIELDS))
     if of_batch:
         raise ValueError(
             "Rows does not support fields that describe a whole batch, such as "

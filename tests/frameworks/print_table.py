@@ -21,6 +21,7 @@ PACKAGES = {
     "train_torch.py": ["torch"],
     "train_composer.py": ["mosaicml", "torch"],
     "train_hf.py": ["transformers", "accelerate", "torch"],
+    "train_trl.py": ["trl", "transformers", "torch"],
     "train_accelerate.py": ["accelerate", "torch"],
     "train_lightning.py": ["lightning", "torch"],
     "train_torchtitan.py": ["torchtitan", "torch"],

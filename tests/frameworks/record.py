@@ -64,7 +64,11 @@ def main() -> None:
         hashes = [hashlib.sha256(row.cpu().numpy().tobytes()).hexdigest()[:16] for row in input_ids]
         note(
             trained=hashes,
-            **({"loss": outputs["loss"].item()} if isinstance(outputs, dict) else {}),
+            **(
+                {"loss": outputs["loss"].item()}
+                if isinstance(outputs, dict) and "loss" in outputs
+                else {}
+            ),
         )
         return outputs
 

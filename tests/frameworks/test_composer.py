@@ -128,14 +128,14 @@ def test_with_lengths_composers_epochs_are_epochs_of_the_data(folder: str, tmp_p
 
 
 def test_microbatches_have_the_segments_of_their_own_rows(folder: str) -> None:
-    fields = ["position_ids", "segment_ids", "cu_seqlens"]
+    fields = ["segment_ids", "cu_seqlens", "flash_attention"]
     for batch in make_loader(folder, packing="best_fit", fields=fields, batch_size=5, epochs=1):
         for size in (1, 2, 5, 8):
             microbatches = split_batch(batch, size)
             assert [len(each["input_ids"]) for each in microbatches] == [
                 min(size, 5 - start) for start in range(0, 5, size)
             ]
-            for name in ("input_ids", "labels", "position_ids", "segment_ids"):
+            for name in ("input_ids", "labels", "position_ids", "segment_ids", "seq_idx"):
                 assert torch.equal(torch.cat([each[name] for each in microbatches]), batch[name])
             for each in microbatches:
                 assert each["cu_seqlens"][0] == 0
@@ -144,6 +144,10 @@ def test_microbatches_have_the_segments_of_their_own_rows(folder: str) -> None:
                 starts = each["position_ids"].flatten() == 0
                 assert starts[each["cu_seqlens"][:-1].long()].all()
                 assert each["max_seqlen"] == each["cu_seqlens"].diff().max()
+                for axis in "qk":
+                    assert torch.equal(each[f"cu_seq_lens_{axis}"], each["cu_seqlens"])
+                    assert each[f"max_length_{axis}"] == each["max_seqlen"]
+                    assert type(each[f"max_length_{axis}"]) is int
             lengths = torch.cat([each["cu_seqlens"].diff() for each in microbatches])
             assert torch.equal(lengths, batch["cu_seqlens"].diff())
 

@@ -82,6 +82,10 @@ FRAMEWORKS = {
     ),  # Composer's own launcher sets this
     "HF Trainer 4": Framework("train_hf.py"),
     "HF Trainer 5": Framework("train_hf.py", "transformers5"),
+    "TRL, transformers 4": Framework("train_trl.py", model="transformers:LlamaModel"),
+    "TRL, transformers 5": Framework(
+        "train_trl.py", "transformers5", model="transformers:LlamaModel"
+    ),
     "accelerate": Framework("train_accelerate.py"),
     "Lightning": Framework("train_lightning.py", num_ahead=1),
     "torchtitan": Framework(
@@ -123,6 +127,7 @@ WAYS = {
 SHORT = {
     ("torch DDP", "2 to 4"),
     ("HF Trainer 4", "at an epoch's end"),
+    ("TRL, transformers 4", "mid accumulation"),
     ("Lightning", "2 to 1"),
 }
 CELLS = [
@@ -174,9 +179,9 @@ def test_a_run_killed_and_resumed_trains_on_the_same_rows(
     name: str, way: str, data: str, expected: list[torch.Tensor], tmp_path: Path
 ) -> None:
     framework, cut = FRAMEWORKS[name], WAYS[way]
-    if name == "HF Trainer 4" and cut.ranks[1] > 1:
+    if name in ("HF Trainer 4", "TRL, transformers 4") and cut.ranks[1] > 1:
         pytest.skip(
-            "transformers 4 cannot load an optimizer on several ranks without a GPU. HF Trainer 5 "
+            "transformers 4 cannot load an optimizer on several ranks without a GPU. Version 5 "
             "runs this test"
         )
     job = Job(framework, data, tmp_path)

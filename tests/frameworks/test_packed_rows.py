@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cloudload import CloudLoader, FromStart
-from cloudload.integrations.transformers import check_packed_rows
+from cloudload.integrations.transformers import arrange, check_packed_rows
 from cloudload.rows.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 from testkit.loaders import make_loader
 from tests.frameworks.small import Model
@@ -78,11 +78,12 @@ def losses_alone(model: Any, loader: CloudLoader) -> Iterator[torch.Tensor]:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("field", ["position_ids", "flash_attention"])
 def test_a_document_in_a_packed_row_has_the_loss_that_it_has_alone(
-    folder: str, tmp_path: Path, attention: str, batch_size: int
+    folder: str, tmp_path: Path, attention: str, batch_size: int, field: str
 ) -> None:
     model = make_model(attn_implementation=attention)
-    options = {**PACKED, "batch_size": batch_size}
+    options = {**PACKED, "batch_size": batch_size, "fields": [field]}
     with torch.no_grad():
         alone = torch.cat(list(losses_alone(model, make_loader(folder, **options)))).mean()
     [loss] = train(model, make_loader(folder, **options), tmp_path)
@@ -113,7 +114,7 @@ def test_fields_that_the_model_ignores_are_refused(
 ) -> None:
     loader = make_loader(folder, **{**PACKED, "fields": fields})
     ignored = " and ".join(fields)
-    with pytest.raises(ValueError, match=f"LlamaForCausalLM ignores {ignored}, so .* Add 'posi"):
+    with pytest.raises(ValueError, match=f"LlamaForCausalLM ignores {ignored}, so .* Add 'flash"):
         train(make_model(), loader, tmp_path)
 
 
@@ -130,7 +131,32 @@ def test_layers_that_mix_documents_are_named(caplog: pytest.LogCaptureFixture) -
     batch = {"input_ids": torch.zeros(2, 8), "position_ids": torch.zeros(2, 8)}
     with caplog.at_level(logging.WARNING):
         check_packed_rows(model, batch)
-    assert "layers that ignore position_ids (linear_attention)" in caplog.text
+    assert "layers that ignore position_ids and seq_idx (linear_attention)" in caplog.text
+
+
+def make_bamba() -> Any:
+    """A small model with a layer of state spaces, which takes `seq_idx`."""
+    sizes = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
+    return make_model("Bamba", attn_layer_indices=[1], **sizes)
+
+
+def test_layers_of_state_spaces_need_the_segments_of_tokens(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"ignore position_ids \(mamba\), .* Add 'flash_attention'"
+    ):
+        train(make_bamba(), make_loader(folder, **PACKED), tmp_path)
+
+
+def test_layers_of_state_spaces_get_the_batch_as_one_row(folder: str) -> None:
+    model = make_bamba()
+    batch = next(iter(make_loader(folder, **{**PACKED, "fields": ["flash_attention"]})))
+    check_packed_rows(model, batch)
+    given = arrange(model, batch)
+    assert given["input_ids"].shape == given["seq_idx"].shape == (1, batch["input_ids"].numel())
+    assert given["use_cache"] is False
+    # its kernel needs a GPU; without it, transformers refuses the segments rather than ignore them
+    with pytest.raises((NotImplementedError, ValueError), match=r"seq_idx|packed sequences"):
+        model(**given)
 
 
 def test_a_model_of_ones_own_receives_only_the_fields(folder: str, tmp_path: Path) -> None:

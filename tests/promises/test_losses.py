@@ -45,7 +45,7 @@ def losses_of(batch: Batch) -> torch.Tensor:
 
     The losses have many significant digits, so a different order of summation would show.
     """
-    ids = batch["input_ids"].double()
+    ids: torch.Tensor = batch["input_ids"].double()
     return (1 + (ids[:, 1:] * 1.7 + ids[:, :-1]).sin()).float()
 
 

@@ -12,6 +12,7 @@ import torch
 from cloudload.segments import (
     IGNORED_LABEL,
     document_attention_mask,
+    document_block_mask,
     mask_document_edges,
     position_ids,
     segment_ids,
@@ -83,19 +84,13 @@ def test_a_packed_document_has_the_logits_that_it_has_alone(
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_a_block_mask_of_segment_ids_keeps_documents_apart_as_the_mask_does() -> None:
-    """The recipe for flex attention in docs/guides/packing.md."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def test_a_block_mask_keeps_documents_apart_as_the_mask_does() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
 
     segments = torch.from_numpy(segment_ids(*spans(BATCH)))
-
-    def in_document(row: Any, _: Any, query: Any, key: Any) -> Any:
-        return (query >= key) & (segments[row, query] == segments[row, key])
-
-    (num_rows, seq_len), draw = segments.shape, torch.Generator().manual_seed(1)
-    query, key, value = torch.randn(3, num_rows, 2, seq_len, 16, generator=draw)
-    blocks = create_block_mask(in_document, num_rows, None, seq_len, seq_len, device="cpu")
-    found = flex_attention(query, key, value, block_mask=blocks)
+    (num_rows, _), draw = segments.shape, torch.Generator().manual_seed(1)
+    query, key, value = torch.randn(3, num_rows, 2, 16, 16, generator=draw)
+    found = flex_attention(query, key, value, block_mask=document_block_mask(segments))
     expected = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=document_attention_mask(segments)
     )

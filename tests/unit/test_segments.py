@@ -21,7 +21,9 @@ from cloudload.segments import (
     document_attention_mask,
     mask_document_edges,
     position_ids,
+    row_bounds,
     segment_ids,
+    seq_idx,
     spread,
 )
 from testkit.packed_batches import Packing, spans
@@ -53,7 +55,7 @@ def tokens_of(packing: Packing) -> list[list[tuple[int, int]]]:
 
 def test_the_guide_draws_the_trace_of_the_docstring() -> None:
     drawing = inspect.cleandoc(str(segments.__doc__).split("\n\n")[1])
-    guide = Path(__file__).parents[2] / "docs/guides/packing.md"
+    guide = Path(__file__).parents[2] / "docs/guides/documents-apart.md"
     assert f"```text\n{drawing}\n```" in guide.read_text()
     assert all(f"\n{name} " in drawing for name in FIELDS)
 
@@ -79,6 +81,15 @@ def test_the_trace_of_the_docstring() -> None:
     ]
     ends, longest = cu_seqlens(rows, lengths, shape)
     assert (ends.tolist(), longest) == ([0, 3, 4, 6, 8, 13, 16], 5)
+    found = FIELDS["flash_attention"](columns, shape)
+    assert found["seq_idx"].tolist() == [[0, 0, 0, 1, 2, 2, 3, 3], [4, 4, 4, 4, 4, 5, 5, 5]]
+    assert found["cu_seq_lens_q"].tolist() == found["cu_seq_lens_k"].tolist() == ends.tolist()
+    assert found["max_length_q"] == found["max_length_k"] == longest
+    assert np.array_equal(found["position_ids"], position_ids(rows, lengths, shape))
+    assert row_bounds(rows, lengths, shape).tolist() == [
+        [0, 3, 4, 6, 8, 8, 8, 8, 8],
+        [0, 5, 8, 8, 8, 8, 8, 8, 8],
+    ]
     labels = np.full(shape, 7)
     mask_document_edges(labels, rows, lengths)
     assert labels.tolist() == [[-100, 7, 7, -100, -100, 7, 7, 7], [-100, 7, 7, 7, 7, 7, 7, 7]]
@@ -123,6 +134,19 @@ def test_the_segments_of_a_batch_follow_on_from_each_other(packing: Packing) -> 
 
 
 @given(packings())
+def test_segments_are_numbered_through_the_batch_and_bounded_in_each_row(packing: Packing) -> None:
+    starts = [[position == 0 for _, position in row] for row in tokens_of(packing)]
+    numbers, bounds = seq_idx(*spans(packing)), row_bounds(*spans(packing))
+    assert numbers.dtype == bounds.dtype == np.int32
+    counted = np.cumsum([first for row in starts for first in row]) - 1
+    assert numbers.flatten().tolist() == counted.tolist()
+    seq_len = packing[1]
+    for row, found in zip(starts, bounds.tolist(), strict=True):
+        expected = [column for column, first in enumerate(row) if first]
+        assert found == expected + [seq_len] * (seq_len + 1 - len(expected))
+
+
+@given(packings())
 def test_only_the_first_token_of_a_document_loses_its_label(packing: Packing) -> None:
     rows, lengths, shape = spans(packing)
     labels = np.arange(shape[0] * shape[1]).reshape(shape)
@@ -152,7 +176,7 @@ def test_a_token_attends_to_its_own_segment_up_to_itself(packing: Packing) -> No
 
 def test_spans_that_overflow_their_row_are_refused() -> None:
     rows, lengths, _ = spans(TRACE)
-    for function in (segment_ids, position_ids, cu_seqlens):
+    for function in (segment_ids, position_ids, cu_seqlens, seq_idx, row_bounds):
         with pytest.raises(
             ValueError,
             match=r"the spans of row 0 have 6 tokens, but a row has only 5\. "
@@ -165,7 +189,7 @@ def test_spans_that_overflow_their_row_are_refused() -> None:
 def test_spans_in_a_row_that_the_batch_does_not_have_are_refused(rows: list[int]) -> None:
     places, lengths = np.array(rows), np.array([2, 1, 3])
     message = rf"the spans are in rows {rows[0]} to {rows[2]}, but the batch has 2 rows\. Pass"
-    for function in (segment_ids, position_ids, cu_seqlens):
+    for function in (segment_ids, position_ids, cu_seqlens, seq_idx, row_bounds):
         with pytest.raises(ValueError, match=message):
             function(places, lengths, (2, 8))
     with pytest.raises(ValueError, match=message):

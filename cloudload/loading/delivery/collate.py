@@ -15,7 +15,14 @@ from cloudload.config import DeliveryConfig
 from cloudload.loading.batch import Batch, SpanParts
 from cloudload.loading.workers.block import Block
 from cloudload.rows import tables
-from cloudload.segments import FIELDS, IGNORED_LABEL, Array, SpanColumns, mask_document_edges
+from cloudload.segments import (
+    FIELDS,
+    IGNORED_LABEL,
+    INTEGERS,
+    Array,
+    SpanColumns,
+    mask_document_edges,
+)
 from cloudload.system import Ints
 
 
@@ -80,8 +87,11 @@ def mask_after(labels: Ints, lengths: Ints) -> None:
 
 def _add_fields(batch: Batch, labels: Ints, delivery: DeliveryConfig, pin_memory: bool) -> None:
     for name, array in compute_fields(labels, batch.spans, delivery).items():
-        tensor = torch.from_numpy(array)
-        batch[name] = tensor.pin_memory() if pin_memory else tensor
+        if name in INTEGERS:
+            batch[name] = int(array)
+        else:
+            tensor = torch.from_numpy(array)
+            batch[name] = tensor.pin_memory() if pin_memory else tensor
 
 
 def compute_fields(labels: Ints, spans: Ints, delivery: DeliveryConfig) -> dict[str, Array]:
