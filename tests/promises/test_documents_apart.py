@@ -55,11 +55,12 @@ def flash_model(monkeypatch: pytest.MonkeyPatch) -> Any:
         return torch.cat(attended)
 
     def attend_rows(query: Any, key: Any, value: Any, **_: Any) -> Any:
-        rows = [each.transpose(1, 2) for each in (query, key, value)]
-        attended = torch.nn.functional.scaled_dot_product_attention(*rows, is_causal=True)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True
+        )
         return attended.transpose(1, 2)
 
-    found = (attend_rows, attend_documents, None, None), lambda **_: {}
+    found: Any = (attend_rows, attend_documents, None, None), lambda **_: {}
     monkeypatch.setattr(kernels, "lazy_import_flash_attention", lambda *_, **__: found)
     model = make_model()
     model.config._attn_implementation_internal = "flash_attention_2"
@@ -172,8 +173,10 @@ def test_a_block_mask_lets_tokens_attend_within_their_document(batch: Batch) -> 
     blocks = document_block_mask(batch["segment_ids"])
     packed = flex_attention(query, key, value, block_mask=blocks)
     for row, own in documents_of(batch):
-        alone = [each[row : row + 1, :, own] for each in (query, key, value)]
-        expected = torch.nn.functional.scaled_dot_product_attention(*alone, is_causal=True)
+        first, second, third = (each[row : row + 1, :, own] for each in (query, key, value))
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            first, second, third, is_causal=True
+        )
         torch.testing.assert_close(packed[row : row + 1, :, own], expected)
 
 
