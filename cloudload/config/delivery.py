@@ -90,9 +90,17 @@ class DeliveryConfig:
     loader refuses.
     """
 
-    batch_size: Count
+    batch_size: Count | None = None
     """Rows per rank and step. The global batch is `batch_size` times the number of data-parallel
-    ranks."""
+    ranks. Set this or `global_batch_size`."""
+    global_batch_size: Count | None = None
+    """Rows per step, across all ranks, on any number of ranks. If the number of ranks does not
+    divide it, ranks with fewer rows get masked filler rows, so the loss must be a sum over the
+    trained tokens of all ranks."""
+    micro_batch_size: Count | None = None
+    """Rows per batch that the loader returns, if a step has several: the rank's rows of a step are
+    divided evenly, and masked filler rows fill up each batch. By default, one batch has all of the
+    rank's rows."""
     tail: TailMode = "pad"
     """What to do with the last global batch of a finite run if it is not full: `pad` it with masked
     rows, or `drop` it."""
@@ -167,6 +175,12 @@ class DeliveryConfig:
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
+        if (self.batch_size is None) == (self.global_batch_size is None):
+            raise ValueError(
+                f"batch_size is {self.batch_size}, but global_batch_size is "
+                f"{self.global_batch_size}. Set one of them: batch_size to the rows per rank, or "
+                "global_batch_size to the rows of all ranks"
+            )
         if (self.dp_rank is None) != (self.dp_world_size is None):
             raise ValueError(
                 f"dp_rank is {self.dp_rank}, but dp_world_size is {self.dp_world_size}. Set both "
@@ -188,6 +202,13 @@ class DeliveryConfig:
         method = multiprocessing.get_start_method(allow_none=True)
         default = method or multiprocessing.get_all_start_methods()[0]
         return self.num_workers == 0 or (self.start_method or default) == "fork"
+
+    def global_batch(self, world_size: int) -> int:
+        """The number of rows per step, across all ranks."""
+        if self.batch_size is not None:
+            return self.batch_size * world_size
+        assert self.global_batch_size is not None, "one of both is set"
+        return self.global_batch_size
 
     def cache_limit_bytes(self) -> int | None:
         """The cache limit in bytes, or None."""
@@ -214,12 +235,15 @@ def settle_together(rows: RowsConfig, delivery: DeliveryConfig) -> DeliveryConfi
 
 def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
     """Raise `ValueError` if batches would not fit in memory, before any batch is allocated."""
-    tokens = delivery.batch_size * rows.seq_len
+    batch_rows = delivery.micro_batch_size or delivery.batch_size
+    if batch_rows is None:
+        batch_rows = delivery.global_batch(1) // (delivery.dp_world_size or 1 << 10)
+    tokens = batch_rows * rows.seq_len
     ahead = delivery.prefetch_batches if delivery.has_worker_processes else 1
     needed = tokens * (_BATCH_BYTES_PER_TOKEN + ahead * _BLOCK_BYTES_PER_TOKEN)
     if needed > (total := machine.total_memory_bytes()):
         raise ValueError(
-            f"a batch of {delivery.batch_size:,} rows of {rows.seq_len:,} tokens, and {ahead:,} "
+            f"a batch of {batch_rows:,} rows of {rows.seq_len:,} tokens, and {ahead:,} "
             f"read ahead, need at least {needed / 2**30:,.1f} GiB of memory, but this machine has "
             f"{total / 2**30:,.1f} GiB. Use a smaller seq_len, batch_size, or prefetch_batches"
         )

@@ -95,7 +95,9 @@ class CloudLoader:
         *,
         tokenizer: Any = None,
         seq_len: int,
-        batch_size: int,
+        batch_size: int | None = DeliveryConfig.batch_size,
+        global_batch_size: int | None = DeliveryConfig.global_batch_size,
+        micro_batch_size: int | None = DeliveryConfig.micro_batch_size,
         local: str | os.PathLike[str] | None = DeliveryConfig.local,
         packing: PackingName = RowsConfig.packing,
         open_rows: int = RowsConfig.open_rows,
@@ -169,6 +171,8 @@ class CloudLoader:
         )
         delivery = DeliveryConfig(
             batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
             tail=tail,
             fields=fields,
             mask_edges=mask_edges,
@@ -428,8 +432,18 @@ class CloudLoader:
 
     @property
     def batch_size(self) -> int:
-        """Number of rows per rank and step."""
-        return self._member.delivery.batch_size
+        """Number of rows per batch: `micro_batch_size`, or all rows of a rank and step."""
+        return self._member.shape.batch_rows
+
+    @property
+    def global_batch_size(self) -> int:
+        """Number of rows per step, across all ranks, without filler rows."""
+        return self._member.global_batch
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of batches per step, the same on all ranks."""
+        return self._member.shape.num_batches
 
     @property
     def world_size(self) -> int:

@@ -56,7 +56,7 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
     return WorkerPlan(
         inputs=inputs,
         delivery=delivery,
-        share=share_rows(lanes, world, delivery.batch_size, num_workers),
+        share=share_rows(lanes, world, member.shape, num_workers),
         position=position,
         phase=Phase(run.ending),
         has_jumped=has_jumped and inputs.lengths is not None and member.is_first,

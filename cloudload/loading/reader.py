@@ -288,11 +288,14 @@ def is_endless(run: CurrentRun, member: Membership) -> bool:
 def count_pass(run: CurrentRun, member: Membership) -> int:
     """Count the batches in a full pass, or in the whole run without `stop_every`.
 
+    A step may have several batches, its micro-batches.
+
     Raises `TypeError` if the number is unknown.
     """
     delivery = member.delivery
+    num_batches = member.shape.num_batches
     if isinstance(delivery.stop_every, int):
-        return delivery.stop_every
+        return delivery.stop_every * num_batches
     rows = None if delivery.stop_every is not None else run.count_rows()
     if rows is None:
         raise TypeError(
@@ -300,7 +303,8 @@ def count_pass(run: CurrentRun, member: Membership) -> int:
             f"stop_every=N. {NO_DATASET}"
         )
     is_dropped = delivery.tail == "drop"
-    return rows // member.global_batch if is_dropped else -(-rows // member.global_batch)
+    steps = rows // member.global_batch if is_dropped else -(-rows // member.global_batch)
+    return steps * num_batches
 
 
 def _explain_unknown(run: CurrentRun, delivery: DeliveryConfig) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cloudload.order.lanes import Lanes, Layout, resolve_layout
     from cloudload.order.mixture import Mixture, Weights, build_mixture, merge_entries
     from cloudload.order.order_cache import KNOWN_VERSIONS, EpochOrders, identify_order
-    from cloudload.order.ranks import RankShare, World, index_in_group, share_rows
+    from cloudload.order.ranks import RankShare, StepShape, World, index_in_group, share_rows
     from cloudload.order.seekable import SeekableOrder
     from cloudload.order.streaming_shuffles import default_block_size
 else:

@@ -1,6 +1,7 @@
 """The data-parallel ranks of a run, and each rank's share of the lanes and rows.
 
     World       rank, size, ranks per node ─► virtual index, machine of each rank
+    StepShape   rows of a step, micro-batch ─► rows of each rank, micro-batches
     RankShare   world, lanes, workers      ─► who owns a lane, who computes a row
 
     6 lanes, 2 ranks of 2 workers    rank 0: lanes 0 2 4, of its workers 0 1 0
@@ -15,11 +16,11 @@ dealt to the ranks (`UnevenDeal`), and a rank also computes rows of other ranks'
 Each lane has a point on a line: the index of its canonical node, plus a fraction that differs among
 the lanes of a node. A machine gets the same part of this line in every batch. So it reads
 neighboring canonical nodes, and few of its shards are also read by other machines. Within a
-machine, a rank keeps the rows of the lanes that it owns, up to its batch size. The surplus goes to
-ranks that have too few rows.
+machine, a rank keeps the rows of the lanes that it owns, up to its seats in the batch. The surplus
+goes to ranks that have too few rows.
 
-All of this is a pure function of the rows, the world and the batch size, so the ranks agree on it.
-It decides who computes a row, never what the row holds.
+All of this is a pure function of the rows and the world, so the ranks agree on it. It decides
+who computes a row, never what the row holds.
 """
 
 from __future__ import annotations
@@ -84,14 +85,53 @@ class World:
 
 
 @dataclass(frozen=True)
+class StepShape:
+    """The rows of an optimizer step, and their division into ranks and micro-batches.
+
+    If the world size does not divide the rows of a step, some ranks have one row less, and filler
+    rows in their batches make up for it. So all batches of all ranks have the same shape.
+
+    Raises `ValueError` if a step has fewer rows than ranks.
+    """
+
+    global_batch: int
+    """Rows per step, across all ranks."""
+    world_size: int
+    micro_batch: int | None = None
+    """Rows per micro-batch, or None if a rank's rows are one batch."""
+
+    def __post_init__(self) -> None:
+        if self.global_batch < self.world_size:
+            raise ValueError(
+                f"global_batch_size is {self.global_batch}, but there are {self.world_size} ranks, "
+                "so some would have no rows. Use a larger global_batch_size, or fewer ranks"
+            )
+
+    @property
+    def rank_rows(self) -> int:
+        """Maximum number of rows per rank and step, without filler rows."""
+        return -(-self.global_batch // self.world_size)
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows per batch of the loader, with filler rows."""
+        return self.micro_batch or self.rank_rows
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the loader per step: the number of micro-batches."""
+        return -(-self.rank_rows // self.batch_rows)
+
+
+@dataclass(frozen=True)
 class RankShare:
     """The lanes and rows of one rank, divided among its workers."""
 
     world: World
     num_lanes: int
     """Number of lanes of the run."""
-    batch_size: int
-    """Rows per rank and step."""
+    shape: StepShape
+    """The rows of a step."""
     num_workers: int
     """Number of workers of the rank, at least 1."""
     dealing: UnevenDeal | None
@@ -118,7 +158,7 @@ class RankShare:
     @property
     def global_batch(self) -> int:
         """Number of rows per step, across all ranks."""
-        return self.batch_size * self.world_size
+        return self.shape.global_batch
 
     @cached_property
     def hosts(self) -> Ints:
@@ -165,7 +205,7 @@ class RankShare:
         if self.dealing is None:
             return range(start + (index - start) % size, stop, size)
         first_rows = range(start, stop, self.global_batch)
-        dealt = [self.dealing.deal(first, self.batch_size)[index] for first in first_rows]
+        dealt = [self.dealing.deal(first, self.global_batch)[index] for first in first_rows]
         rows: Ints = np.concatenate(dealt)
         return rows
 
@@ -199,11 +239,15 @@ class RankShare:
 
 
 def share_rows(
-    lanes: Sequence[Lanes], world: World, batch_size: int = 1, num_workers: int = 1
+    lanes: Sequence[Lanes], world: World, shape: StepShape | None = None, num_workers: int = 1
 ) -> RankShare:
-    """The share of the world's rank in a run, given the `lanes` of each component."""
+    """The share of the world's rank in a run, given the `lanes` of each component.
+
+    By default, a step has one row per rank.
+    """
     dealing = deal_lanes(lanes, np.array(world.hosts))
-    return RankShare(world, lanes[0].num_lanes, batch_size, num_workers, dealing)
+    shape = shape or StepShape(world.size, world.size)
+    return RankShare(world, lanes[0].num_lanes, shape, num_workers, dealing)
 
 
 # ---------------------------------------------------------------- uneven worlds
@@ -220,36 +264,37 @@ class UnevenDeal:
     hosts: Ints
     """The machine of each rank: int64 [ranks]."""
 
-    def deal(self, start: int, batch_size: int) -> Ints:
-        """The rows of each rank in the global batch that begins at row `start`.
+    def deal(self, start: int, global_batch: int) -> list[Ints]:
+        """The rows of each rank in the global batch that begins at row `start`: int64 [rows] each.
 
-        Returns int64 [ranks, batch_size]; each rank's rows ascend.
+        Each rank's rows ascend. Rank `r` has as many as there are rows `g` with `g % ranks == r`.
         """
-        rows = np.arange(start, start + len(self.hosts) * batch_size)
-        lanes = rows % len(self.owners)
+        rows = np.arange(start, start + global_batch)
+        lanes, num_ranks = rows % len(self.owners), len(self.hosts)
+        seats = np.bincount(rows % num_ranks, minlength=num_ranks)
         # in the order of their points, the first rows are those of the first machine, and so on
         row_hosts = np.empty_like(rows)
         row_hosts[np.argsort(self.points[lanes], kind="stable")] = np.sort(
-            np.repeat(self.hosts, batch_size)
+            np.repeat(self.hosts, seats)
         )
-        # a rank keeps the rows of its lanes that its machine has, up to its batch size
+        # a rank keeps the rows of its lanes that its machine has, up to its seats
         ranks = self.owners[lanes]
         is_own = self.hosts[ranks] == row_hosts
-        is_own[is_own] = index_in_group(ranks[is_own]) < batch_size
-        self._fill_up(ranks, np.flatnonzero(~is_own), row_hosts, batch_size)
-        dealt: Ints = rows[np.argsort(ranks, kind="stable")].reshape(-1, batch_size)
+        is_own[is_own] = index_in_group(ranks[is_own]) < seats[ranks[is_own]]
+        self._fill_up(ranks, np.flatnonzero(~is_own), row_hosts, seats)
+        dealt: list[Ints] = np.split(rows[np.argsort(ranks, kind="stable")], np.cumsum(seats)[:-1])
         return dealt
 
-    def _fill_up(self, ranks: Ints, left: Ints, row_hosts: Ints, batch_size: int) -> None:
+    def _fill_up(self, ranks: Ints, left: Ints, row_hosts: Ints, seats: Ints) -> None:
         """Assign the rows `left` to ranks of their machine that have too few. Changes `ranks`."""
         is_dealt = np.ones(len(ranks), np.bool_)
         is_dealt[left] = False
         num_ranks = len(self.hosts)
-        missing = batch_size - np.bincount(ranks[is_dealt], minlength=num_ranks)
-        seats = np.repeat(np.arange(num_ranks), missing)
-        # each machine has as many rows left as missing, so both sides have the same length
+        missing = seats - np.bincount(ranks[is_dealt], minlength=num_ranks)
+        free = np.repeat(np.arange(num_ranks), missing)
+        # each machine has as many rows left as free seats, so both sides have the same length
         left = left[np.argsort(row_hosts[left], kind="stable")]
-        ranks[left] = seats[np.argsort(self.hosts[seats], kind="stable")]
+        ranks[left] = free[np.argsort(self.hosts[free], kind="stable")]
 
 
 def share_lanes(lanes: Lanes, hosts: Ints) -> UnevenDeal:

@@ -182,8 +182,6 @@ _ADVICE = {
     "dataloader_drop_last": "Use tail='drop' or tail='pad'",
     "infinite": "Omit epochs to repeat the data forever",
     "epoch_size": "Pass Stream(url, choose=…) as data",
-    "global_batch_size": "Use batch_size, which counts the rows of one rank",
-    "global_train_batch_size": "Use batch_size, which counts the rows of one rank",
     "collate_fn": "Batches are already tensors. To change texts, use transform",
     "persistent_workers": "Use stop_every. Workers then keep running between passes",
     "sampling_method": "Each epoch reads a new selection of a stream's samples",

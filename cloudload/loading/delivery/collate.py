@@ -1,12 +1,16 @@
-"""Join the blocks of a rank's workers into the batch that the training loop receives.
+"""Join the blocks of a rank's workers into the batches that the training loop receives.
 
-worker 0's rows   0 2     ┐
-worker 1's rows   1 3     ┴─► input_ids, labels [rows, seq_len] ─► fields, computed from spans
+worker 0's rows   0 2 4   ┐                              ┌─ 0 1 2  ─► input_ids, labels, and fields,
+worker 1's rows   1 3     ┴─► rows of the rank, divided ─┴─ 3 4 -      which are computed from spans
+
+A step is one batch, or several micro-batches. Filler rows (`-`) are padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +18,7 @@ import torch
 from cloudload.config import DeliveryConfig
 from cloudload.loading.batch import Batch, SpanParts
 from cloudload.loading.workers.block import Block
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import tables
 from cloudload.segments import (
     FIELDS,
@@ -26,33 +31,80 @@ from cloudload.segments import (
 from cloudload.system import Ints
 
 
+class _Part(NamedTuple):
+    """One worker's rows of a batch."""
+
+    block: Block
+    block_rows: slice
+    batch_rows: slice | Ints
+    """The rows' indices within the batch."""
+
+
 def join_blocks(
     blocks: Sequence[Block],
     index: int,
-    batch_rows: Sequence[slice | Ints],
+    rank_rows: Sequence[slice | Ints],
     rows: range | Ints,
-    delivery: DeliveryConfig,
-) -> Batch:
-    """Join the workers' parts of the batch with index `index` in each block.
+    plan: WorkerPlan,
+) -> list[Batch]:
+    """Join the workers' parts of the step with index `index` in each block, as the step's batches.
 
-    `rows` has the indices of the batch's rows in the run. For each worker, `batch_rows` has the
-    indices of the worker's rows within the batch: int64 [rows], or a slice.
+    `rows` has the indices in the run of the rank's rows. For each worker, `rank_rows` has the
+    indices of the worker's rows within these: int64 [rows], or a slice of all. The rows are divided
+    evenly into micro-batches, and filler rows make all batches equally large.
     """
-    shape = len(rows), blocks[0].tokens.shape[1]
+    shape, num_rows = plan.share.shape, len(rows)
+    if shape.num_batches > 1 and plan.ending is not None:
+        # the rows after the end of the run are padding, as filler rows are
+        num_rows = int(np.searchsorted(np.asarray(rows), plan.ending.end))
+    bounds = [num_rows * batch // shape.num_batches for batch in range(shape.num_batches + 1)]
+    return [
+        _join(
+            [
+                _take_part(block, block.rows_of(index), own, start, stop)
+                for block, own in zip(blocks, rank_rows, strict=True)
+            ],
+            rows[start:stop],
+            shape.batch_rows,
+            plan.delivery,
+        )
+        for start, stop in pairwise(bounds)
+    ]
+
+
+def _take_part(
+    block: Block, block_rows: slice, rank_rows: slice | Ints, start: int, stop: int
+) -> _Part:
+    """Take a worker's part of the rank's rows [start, stop)."""
+    first: int = block_rows.start
+    if isinstance(rank_rows, slice):
+        return _Part(block, slice(first + start, first + stop), slice(0, stop - start))
+    own_start, own_stop = np.searchsorted(rank_rows, (start, stop)).tolist()
+    own = rank_rows[own_start:own_stop] - start
+    return _Part(block, slice(first + own_start, first + own_stop), own)
+
+
+def _join(
+    parts: Sequence[_Part], rows: range | Ints, num_rows: int, delivery: DeliveryConfig
+) -> Batch:
+    """Join parts of a batch, whose indices in the run are `rows`, and fill it up to `num_rows`."""
+    shape = num_rows, parts[0].block.tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()
     # fill tensors through NumPy, because torch may wake a thread for every core
     (input_ids, ids), (labels, targets) = _new(shape, pin_memory), _new(shape, pin_memory)
-    parts: SpanParts = []
-    is_full = True
-    for block, own in zip(blocks, batch_rows, strict=True):
-        of_batch = block.rows_of(index)
-        ids[own] = block.tokens[of_batch]
-        parts.append((block.spans[block.spans_of(index)], of_batch.start, own))
-        is_full = is_full and block.is_full
+    spans: SpanParts = []
+    for part in parts:
+        ids[part.batch_rows] = part.block.tokens[part.block_rows]
+        own = part.block.spans_between(part.block_rows)
+        spans.append((own, part.block_rows.start, part.batch_rows))
+    is_full = len(rows) == num_rows and all(part.block.is_full for part in parts)
+    ids[len(rows) :] = 0
     targets[:] = ids
     if not is_full:
-        _mask_padding(targets, blocks, index, batch_rows)
-    batch = Batch({"input_ids": input_ids, "labels": labels}, parts, rows)
+        _mask_padding(targets, parts)
+    if len(rows) < num_rows:
+        rows = np.pad(np.asarray(rows, np.int64), (0, num_rows - len(rows)), constant_values=-1)
+    batch = Batch({"input_ids": input_ids, "labels": labels}, spans, rows)
     if delivery.mask_edges or delivery.fields:
         _add_fields(batch, targets, delivery, pin_memory)
     return batch
@@ -67,12 +119,10 @@ def _new(shape: tuple[int, int], pin_memory: bool) -> tuple[torch.Tensor, Ints]:
     return torch.from_numpy(array), array
 
 
-def _mask_padding(
-    labels: Ints, blocks: Sequence[Block], index: int, batch_rows: Sequence[slice | Ints]
-) -> None:
-    lengths = np.empty(len(labels), np.int64)
-    for block, own in zip(blocks, batch_rows, strict=True):
-        lengths[own] = block.lengths[block.rows_of(index)]
+def _mask_padding(labels: Ints, parts: Sequence[_Part]) -> None:
+    lengths = np.zeros(len(labels), np.int64)  # filler rows have no tokens
+    for part in parts:
+        lengths[part.batch_rows] = part.block.lengths[part.block_rows]
     mask_after(labels, lengths)
 
 

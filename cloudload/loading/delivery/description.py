@@ -161,9 +161,11 @@ def _lengths(plan: WorkerPlan) -> Iterator[Setting]:
 
 def _ranks(plan: WorkerPlan, delivered: DeliveryStats) -> Iterator[Setting]:
     share = plan.share
-    yield Setting("batch_size", share.batch_size, GIVEN, "rows per rank")
+    is_global, shape = plan.delivery.batch_size is None, share.shape
+    note = "rows per rank" + f", of which {shape.batch_rows} per batch" * (shape.num_batches > 1)
+    yield Setting("batch_size", shape.rank_rows, DERIVED if is_global else GIVEN, note)
     note = f"rows on {counted(share.world_size, 'rank')}"
-    yield Setting("global_batch", share.global_batch, DERIVED, note)
+    yield Setting("global_batch", share.global_batch, GIVEN if is_global else DERIVED, note)
     yield _workers(plan)
     rate = delivered.tokens_per_s(share.num_workers)
     note = f"(known after {MEASURED_S} s of work, not counting the start)"

@@ -1,7 +1,7 @@
 """Turn the workers' blocks into batches, and advance the position with each delivered batch.
 
     workers ─► fetch: join blocks, start an exchange ─► deliver: finish it, move the position
-                                                             └─► batch
+                                                             └─► batch, or micro-batches
 
 A finite run has an `Ending`: the row at which the lanes of each stream end, and what is left for
 its tail. Every rank ends on the same step. If the last batch is not full, it is padded, or dropped
@@ -47,9 +47,10 @@ from cloudload.system import NEVER, Ints
 
 
 class _Fetched(NamedTuple):
-    """A batch that was fetched from the workers but not delivered yet."""
+    """A step that was fetched from the workers but not delivered yet."""
 
-    batch: Batch
+    batches: list[Batch]
+    """The micro-batches of this rank; one, unless the option `micro_batch_size` divides it."""
     stop: int
     """The first row of the run after the global batch."""
     window: progress.Window | None
@@ -77,7 +78,9 @@ class Iteration(Iterator[Batch]):
         self._process = os.getpid()
         self._blocks = BlockStream(log, start_log, has_processes=has_processes)
         self._fetched: deque[_Fetched | None] = deque()
-        """Batches that wait to be delivered. None marks the end of the run."""
+        """Steps that wait to be delivered. None marks the end of the run."""
+        self._rest: deque[Batch] = deque()
+        """The micro-batches of the current step that are not handed out yet."""
         self._fetched_rows, self._window_start = plan.position.rows, plan.position.table_rows
         self._reports: list[progress.Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
@@ -121,17 +124,19 @@ class Iteration(Iterator[Batch]):
             raise
         finally:
             self._log.meter.end_wait()
-        self._log.record(self._position)
+        # until a step is complete, the state is that before the step, because no checkpoint has the
+        # gradients of its first micro-batches
+        self._log.record(self._log.position if self._rest else self._position)
         if not self._is_skipping:
             plan = self._plan
             self._wait_log.look(self._log.meter, plan.inputs, plan.delivery, plan.share)
         return batch
 
     def skip(self, number: int) -> None:
-        """Read the next `number` batches, or fewer at the end, and record their rows as skipped."""
+        """Read the next `number` steps, or fewer at the end, and record their rows as skipped."""
         self._is_skipping = True
         try:
-            for _ in itertools.islice(self, number):
+            for _ in itertools.islice(self, number * self._plan.share.shape.num_batches):
                 pass
         finally:
             self._is_skipping = False
@@ -150,6 +155,7 @@ class Iteration(Iterator[Batch]):
             )
         self.is_over = True
         self._fetched.clear()
+        self._rest.clear()
         self._blocks.close()
 
     def replace(self) -> None:
@@ -161,6 +167,8 @@ class Iteration(Iterator[Batch]):
 
     def _take(self) -> Batch:
         while not self.is_over:
+            if self._rest:
+                return self._rest.popleft()
             if self._ended is not None:
                 self._end_lanes(self._ended)
             if self._position.rows == self._plan.phase.pause:
@@ -177,7 +185,7 @@ class Iteration(Iterator[Batch]):
                 if not self._has_handed_out:
                     self._start_log.log_batch(self._position)
                 self._has_handed_out = True
-                return fetched.batch
+                self._rest.extend(fetched.batches)
         raise StopIteration
 
     def _fetch(self) -> _Fetched | None:
@@ -194,9 +202,9 @@ class Iteration(Iterator[Batch]):
         rows = plan.share.rank_rows(start, stop)
         batch_rows = self._take_rows(rows, stop)
         current, index = self._blocks.current, self._blocks.index
-        batch = join_blocks(current, index, batch_rows, rows, plan.delivery)
+        batches = join_blocks(current, index, batch_rows, rows, plan)
         self._fetched_rows = stop
-        return _Fetched(batch, stop, *self._start_exchange(stop))
+        return _Fetched(batches, stop, *self._start_exchange(stop))
 
     def _take_rows(self, rows: range | Ints, stop: int) -> list[slice | Ints]:
         """Advance the workers to this rank's next batch, and append its report to `_reports`.
@@ -253,7 +261,7 @@ class Iteration(Iterator[Batch]):
                 update = progress.Update(recipe, joined, stop)
                 lanes = lanes.with_update(update, progress.move_lanes)
                 if first_dry < NEVER:
-                    self._discard(lanes, first_dry, fetched.batch)
+                    self._discard(lanes, first_dry, fetched.batches)
                     return False
                 tails = self._plan.tails
                 if tails is not None and stop > tails.ending.lane_ends[0]:
@@ -277,10 +285,10 @@ class Iteration(Iterator[Batch]):
 
     # ------------------------------------------------------------ the end
 
-    def _discard(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
-        """Discard `batch` and all later batches, because the lanes ended at row `first_dry`, which
-        is in `batch`."""
-        self._discarded_tokens = batch.count_tokens_before(first_dry)
+    def _discard(self, ended: LaneLog, first_dry: int, batches: list[Batch]) -> None:
+        """Discard `batches` and all later ones, because the lanes ended at row `first_dry`, which
+        is in the step of `batches`."""
+        self._discarded_tokens = sum(batch.count_tokens_before(first_dry) for batch in batches)
         for fetched in self._fetched:
             if fetched is not None:
                 fetched.finish()

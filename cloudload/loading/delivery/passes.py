@@ -44,7 +44,7 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
 def count_rows_per_pass(delivery: DeliveryConfig, world: World) -> int:
     """Return the number of rows in a pass, or 0 if `stop_every` is not a number of batches."""
     every = delivery.stop_every
-    return every * delivery.batch_size * world.size if isinstance(every, int) else 0
+    return every * delivery.global_batch(world.size) if isinstance(every, int) else 0
 
 
 WORKING = "working in the training process"

@@ -37,6 +37,8 @@ def list_facts(
         "seq_len": recipe.config.seq_len,
         "mixture": recipe.mixture.to_json(),
         "batch_size": delivery.batch_size,
+        "global_batch_size": delivery.global_batch_size,
+        "micro_batch_size": delivery.micro_batch_size,
         "tail": delivery.tail,
         "exchange_every": delivery.exchange_every,
         "stop_every": delivery.stop_every,

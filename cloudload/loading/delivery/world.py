@@ -26,7 +26,7 @@ import numpy as np
 
 from cloudload.config import DeliveryConfig, checks
 from cloudload.loading.delivery.exchange import DistributedExchange, Exchange
-from cloudload.order import World
+from cloudload.order import StepShape, World
 from cloudload.system import divisors
 
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -125,7 +125,13 @@ class Membership:
     @property
     def global_batch(self) -> int:
         """Number of rows per step, across all ranks."""
-        return self.delivery.batch_size * self.world.size
+        return self.delivery.global_batch(self.world.size)
+
+    @property
+    def shape(self) -> StepShape:
+        """The rows of a step. Raises `ValueError` if a step has fewer rows than ranks."""
+        delivery, size = self.delivery, self.world.size
+        return StepShape(delivery.global_batch(size), size, delivery.micro_batch_size)
 
     def moved(
         self, rank: int, size: int, batch_size: int | None, ranks_per_node: int | None
@@ -133,11 +139,18 @@ class Membership:
         """Return the membership in another world. Raises `ValueError` for an invalid number."""
         if batch_size is None:
             batch_size = self.delivery.batch_size
+        elif self.delivery.batch_size is None:
+            raise ValueError(
+                f"batch_size is {batch_size}, but the loader has "
+                f"global_batch_size={self.delivery.global_batch_size}, which stays the same in "
+                "every world. Omit batch_size"
+            )
         rank, size = checks.as_integer("rank", rank), checks.as_integer("size", size)
         delivery = replace(self.delivery, dp_rank=rank, dp_world_size=size, batch_size=batch_size)
         if ranks_per_node is not None:
             ranks_per_node = checks.as_integer("ranks_per_node", ranks_per_node, 1)
         World(rank, size, 1)
+        StepShape(delivery.global_batch(size), size)
         return Membership(self.environment, delivery, ranks_per_node)
 
     def connect(self) -> Exchange:

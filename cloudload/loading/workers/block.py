@@ -37,7 +37,7 @@ _TOKENS_OF_ROW = 2_048
 def limit_batches(inputs: RunInputs, share: RankShare) -> int:
     """Return the maximum number of batches in a block, the same for every worker."""
     recipe, most = inputs.recipe, _ROWS_AT_ONCE[inputs.backend.name]
-    rows_of_worker = -(-share.batch_size // share.num_workers)
+    rows_of_worker = -(-share.shape.rank_rows // share.num_workers)
     most = min(most, most * _TOKENS_OF_ROW // recipe.packing.seq_len)
     return max(1, most // rows_of_worker)
 
@@ -93,9 +93,11 @@ class Block:
         """The rows of the batch with index `batch`, as a slice of the block's rows."""
         return slice(*self._row_bounds[batch : batch + 2])
 
-    def spans_of(self, batch: int) -> slice:
-        """The spans of the batch with index `batch`, as a slice of the block's spans."""
-        return slice(*self._span_bounds[batch : batch + 2])
+    def spans_between(self, rows: slice) -> Ints:
+        """The spans of some of the block's rows, whose rows are still indices in the block."""
+        bounds = self._span_bounds
+        spans: Ints = self.spans[bounds[rows.start] : bounds[rows.stop]]
+        return spans
 
     # one list of ints: the GC does not track ints, but would track a slice per batch
     @cached_property
@@ -105,7 +107,9 @@ class Block:
 
     @cached_property
     def _span_bounds(self) -> list[int]:
-        bounds: list[int] = np.searchsorted(self.spans[:, tables.SPAN_ROW], self.bounds).tolist()
+        """For each row of the block, its first span; then the number of spans."""
+        rows = np.arange(len(self.lengths) + 1)
+        bounds: list[int] = np.searchsorted(self.spans[:, tables.SPAN_ROW], rows).tolist()
         return bounds
 
     @cached_property

@@ -77,7 +77,7 @@ class Memory:
         share, recipe = plan.share, plan.recipe
         num_workers, most_batches = share.num_workers, limit_batches(plan.inputs, share)
         slots_each = 1 + limit_blocks_ahead(plan.delivery.prefetch_batches, most_batches)
-        rows = share.batch_size * most_batches
+        rows = share.shape.rank_rows * most_batches
         slot_bytes = measure_slot(rows, num_workers, recipe.packing.seq_len)
         blocks = SharedMemoryRing(num_workers * slots_each, slot_bytes)
         activities = SharedMemoryRing(num_workers, _ACTIVITY_BYTES)

@@ -150,8 +150,9 @@ def find_nodes(share: RankShare, lanes: Ints, rows: Ints) -> Ints:
     batches, indices = np.unique(rows // global_batch, return_inverse=True)
     by_batch = np.empty((len(batches), global_batch), np.int64)
     for index, start in enumerate((batches * global_batch).tolist()):
-        dealt = dealing.deal(start, share.batch_size).ravel()
-        by_batch[index, dealt - start] = np.repeat(share.hosts, share.batch_size)
+        dealt = dealing.deal(start, global_batch)
+        for host, rows_of_rank in zip(share.hosts.tolist(), dealt, strict=True):
+            by_batch[index, rows_of_rank - start] = host
     dealt_nodes: Ints = by_batch[indices, rows % global_batch]
     return dealt_nodes
 

@@ -33,7 +33,7 @@ from cloudload.loading import (
     is_worker_fast,
     limit_batches,
 )
-from cloudload.order import RankShare, World, share_rows
+from cloudload.order import RankShare, StepShape, World, share_rows
 from cloudload.run import RunInputs
 from cloudload.stats import READ, TOKENS
 from cloudload.system import counted, divisors
@@ -139,7 +139,8 @@ def _share_rows(inputs: RunInputs, delivery: DeliveryConfig, world: World) -> Ra
         num_workers = default_num_workers(1, _ENOUGH_CORES, _ENOUGH_CORES, is_fast=is_fast)
     num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))
     lanes = [component.lanes for component in recipe.components]
-    return share_rows(lanes, world, delivery.batch_size, num_workers)
+    shape = StepShape(delivery.global_batch(world.size), world.size, delivery.micro_batch_size)
+    return share_rows(lanes, world, shape, num_workers)
 
 
 def _add_speed(found: RunPlan, speed: Speed | None, wanted: float | None) -> RunPlan:

@@ -8,17 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.order.lanes import Lanes
-from cloudload.order.ranks import RankShare, World, share_rows
+from cloudload.order.ranks import RankShare, StepShape, World, share_rows
 
 WORLDS = st.sampled_from([(1, 1), (4, 4), (8, 4), (12, 4), (6, 3), (6, 4), (5, 2), (7, 7), (9, 3)])
 """Numbers of ranks, and ranks per node. Some do not divide 24 lanes."""
 
 
-def list_shares(world: tuple[int, int], batch_size: int, num_workers: int) -> list[RankShare]:
+def list_shares(world: tuple[int, int], global_batch: int, num_workers: int) -> list[RankShare]:
     """The shares of all ranks in a run of 24 lanes of 4 nodes."""
     lanes, (size, ranks_per_node) = Lanes(24, 10_000, None, 4), world
     worlds = [World(rank, size, ranks_per_node) for rank in range(size)]
-    return [share_rows([lanes], each, batch_size, num_workers) for each in worlds]
+    shape = StepShape(global_batch, size)
+    return [share_rows([lanes], each, shape, num_workers) for each in worlds]
 
 
 @pytest.mark.parametrize(
@@ -84,25 +85,47 @@ def test_a_lane_is_on_the_machine_of_its_owner() -> None:
     ("start", "row", "end"), [(0, 5, 0), (0, 6, 6), (0, 17, 12), (4, 17, 16), (4, 3, 4)]
 )
 def test_whole_batches_end_before_a_row(start: int, row: int, end: int) -> None:
-    share = share_rows([Lanes(8, 100, None)], World(0, 2, 2), batch_size=3)
+    share = share_rows([Lanes(8, 100, None)], World(0, 2, 2), StepShape(6, 2))
     assert share.end_whole_batches(start, row) == end
 
 
 @given(
+    world_size=st.integers(1, 70),
+    more=st.integers(0, 600),
+    micro_batch=st.none() | st.integers(1, 20),
+)
+def test_all_batches_of_a_step_are_equally_large_and_have_room_for_its_rows(
+    world_size: int, more: int, micro_batch: int | None
+) -> None:
+    shape = StepShape(world_size + more, world_size, micro_batch)
+    assert shape.num_batches * shape.batch_rows >= shape.rank_rows
+    assert (shape.num_batches - 1) * shape.batch_rows < shape.rank_rows
+    assert shape.rank_rows * world_size >= shape.global_batch > (shape.rank_rows - 1) * world_size
+    if micro_batch is None:
+        assert shape.num_batches == 1
+
+
+def test_a_step_with_fewer_rows_than_ranks_is_refused() -> None:
+    message = "global_batch_size is 7, but there are 8 ranks, so some would have no rows"
+    with pytest.raises(ValueError, match=message):
+        StepShape(7, 8)
+
+
+@given(
     world=WORLDS,
-    batch_size=st.integers(1, 9),
+    global_batch=st.integers(12, 50),
     batch=st.integers(0, 50),
     num_workers=st.integers(1, 5),
 )
 def test_a_global_batch_falls_to_ranks_evenly_and_to_workers_by_lane(
-    world: tuple[int, int], batch_size: int, batch: int, num_workers: int
+    world: tuple[int, int], global_batch: int, batch: int, num_workers: int
 ) -> None:
-    shares = list_shares(world, batch_size, num_workers)
+    shares = list_shares(world, global_batch, num_workers)
     start = batch * shares[0].global_batch
     stop, seen = start + shares[0].global_batch, list[int]()
     for share in shares:
         rows = np.asarray(share.rank_rows(start, stop))
-        assert len(rows) == batch_size
+        assert len(rows) in (global_batch // world[0], shares[0].shape.rank_rows)
         parts = [share.worker_rows(worker, start, stop) for worker in range(num_workers)]
         assert sorted(np.concatenate(parts)) == rows.tolist()
         if share.is_even:
@@ -115,7 +138,7 @@ def test_a_global_batch_falls_to_ranks_evenly_and_to_workers_by_lane(
 @given(world=WORLDS, num_workers=st.integers(1, 4))
 def test_a_lane_belongs_to_one_worker_of_one_rank(world: tuple[int, int], num_workers: int) -> None:
     lanes: list[int] = []
-    for share in list_shares(world, 1, num_workers):
+    for share in list_shares(world, world[0], num_workers):
         counts = [len(share.own_lanes(worker)) for worker in range(num_workers)]
         assert max(counts) - min(counts) <= 1
         for worker in range(num_workers):

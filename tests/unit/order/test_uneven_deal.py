@@ -54,7 +54,7 @@ def test_a_rank_keeps_its_own_rows_and_the_surplus_fills_its_machine() -> None:
     row too many each, 6 and 7, and rank 2 has none.
     """
     dealing = share_lanes(LANES, np.array([0, 0, 0, 1]))
-    assert dealing.deal(0, 2).tolist() == [[0, 3], [1, 4], [6, 7], [2, 5]]
+    assert [rows.tolist() for rows in dealing.deal(0, 8)] == [[0, 3], [1, 4], [6, 7], [2, 5]]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,8 @@ def test_a_rank_keeps_its_own_rows_and_the_surplus_fills_its_machine() -> None:
 def test_rows_are_dealt_by_the_place_of_their_lane(
     hosts: list[int], start: int, rows: list[list[int]]
 ) -> None:
-    assert share_lanes(LANES, np.array(hosts)).deal(start, 2).tolist() == rows
+    dealt = share_lanes(LANES, np.array(hosts)).deal(start, 8)
+    assert [each.tolist() for each in dealt] == rows
 
 
 def test_rows_are_dealt_only_if_the_ranks_do_not_divide_the_lanes() -> None:
@@ -89,18 +90,20 @@ def test_the_lanes_of_a_mixture_are_shared_like_those_with_the_most_nodes() -> N
 @given(
     hosts=HOSTS,
     shape=st.sampled_from([(1, 1), (12, 4), (12, 12), (60, 4), (30, 2)]),
-    batch_size=st.integers(1, 9),
+    global_batch=st.integers(1, 40),
     start=st.integers(0, 500),
 )
-def test_every_rank_gets_a_batch_and_every_row_falls_to_one_rank(
-    hosts: Ints, shape: tuple[int, int], batch_size: int, start: int
+def test_every_rank_gets_its_share_and_every_row_falls_to_one_rank(
+    hosts: Ints, shape: tuple[int, int], global_batch: int, start: int
 ) -> None:
     num_lanes, num_nodes = shape
     dealing = share_lanes(Lanes(num_lanes, 10_000, None, num_nodes), hosts)
-    dealt = dealing.deal(start, batch_size)
-    assert dealt.shape == (len(hosts), batch_size)
-    assert (np.diff(dealt, axis=1) > 0).all()
-    assert sorted(dealt.ravel()) == list(range(start, start + dealt.size))
+    dealt, rows = dealing.deal(start, global_batch), np.arange(start, start + global_batch)
+    assert [len(each) for each in dealt] == [
+        int((rows % len(hosts) == rank).sum()) for rank in range(len(hosts))
+    ]
+    assert all((np.diff(each) > 0).all() for each in dealt)
+    assert sorted(np.concatenate(dealt)) == rows.tolist()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_most_rows_stay_with_the_owner_of_their_lane_and_most_others_on_its_mach
     dealing = share_lanes(Lanes(num_lanes, 10**6, None, num_nodes), hosts)
     moved = moved_away = total = 0
     for batch in range(20):
-        dealt = dealing.deal(batch * 8 * len(hosts), 8)
+        dealt = np.stack(dealing.deal(batch * 8 * len(hosts), 8 * len(hosts)))
         owners = dealing.owners[dealt % num_lanes]
         ranks = np.arange(len(hosts))[:, None]
         moved += int((owners != ranks).sum())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudload.loading.workers.worker_plan import NextPhase, Phase, Request, WorkerPlan
-from cloudload.order import World, share_rows
+from cloudload.order import StepShape, World, share_rows
 from cloudload.run.position import Position
 from testkit.tiny_runs import tiny_recipe
 
@@ -21,7 +21,7 @@ START = Position.start(RECIPE)
 def plan() -> WorkerPlan:
     """The plan of rank 1 of 2, with two workers and 4 rows per step, after a jump."""
     lanes = [component.lanes for component in RECIPE.components]
-    share = share_rows(lanes, World(1, 2, 2), batch_size=4, num_workers=2)
+    share = share_rows(lanes, World(1, 2, 2), StepShape(8, 2), num_workers=2)
     unused: Any = None
     return WorkerPlan(unused, unused, share, START, Phase(), has_jumped=True)
 
