@@ -118,9 +118,9 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     def get_train_dataloader(self) -> Any:
         """Return the loader.
 
-        Raises `ValueError` if `per_device_train_batch_size` is not the loader's `batch_size`, or if
-        the number of batches in a pass is not a multiple of `gradient_accumulation_steps`. Warns if
-        this number is unknown.
+        Raises `ValueError` if `per_device_train_batch_size` is not the loader's `batch_size`, if
+        `gradient_accumulation_steps` is not its number of micro-batches, or if the number of
+        batches in a pass is not a multiple of it. Warns if this number is unknown.
         """
         self._state.note()
         self._check_batch_size()
@@ -144,11 +144,18 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         )
 
     def _check_accumulation(self) -> None:
-        """Raise `ValueError` if a pass may lose gradients at its end. Warn if that is unknown."""
-        accumulate = self.args.gradient_accumulation_steps
-        rest = 0 if self.loader.is_endless or accumulate == 1 else None
+        """Raise `ValueError` if a step would not be the loader's, or if a pass may lose gradients
+        at its end. Warn if that is unknown."""
+        accumulate, loader = self.args.gradient_accumulation_steps, self.loader
+        if loader.has_fixed_steps and accumulate != loader.micro_batches:
+            raise ValueError(
+                f"gradient_accumulation_steps is {accumulate}, but a step of the loader has "
+                f"{loader.micro_batches} batches on {loader.world_size} ranks. Set "
+                f"gradient_accumulation_steps={loader.micro_batches}"
+            )
+        rest = 0 if loader.is_endless or accumulate == 1 or loader.has_fixed_steps else None
         with suppress(TypeError):
-            rest = len(self.loader) % accumulate
+            rest = len(loader) % accumulate
         if rest:
             raise ValueError(
                 f"a pass over the loader has {len(self.loader)} batches, which is not a multiple "

@@ -150,6 +150,12 @@ class Batch(dict[str, Any]):
         """
         return _sum_lengths(self.spans)
 
+    @property
+    def num_trained_tokens(self) -> int:
+        """The number of tokens that a model predicts: labels that are not -100, without those of
+        the rows' first tokens."""
+        return int((self["labels"][:, 1:] != IGNORED_LABEL).sum())
+
     def count_tokens_before(self, row: int) -> int:
         """Count the tokens, without padding, in the batch's rows that precede row `row` of the run.
 

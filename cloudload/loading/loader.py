@@ -446,6 +446,13 @@ class CloudLoader:
         return self._member.shape.num_batches
 
     @property
+    def has_fixed_steps(self) -> bool:
+        """Whether `global_batch_size` or `micro_batch_size` fixes the rows of a step, so that
+        gradients must be accumulated over `micro_batches` batches."""
+        delivery = self._member.delivery
+        return delivery.batch_size is None or delivery.micro_batch_size is not None
+
+    @property
     def world_size(self) -> int:
         """Number of data-parallel ranks."""
         return self._member.world.size

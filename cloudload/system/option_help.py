@@ -128,8 +128,10 @@ out: output output_dir out_dir out_root dest destination target
 tokenizer: tokenizer_name tokenizer_path tokenizer_name_or_path processing_class tok
 seq_len: sequence_length seq_length max_seq_len max_seq_length max_length context_length
 seq_len: block_size ctx_len n_ctx
-batch_size: per_device_train_batch_size per_device_batch_size micro_batch_size local_batch_size
-batch_size: device_train_microbatch_size device_batch_size train_batch_size bs
+batch_size: per_device_train_batch_size per_device_batch_size local_batch_size
+batch_size: device_batch_size train_batch_size bs
+global_batch_size: global_train_batch_size gbs
+micro_batch_size: device_train_microbatch_size train_micro_batch_size_per_gpu mbs
 local: cache_dir cache cache_folder
 packing: packing_strategy pack packing_mode
 schedule: weights probabilities mixture
