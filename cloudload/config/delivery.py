@@ -91,16 +91,17 @@ class DeliveryConfig:
     """
 
     batch_size: Count | None = None
-    """Rows per rank and step. The global batch is `batch_size` times the number of data-parallel
-    ranks. Set this or `global_batch_size`."""
+    """Rows per rank and step, or None with `global_batch_size`. The global batch is `batch_size`
+    times the number of data-parallel ranks."""
     global_batch_size: Count | None = None
-    """Rows per step, across all ranks, on any number of ranks. If the number of ranks does not
-    divide it, ranks with fewer rows get masked filler rows, so the loss must be a sum over the
-    trained tokens of all ranks."""
+    """Rows per step, across all ranks, so that steps are the same on any number of ranks. By
+    default, `batch_size` times the number of ranks. If the number of ranks does not divide it,
+    ranks with fewer rows get masked filler rows, so the loss must be a sum over the trained tokens
+    of all ranks."""
     micro_batch_size: Count | None = None
-    """Rows per batch that the loader returns, if a step has several: the rank's rows of a step are
-    divided evenly, and masked filler rows fill up each batch. By default, one batch has all of the
-    rank's rows."""
+    """Maximum number of rows per batch, if a step has several batches per rank. The rank's rows of
+    a step are divided evenly among them, and masked filler rows make all equally large. By default,
+    a step is one batch per rank."""
     tail: TailMode = "pad"
     """What to do with the last global batch of a finite run if it is not full: `pad` it with masked
     rows, or `drop` it."""

@@ -41,8 +41,15 @@ Tensors = Mapping[str, torch.Tensor]
 def data_spec(loader: CloudLoader) -> DataSpec:
     """Wrap a loader for training. Composer then counts rows as samples, and omits padding tokens.
 
-    For a `max_duration` in epochs, use a loader with `stop_every=<batches>`.
+    For a `max_duration` in epochs, use a loader with `stop_every=<batches>`. Raises `ValueError` if
+    the loader has micro-batches, because Composer divides batches itself.
     """
+    if loader.micro_batches > 1:
+        raise ValueError(
+            f"the loader divides each step into {loader.micro_batches} micro-batches, which "
+            "Composer would count as steps. Omit micro_batch_size, and set "
+            "device_train_microbatch_size in the Trainer"
+        )
     return _count(_DataLoader(loader))
 
 

@@ -432,7 +432,7 @@ class CloudLoader:
 
     @property
     def batch_size(self) -> int:
-        """Number of rows per batch: `micro_batch_size`, or all rows of a rank and step."""
+        """Number of rows per batch: at most `micro_batch_size`, or all rows of a rank and step."""
         return self._member.shape.batch_rows
 
     @property

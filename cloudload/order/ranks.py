@@ -98,7 +98,7 @@ class StepShape:
     """Rows per step, across all ranks."""
     world_size: int
     micro_batch: int | None = None
-    """Rows per micro-batch, or None if a rank's rows are one batch."""
+    """Maximum number of rows per micro-batch, or None if a rank's rows are one batch."""
 
     def __post_init__(self) -> None:
         if self.global_batch < self.world_size:
@@ -113,14 +113,14 @@ class StepShape:
         return -(-self.global_batch // self.world_size)
 
     @property
-    def batch_rows(self) -> int:
-        """Rows per batch of the loader, with filler rows."""
-        return self.micro_batch or self.rank_rows
-
-    @property
     def num_batches(self) -> int:
         """Batches of the loader per step: the number of micro-batches."""
-        return -(-self.rank_rows // self.batch_rows)
+        return -(-self.rank_rows // (self.micro_batch or self.rank_rows))
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows per batch of the loader, with filler rows."""
+        return -(-self.rank_rows // self.num_batches)
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,12 @@ def test_microbatches_have_the_segments_of_their_own_rows(folder: str) -> None:
             assert torch.equal(lengths, batch["cu_seqlens"].diff())
 
 
+def test_micro_batches_of_the_loader_are_refused(folder: str) -> None:
+    loader = make_loader(folder, batch_size=None, global_batch_size=8, micro_batch_size=2)
+    with pytest.raises(ValueError, match=r"into 4 micro-batches, .* device_train_microbatch_size"):
+        data_spec(loader)
+
+
 def test_packed_microbatches_train_and_are_accumulated(folder: str) -> None:
     loader = make_loader(folder, packing="best_fit", fields=["cu_seqlens"])
     trainer = make_trainer(

@@ -105,6 +105,25 @@ def test_with_lengths_epochs_of_the_trainer_are_epochs_of_the_data(
     assert 2 * size <= tokens < 2 * size + 2 * 40 * loader.seq_len
 
 
+def test_gradients_are_accumulated_over_the_micro_batches_of_a_step(
+    folder: str, tmp_path: Path
+) -> None:
+    options = {"batch_size": None, "global_batch_size": 10, "micro_batch_size": 3}
+    loader = make_loader(folder, **options)
+    message = r"gradient_accumulation_steps is 1, but a step of the loader has 4 batches on 1 rank"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(loader, tmp_path).train()
+    settings = {"gradient_accumulation_steps": 4}
+    make_trainer(loader, tmp_path, **settings).train()
+    assert loader.rows == 60
+    resumed = make_loader(folder, **options)
+    checkpoint = str(tmp_path / "checkpoint-4")
+    trainer = make_trainer(resumed, tmp_path / "resumed", **settings)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    rows = [row for row in trainer.model.trained if any(row)]
+    assert rows == rows_of(make_loader(folder, batch_size=10).take(6))[40:]
+
+
 def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path) -> None:
     make_trainer(make_loader(folder), tmp_path).train()
     file = tmp_path / "checkpoint-4" / "trainer_state.json"

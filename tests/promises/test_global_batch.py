@@ -97,7 +97,8 @@ def test_an_epoch_ends_on_the_same_batch_of_every_rank_and_batches_have_one_shap
         batches = list(loader)
         assert len(batches) == len(loader) == len(whole) * loader.micro_batches
         for batch in batches:
-            assert batch["input_ids"].shape == (micro_batch, 16)
+            assert batch["input_ids"].shape == (loader.batch_size, 16)
+            assert loader.batch_size <= micro_batch
             assert batch["cu_seq_lens_q"][-1] == batch["input_ids"].numel()
             is_filler = torch.from_numpy(batch.rows < 0)
             assert (batch["labels"][is_filler] == IGNORED_LABEL).all()

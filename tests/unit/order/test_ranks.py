@@ -98,11 +98,14 @@ def test_all_batches_of_a_step_are_equally_large_and_have_room_for_its_rows(
     world_size: int, more: int, micro_batch: int | None
 ) -> None:
     shape = StepShape(world_size + more, world_size, micro_batch)
-    assert shape.num_batches * shape.batch_rows >= shape.rank_rows
-    assert (shape.num_batches - 1) * shape.batch_rows < shape.rank_rows
+    fillers = shape.num_batches * shape.batch_rows - shape.rank_rows
+    assert 0 <= fillers < shape.num_batches
     assert shape.rank_rows * world_size >= shape.global_batch > (shape.rank_rows - 1) * world_size
     if micro_batch is None:
         assert shape.num_batches == 1
+    else:
+        assert shape.batch_rows <= micro_batch
+        assert (shape.num_batches - 1) * micro_batch < shape.rank_rows, "as few as possible"
 
 
 def test_a_step_with_fewer_rows_than_ranks_is_refused() -> None:
