@@ -53,6 +53,13 @@ class Batch(dict[str, Any]):
         }
         return Batch(moved, self._spans, self._rows)
 
+    def numpy(self) -> dict[str, Any]:
+        """Return the tensors as NumPy arrays, without copying, for JAX and other frameworks."""
+        return {
+            name: value.numpy() if isinstance(value, torch.Tensor) else value
+            for name, value in self.items()
+        }
+
     def flatten(self) -> Batch:
         """Return the batch as one row, as transformers' `DataCollatorWithFlattening` does.
 
