@@ -62,7 +62,7 @@ def main() -> None:
     )
     keys, size = jax.random.split(jax.random.key(args.seed)), (loader.vocab_size, args.width)
     weights: Weights = {
-        "embed": 0.02 * jax.random.normal(keys[0], size),
+        "embed": 0.2 * jax.random.normal(keys[0], size),
         "hidden": jax.random.normal(keys[1], (args.width, args.width)) / args.width**0.5,
     }
     args.out.mkdir(parents=True, exist_ok=True)
