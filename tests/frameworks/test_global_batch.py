@@ -83,4 +83,6 @@ def test_the_weights_are_those_of_one_rank(
         assert file.exists(), ended.stdout[-3000:] + ended.stderr[-6000:]
         found = torch.load(file, weights_only=True)
         for weight, tensor in expected.items():
-            torch.testing.assert_close(found[weight], tensor, rtol=0, atol=1e-9)
+            # Composer weights microbatches in float32
+            most = 1e-7 if name == "Composer" else 1e-9
+            torch.testing.assert_close(found[weight], tensor, rtol=0, atol=most)
