@@ -114,7 +114,8 @@ class Batch(dict[str, Any]):
     def rows(self) -> Ints:
         """The indices of the batch's rows in the run: int64 [batch_size], ascending.
 
-        Filler rows, which follow the others, have -1. Raises `ValueError` for a copy of the tensors.
+        Filler rows, which follow the others, have -1. Raises `ValueError` for a copy of the
+        tensors.
         """
         if self._spans is None:
             raise _copied("rows")
