@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         TokenizerBackend,
         Verification,
     )
-    from cloudload.config.delivery import DeliveryConfig, settle_together
+    from cloudload.config.delivery import DeliveryConfig, alone, settle_together
     from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig, TokensColumn
     from cloudload.config.stream import Stream, as_streams, name_streams
     from cloudload.config.transform import GIVEN_ID, Text, Transform, show_function

@@ -216,6 +216,21 @@ class DeliveryConfig:
         return None if self.cache_limit is None else checks.parse_bytes(self.cache_limit)
 
 
+def alone(batch_size: int = 1) -> dict[str, Any]:
+    """Return options with which a tool reads as the only rank, whatever options the run has.
+
+    `batch_size` is the number of rows per step.
+    """
+    return {
+        "batch_size": batch_size,
+        "global_batch_size": None,
+        "micro_batch_size": None,
+        "dp_rank": 0,
+        "dp_world_size": 1,
+        "device_mesh": None,
+    }
+
+
 def settle_together(rows: RowsConfig, delivery: DeliveryConfig) -> DeliveryConfig:
     """Return the delivery options that suit the options of the rows.
 

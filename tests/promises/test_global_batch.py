@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.batch import Batch
+from cloudload.config import alone
+from cloudload.forecast import plan_run
 from cloudload.segments import IGNORED_LABEL
-from testkit.corpora import random_documents
+from cloudload.tools.provenance.state_run import start_run
+from testkit.corpora import EOS, byte_tokenizer, random_documents
 from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader
@@ -181,6 +184,16 @@ def test_one_size_of_a_batch_is_needed(folder: str, options: dict[str, Any]) -> 
     sizes = {"batch_size": None, **options}
     with pytest.raises(ValueError, match=r"batch_size is .* Set one of them"):
         make_loader(folder, **sizes)
+
+
+def test_tools_read_a_run_whose_options_have_a_global_batch(counted: str) -> None:
+    options = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 16, "num_lanes": 12}
+    sizes = {"global_batch_size": 10, "micro_batch_size": 3}
+    run = start_run(10, data=counted, **options, **sizes)
+    with run.loader(**alone(10)) as loader:
+        assert rows_of_steps([loader], 2) == rows_of_steps(open_world(counted, 1), 2)
+    plan = plan_run(counted, **options, **sizes, epochs=1, nodes=1, ranks_per_node=7, measure=False)
+    assert plan.steps.value == math.ceil(len(make_loader(counted, batch_size=1, epochs=1)) / 10)
 
 
 class Model(torch.nn.Module):

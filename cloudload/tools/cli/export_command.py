@@ -20,7 +20,6 @@ from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given
 from cloudload.tools.cli.output import print_end, print_result
 from cloudload.tools.cli.run_options import (
-    ALONE,
     READING,
     STATE,
     add_data_options,
@@ -45,12 +44,13 @@ def add_export(parser: command.CommandParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
+    from cloudload.config import alone
     from cloudload.tools.export import export_rows
 
     [run], delivery = open_runs_of(options)
     # hide the log of waits for rows, because waits are normal in an export
     logging.getLogger("cloudload.wait").setLevel(logging.WARNING)
-    with run.loader(batch_size=run.global_batch, **delivery, **ALONE) as loader:
+    with run.loader(**delivery, **alone(run.global_batch)) as loader:
         if options.steps:
             loader.seek(run.rows_of_step(options.steps[0]).start)
         num_batches = len(options.steps) if options.steps else None

@@ -21,7 +21,6 @@ from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given
 from cloudload.tools.cli.output import print_result
 from cloudload.tools.cli.run_options import (
-    ALONE,
     add_loader_options,
     check_one_state,
     list_reading,
@@ -72,14 +71,15 @@ def _fetch(options: argparse.Namespace) -> int:
 
 def _open_loader(options: argparse.Namespace, arguments: dict[str, Any]) -> CloudLoader:
     """Open a loader at the position from which the run resumes. It is used only to find shards."""
-    alone: dict[str, Any] = {**ALONE, "num_workers": 0}
+    from cloudload.config import alone
+
     if options.states:
         from cloudload.tools.provenance.state_run import open_run
 
         run = open_run(load_states(options)[0], **locate_run(options), global_batch=1)
         reading = list_reading(vars(options))
         reading.pop("cache_limit", None)
-        return run.loader(batch_size=1, **reading, **alone)
+        return run.loader(**reading, **alone(), num_workers=0)
     from cloudload.loading import CloudLoader
 
-    return CloudLoader(**{"batch_size": 1, **arguments, **alone})
+    return CloudLoader(**{**arguments, **alone(), "num_workers": 0})

@@ -45,7 +45,7 @@ def _plan(options: argparse.Namespace) -> int:
     from cloudload.tools.forecast.plan_report import describe_plan
     from cloudload.tools.forecast.plan_run import plan_run
 
-    arguments = read_loader_options(options, required="data seq_len batch_size")
+    arguments = read_loader_options(options)
     plan = plan_run(**{**list_given(options, plan_run), **arguments})
     print_result(plan, describe_plan(plan), as_json=options.json)
     return 0

@@ -35,7 +35,6 @@ from cloudload.tools.cli.declared_options import (
 if TYPE_CHECKING:
     from cloudload.tools.provenance.state_run import Run
 
-ALONE = {"dp_rank": 0, "dp_world_size": 1}
 """The arguments of a loader that reads the rows of all ranks."""
 STATE = "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder"
 """The help of an argument that is a state."""
@@ -239,7 +238,7 @@ def read_loader_options(
     if arguments.get("lengths") is False:
         arguments["lengths"] = "off"  # YAML parses `off` as False
     _check_names(arguments, known)
-    examples = {"data": "--data URL", "seq_len": "--seq-len 2048", "batch_size": "--batch-size 8"}
+    examples = {"data": "--data URL", "seq_len": "--seq-len 2048"}
     for name in required.split():
         if name not in arguments:
             raise ValueError(

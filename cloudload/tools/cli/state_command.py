@@ -23,7 +23,6 @@ from typing import Any
 from cloudload.tools.cli import command
 from cloudload.tools.cli.output import print_result
 from cloudload.tools.cli.run_options import (
-    ALONE,
     add_loader_options,
     names_loader,
     read_loader_options,
@@ -81,12 +80,12 @@ def _diff(before: Mapping[str, Any], after: Mapping[str, Any], *, as_json: bool)
 
 
 def _diff_with_loader(state: Mapping[str, Any], options: argparse.Namespace) -> int:
+    from cloudload.config import alone
     from cloudload.loading import CloudLoader
     from cloudload.tools.provenance.describe_state import compare_with_loader
 
-    arguments = {"batch_size": 1, **read_loader_options(options)}
-    alone = {**ALONE, "device_mesh": None, "num_workers": 0}
-    with CloudLoader(**{**arguments, **alone}) as loader:
+    arguments = {**read_loader_options(options), **alone(), "num_workers": 0}
+    with CloudLoader(**arguments) as loader:
         differences, refusal = compare_with_loader(state, loader)
     lines = [each.describe() for each in differences] or ["no difference affects a resume"]
     verdict = f"refuses it: {refusal}" if refusal else "continues from it"

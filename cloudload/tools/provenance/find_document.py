@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.config import alone
 from cloudload.errors import DatasetError
 from cloudload.loading import Batch, CloudLoader
 from cloudload.order import positions_of
@@ -53,7 +54,7 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
     Compares IDs as strings. Reads all shards. `delivery` takes options of `DeliveryConfig`. Raises
     `DatasetError` if no sample has this ID, and the errors of `Run.loader`.
     """
-    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+    with run.loader(**delivery, **alone()) as loader:
         found = loader.open_tracer().find_id(identifier)
     if not found:
         raise DatasetError(
@@ -69,7 +70,7 @@ def explain_absence(run: Run, stream: int, sample: int, **delivery: Any) -> str 
     `stream` and `sample` are indices, from 0. `delivery` takes options of `DeliveryConfig`. Raises
     `DatasetError` if the sample cannot be read, and the errors of `Run.loader`.
     """
-    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+    with run.loader(**delivery, **alone()) as loader:
         return loader.open_tracer().explain_absence(stream, sample)
 
 
@@ -89,7 +90,7 @@ def find_document(
     that it reads, plus 64 documents.
     """
     last_row = run.rows_of_step(last_step)[-1]
-    with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
+    with run.loader(**delivery, **alone(run.global_batch)) as loader:
         plan = loader.worker_plan()
         recipe, document = plan.recipe, (stream, sample)
         _check_sample(recipe, stream, sample)

@@ -25,7 +25,7 @@ from typing import Any
 
 import xxhash
 
-from cloudload.config import checks
+from cloudload.config import alone, checks
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loading import Batch, CloudLoader
 from cloudload.rows import tables
@@ -206,9 +206,7 @@ def _has_effect(change: Difference) -> bool:
 
 @contextmanager
 def _open_alone(options: Mapping[str, Any]) -> Iterator[CloudLoader]:
-    alone: dict[str, Any] = {"batch_size": 1, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
-    alone |= {"num_workers": 0, "stop_every": None}
-    with CloudLoader(**{**options, **alone}) as loader:
+    with CloudLoader(**{**options, **alone(), "num_workers": 0, "stop_every": None}) as loader:
         yield loader
 
 

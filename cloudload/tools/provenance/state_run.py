@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from cloudload.config import GIVEN_ID, Stream, Transform, choices, name_streams
+from cloudload.config import GIVEN_ID, Stream, Transform, alone, choices, name_streams
 from cloudload.data import explain
 from cloudload.errors import StreamChangedError
 from cloudload.loading import CloudLoader, LoneEnvironment, use_environment
@@ -163,8 +163,7 @@ def start_run(global_batch: int, **options: Any) -> Run:
     `options` takes arguments of `CloudLoader`, such as the result of `config_from_yaml`. The batch
     size and the world have no effect. Raises the errors of `CloudLoader` and of `open_run`.
     """
-    alone = {"batch_size": global_batch, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
-    with CloudLoader(**{**options, **alone}) as loader:
+    with CloudLoader(**{**options, **alone(global_batch)}) as loader:
         state = loader.state_dict()
     given = {name: options.get(name) for name in ("tokenizer", "transform", "lengths")}
     return open_run(state, **given, global_batch=global_batch)

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.config import alone
 from cloudload.errors import DatasetError
 from cloudload.loading import Batch, CloudLoader, TracedSpan, WholeDocument
 from cloudload.rows import load_hf, tables
@@ -323,7 +324,7 @@ def _read_in_turn(
     if not steps:
         return
     first = run.rows_of_step(steps[0]).start
-    with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
+    with run.loader(**delivery, **alone(run.global_batch)) as loader:
         loader.seek(first)
         for step, batch in zip(steps, loader, strict=False):
             yield step, loader, batch, row
@@ -336,7 +337,7 @@ def trace_documents(run: Run, spans: Ints, rows: Ints, **delivery: Any) -> list[
     their rows to rows of the run. `delivery` takes options of `DeliveryConfig`. Raises
     `DatasetError` for a stream or sample that does not exist, and the errors of `Run.loader`.
     """
-    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+    with run.loader(**delivery, **alone()) as loader:
         starts = loader.recipe.corpus.stream_starts
         streams = np.minimum(spans[:, tables.SPAN_STREAM], len(starts) - 2)
         is_known = streams == spans[:, tables.SPAN_STREAM]
