@@ -31,7 +31,7 @@ from cloudload.segments import (
 from cloudload.system import Ints
 
 
-class _Part(NamedTuple):
+class _WorkerRows(NamedTuple):
     """One worker's rows of a batch."""
 
     block: Block
@@ -74,18 +74,18 @@ def join_blocks(
 
 def _take_part(
     block: Block, block_rows: slice, rank_rows: slice | Ints, start: int, stop: int
-) -> _Part:
+) -> _WorkerRows:
     """Take a worker's part of the rank's rows [start, stop)."""
     first: int = block_rows.start
     if isinstance(rank_rows, slice):
-        return _Part(block, slice(first + start, first + stop), slice(0, stop - start))
+        return _WorkerRows(block, slice(first + start, first + stop), slice(0, stop - start))
     own_start, own_stop = np.searchsorted(rank_rows, (start, stop)).tolist()
     own = rank_rows[own_start:own_stop] - start
-    return _Part(block, slice(first + own_start, first + own_stop), own)
+    return _WorkerRows(block, slice(first + own_start, first + own_stop), own)
 
 
 def _join(
-    parts: Sequence[_Part], rows: range | Ints, num_rows: int, delivery: DeliveryConfig
+    parts: Sequence[_WorkerRows], rows: range | Ints, num_rows: int, delivery: DeliveryConfig
 ) -> Batch:
     """Join parts of a batch, whose indices in the run are `rows`, and fill it up to `num_rows`."""
     shape = num_rows, parts[0].block.tokens.shape[1]
@@ -119,7 +119,7 @@ def _new(shape: tuple[int, int], pin_memory: bool) -> tuple[torch.Tensor, Ints]:
     return torch.from_numpy(array), array
 
 
-def _mask_padding(labels: Ints, parts: Sequence[_Part]) -> None:
+def _mask_padding(labels: Ints, parts: Sequence[_WorkerRows]) -> None:
     lengths = np.zeros(len(labels), np.int64)  # filler rows have no tokens
     for part in parts:
         lengths[part.batch_rows] = part.block.lengths[part.block_rows]
