@@ -10,6 +10,10 @@
     throughput.node         the loaders of a node with 8 ranks, at a given speed of training
     throughput.store_reads  downloads from S3 and GCS, compared with other clients
 
+`gpu`: does a GPU wait for data?
+
+    gpu.train               a GPT on one GPU, with batches of cloudload, of memory, and of Streaming
+
 `start`: how long does one wait?
 
     start.cold              for the first batch, with an empty cache (`make bench-cold`)

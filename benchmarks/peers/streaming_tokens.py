@@ -18,8 +18,11 @@ from benchmarks.peers.racing import Request, serve_batches
 PREDOWNLOAD = 512
 
 
-def open_rows(folder: str, batch_size: int) -> Any:
-    """Open a shuffled dataset whose samples are rows, int64 [seq_len]."""
+def open_rows(folder: str, batch_size: int, remote: str | None = None) -> Any:
+    """Open a shuffled dataset in a folder, whose samples are rows, int64 [seq_len].
+
+    If `remote` is given, its shards are downloaded to the folder.
+    """
     import torch
     from streaming import StreamingDataset
 
@@ -30,7 +33,9 @@ def open_rows(folder: str, batch_size: int) -> Any:
                 return torch.from_numpy(np.frombuffer(tokens, np.int64).copy())
             return torch.from_numpy(tokens.astype(np.int64))
 
-    return TokenRows(local=folder, shuffle=True, batch_size=batch_size, predownload=PREDOWNLOAD)
+    return TokenRows(
+        remote=remote, local=folder, shuffle=True, batch_size=batch_size, predownload=PREDOWNLOAD
+    )
 
 
 def make_batches(request: Request) -> Iterator[Any]:

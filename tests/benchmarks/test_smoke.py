@@ -220,6 +220,25 @@ def test_losses_reports_costs_and_sizes(corpus: Path) -> None:
     assert 0 < log[0]["bytes per record"] < 100
 
 
+def test_a_gpt_trains_alike_on_batches_of_cloudload_and_of_memory(
+    corpus: Path, tmp_path: Path
+) -> None:
+    where = ("--corpus", str(corpus), *TOKENIZER, "--output", str(tmp_path))
+    run("gpu.train", *where, "--workers", "1")
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    trainings = results["trainings"]
+    losses = {name: training["losses"] for name, training in trainings.items()}
+    assert len(losses["memory"]) == len(set(losses["memory"])) == 8
+    assert losses["cloudload"] == losses["memory"] != losses["Streaming"]
+    for figures in results["figures"]:
+        assert figures["tokens/s"] > 0
+        assert 0 <= figures["waiting, % of all steps"] < 100
+        assert figures["s to the first batch"] > 0
+    for training in trainings.values():
+        assert len(training["wait_s"]) == len(training["step_s"]) == 7
+        assert training["losses"][-1] < training["losses"][0]
+
+
 @pytest.mark.long
 def test_forecasts_are_reported_beside_real_values(corpus: Path) -> None:
     first, rows = run_json("quality.forecast", "--files", str(corpus / "part.jsonl.gz")).values()

@@ -1,0 +1,1 @@
+"""Does a GPU wait for data?"""
