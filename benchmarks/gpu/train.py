@@ -12,8 +12,9 @@ apart. An S3 server on this machine has the data, behind a proxy that delays eve
 
 A step waits from its request for a batch until the batch is on its way to the GPU. The GPU has
 finished the step before, as in a loop that logs every loss. The first step is not part of the
-figures, except for its own column. A full run takes at most four minutes. With --quick, a tiny
-model trains, on a CPU if there is no GPU.
+figures, except for its own column. A source trains for at most --seconds, so that all of them, with
+the data and the compilation, should take less than four minutes. With --quick, a tiny model trains,
+on a CPU if there is no GPU.
 
 Writes gpu.json to --output, with every loss and time.
 """
@@ -71,7 +72,7 @@ class Training:
 
 def main() -> None:
     options = Options(__doc__, has_json=False)
-    add_documents(options, 60.0)
+    add_documents(options, 40.0)
     options.add_output()
     options.add_amount("steps", 300, 8, "number of steps with each source")
     options.add_amount("seconds", 35.0, 10.0, "maximum seconds of training with each source")
