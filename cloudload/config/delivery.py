@@ -110,6 +110,9 @@ class DeliveryConfig:
     `stream_ids`, `document_ids`, `cu_seqlens` (with `max_seqlen`), and `flash_attention` (what
     Hugging Face models take to keep documents apart: `position_ids`, `seq_idx`, `cu_seq_lens_q`,
     `cu_seq_lens_k`, `max_length_q` and `max_length_k`)."""
+    pad_id: Annotated[int, within(0)] = 0
+    """Token ID of padding in `input_ids`, such as the tokenizer's pad token, for code that finds
+    padding by its ID. The labels of padding are -100 with any ID."""
     mask_edges: bool = False
     """Whether to mask the label of a document's first token in each row, because any tokens before
     it belong to other documents."""

@@ -92,6 +92,7 @@ def _open_run(
             start_loading(text)  # in a thread, while the index is read and the model created
         with activity.doing("reading the index"):
             recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
+    spec.check_id("pad_id", delivery.pad_id)
     start_log.log_opened(recipe, backend)
     with activity.doing("looking for token lengths"):
         found = find_lengths(recipe, lengths)

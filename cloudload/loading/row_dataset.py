@@ -285,7 +285,7 @@ class RegularReader:
         self._reader = PieceReader(documents, HeldDocuments(packing), position)
         self._finder = RowFinder(lengths, position)
         self._delivery, self._most_rows, self._seq_len = delivery, most_rows, packing.seq_len
-        self._framing = Framing.of(recipe.tokenizer.frames)
+        self._framing = Framing.of(recipe.tokenizer.frames, delivery.pad_id)
         self._arrays: dict[str, Array] = {}
         """The arrays of the loaded rows, by field name: [rows, …]."""
         self._indices: dict[int, int] = {}

@@ -147,6 +147,7 @@ transform: map_fn preprocess preprocess_fn preprocessing_fn filter_fn
 on_error: errors ignore_errors skip_errors skip_bad skip_bad_documents on_bad error_handling
 bos: bos_token bos_text add_bos_token add_bos bos_id
 eos: eos_token eos_text add_eos_token add_eos eos_id
+pad_id: pad_token_id padding_value pad_token padding_id
 num_workers: nworkers n_workers workers worker dataloader_num_workers num_proc
 prefetch_batches: prefetch prefetch_factor dataloader_prefetch_factor
 processes: num_proc num_workers workers jobs n_jobs nprocs

@@ -19,7 +19,7 @@ from cloudload.config import alone
 from cloudload.forecast import plan_run
 from cloudload.segments import IGNORED_LABEL
 from cloudload.tools.provenance.state_run import start_run
-from testkit.corpora import EOS, byte_tokenizer, random_documents
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer, random_documents
 from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader
@@ -123,6 +123,41 @@ def by_row(batch: Batch) -> dict[int, list[int]]:
     """The token IDs of a batch's rows, by their index in the run."""
     rows = zip(batch.rows.tolist(), batch["input_ids"].tolist(), strict=True)
     return {row: ids for row, ids in rows if row >= 0}
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pad_id_is_the_only_id_of_padding_and_changes_nothing_else(
+    counted: str, packing: str, workers: int
+) -> None:
+    """In rows, in tails, in rows after the end, and in filler rows."""
+    options = {"packing": packing, "epochs": 1, "micro_batch_size": 4, "num_workers": workers}
+    options["fields"] = ["segment_ids"]
+    plain, padded = (
+        [batch for loader in open_world(counted, 3, **options, pad_id=pad) for batch in loader]
+        for pad in (0, EOS_ID)
+    )
+    num_padding = 0
+    for before, now in zip(plain, padded, strict=True):
+        is_padding = now["segment_ids"] == 0
+        num_padding += int(is_padding.sum())
+        assert (now["input_ids"][is_padding] == EOS_ID).all()
+        assert (before["input_ids"][is_padding] == 0).all()
+        assert torch.equal(now["input_ids"][~is_padding], before["input_ids"][~is_padding])
+        assert torch.equal(now["labels"], before["labels"])
+    assert num_padding > 16 * sum(int((batch.rows < 0).sum()) for batch in plain) > 0
+
+
+def test_pad_id_must_be_in_the_vocabulary_and_may_change_on_resume(counted: str) -> None:
+    with pytest.raises(ValueError, match="pad_id is 257, but token IDs are from 0 to 256"):
+        make_loader(counted, pad_id=257)
+    with pytest.raises(ValueError, match="pad_id is -1"):
+        make_loader(counted, pad_id=-1)
+    loader = make_loader(counted, packing="one_per_row")
+    next(iter(loader))
+    resumed = make_loader(counted, packing="one_per_row", pad_id=EOS_ID)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.state_dict() == loader.state_dict()
 
 
 def test_the_state_within_a_step_is_the_state_before_it(counted: str) -> None:

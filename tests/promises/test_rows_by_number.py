@@ -65,7 +65,11 @@ def limit(access: Any, end: int) -> Any:
     case=CASES,
     shares=SHARES,
     look=st.fixed_dictionaries(
-        {"seq_len": st.sampled_from([7, 50, 120]), "mask_edges": st.booleans()}
+        {
+            "seq_len": st.sampled_from([7, 50, 120]),
+            "mask_edges": st.booleans(),
+            "pad_id": st.sampled_from([0, 255]),
+        }
     ),
     accesses=st.lists(
         st.one_of(

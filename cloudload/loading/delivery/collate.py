@@ -98,7 +98,7 @@ def _join(
         own = part.block.spans_between(part.block_rows)
         spans.append((own, part.block_rows.start, part.batch_rows))
     is_full = len(rows) == num_rows and all(part.block.is_full for part in parts)
-    ids[len(rows) :] = 0
+    ids[len(rows) :] = delivery.pad_id
     targets[:] = ids
     if not is_full:
         _mask_padding(targets, parts)

@@ -116,7 +116,8 @@ class _Rows:
         self._traffic, self._new_tokens, recipe = worker.traffic, worker.new_tokens, plan.recipe
         reader = PieceReader(worker.documents, worker.held, plan.position)
         self._tail = TailReader(recipe.corpus, worker.documents, reader)
-        self._packing, self._framing = recipe.packing, Framing.of(recipe.tokenizer.frames)
+        self._packing = recipe.packing
+        self._framing = Framing.of(recipe.tokenizer.frames, plan.delivery.pad_id)
         self._dealt = (
             None if plan.share.is_even else DealtRows(plan, worker.index, worker.documents, reader)
         )

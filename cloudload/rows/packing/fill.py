@@ -2,7 +2,7 @@
 
     documents   a: bos ····· eos    b: bos ·········· eos    a table, and buffers of the texts' IDs
     pieces      (row 0, a, 0, 7) (row 0, b, 0, 3) (row 1, b, 3, 12)
-    rows        bos ····· eos bos ·· | ········ eos ▒        seq_len 10; ▒ is padding, 0
+    rows        bos ····· eos bos ·· | ········ eos ▒        seq_len 10; ▒ is padding
 
 Each piece costs one memory copy and a few vectorized integer operations. No Python code runs per
 token.
@@ -21,23 +21,26 @@ from cloudload.system import Frame, Ints, Tokens
 
 @dataclass(frozen=True)
 class Framing:
-    """The bos and eos IDs of each stream: int64 [streams] each; -1 if the stream has no such
-    token."""
+    """The IDs that surround the documents in rows."""
 
     bos: Ints
+    """The bos of each stream: int64 [streams]; -1 if the stream has none."""
     eos: Ints
+    """The same for the eos."""
+    pad: int = 0
+    """The ID of padding."""
 
     @staticmethod
-    def of(frames: Sequence[Frame]) -> Framing:
+    def of(frames: Sequence[Frame], pad: int = 0) -> Framing:
         """Convert each stream's (bos, eos) to arrays."""
         bos, eos = (
             [-1 if frame[side] is None else frame[side] for frame in frames] for side in (0, 1)
         )
-        return Framing(np.array(bos, np.int64), np.array(eos, np.int64))
+        return Framing(np.array(bos, np.int64), np.array(eos, np.int64), pad)
 
 
 def fill_rows(out: Tokens, rows: tables.CutRows, framing: Framing) -> Ints:
-    """Write rows into `out` (int32 [rows, seq_len], contiguous), and pad with 0.
+    """Write rows into `out` (int32 [rows, seq_len], contiguous), and pad them.
 
     Returns the number of tokens in each row: int64 [rows].
 
@@ -70,7 +73,7 @@ def fill_rows(out: Tokens, rows: tables.CutRows, framing: Framing) -> Ints:
     # `out` may hold earlier rows, so padding is written, too
     lengths = row_lengths(rows.pieces, len(out))
     for row in np.flatnonzero(lengths < out.shape[1]).tolist():
-        out[row, lengths[row] :] = 0
+        out[row, lengths[row] :] = framing.pad
     return lengths
 
 

@@ -85,6 +85,14 @@ class TokenizerSpec:
     framing_warning: str | None = field(default=None, compare=False)
     """A warning if an eos looks like the end of a chat turn, else None."""
 
+    def check_id(self, name: str, token_id: int) -> None:
+        """Raise `ValueError` if an ID, which the error calls `name`, is not in the vocabulary."""
+        if token_id >= self.vocab_size:
+            raise ValueError(
+                f"{name} is {token_id:,}, but token IDs are from 0 to {self.vocab_size - 1:,}. "
+                "Use one of these"
+            )
+
     def __repr__(self) -> str:
         return (
             f"TokenizerSpec({self.fingerprint[:12]}, frames={self.frames}, "

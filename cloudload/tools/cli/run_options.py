@@ -42,7 +42,7 @@ CHECK = "check"
 """The section of a config that only `cloudload check` reads."""
 READING = (
     "local tokenizer_backend num_workers prefetch_batches predownload download_threads cache_limit "
-    "verify start_method mask_edges"
+    "verify start_method pad_id mask_edges"
 )
 """The options of `DeliveryConfig` that apply to the rows of a checkpoint."""
 _NOT_OPTIONS = ("streams", "retry", "dp_rank", "dp_world_size", "has_mesh")

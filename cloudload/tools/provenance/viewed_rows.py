@@ -68,7 +68,7 @@ class ViewedRow:
     run_row: int
     """The index of the row in the run, from 0."""
     input_ids: Tokens
-    """The token IDs: int32 [seq_len]. Padding is 0."""
+    """The token IDs: int32 [seq_len]. Padding has the ID `pad_id`."""
     labels: Ints
     """The labels, not shifted: int64 [seq_len]. Padding and masked labels are -100."""
     position_ids: Ints

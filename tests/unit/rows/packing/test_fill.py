@@ -67,6 +67,13 @@ def test_rows_have_bos_ids_eos_and_padding() -> None:
     assert row_lengths(PIECES, 3).tolist() == [8, 0, 2]
 
 
+def test_padding_has_the_chosen_id() -> None:
+    out = np.full((2, 6), -7, np.int32)
+    framing = Framing.of(FRAMES, pad=99)
+    fill_rows(out, rows_of(np.array([[0, 0, 0, 5]])), framing)
+    assert out.tolist() == [[1, 10, 11, 12, 2, 99], [99] * 6]
+
+
 def test_the_lengths_of_the_rows_are_returned() -> None:
     out = np.empty((3, 9), np.int32)
     lengths = fill_rows(out, rows_of(PIECES), FRAMING)
