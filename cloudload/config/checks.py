@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache, partial
 from types import NoneType, UnionType
@@ -87,6 +87,12 @@ def as_token(name: str, value: Any) -> str | int | None:
             f"{name} is {value!r}. Use a token, its ID, None, 'auto', or (for a Stream) 'same'"
         )
     return number
+
+
+def as_token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """Return token IDs in ascending order, without repeats."""
+    numbers = [value] if isinstance(value, str) or not isinstance(value, Iterable) else value
+    return tuple(sorted({as_integer(f"a token ID in {name}", each, 0) for each in numbers}))
 
 
 def check_tokens_column(key: Any, dtype: Any, where: str = "") -> None:

@@ -110,6 +110,9 @@ class RowsConfig:
     tokens_dtype: TokenDtype | None = None
     """The dtype of the token IDs in a column of bytes, such as `uint16`, because the index does not
     record it. llm-foundry writes `int64`."""
+    strip_tokens: Annotated[Sequence[int], checks.as_token_ids] = ()
+    """Token IDs to remove from both ends of documents that are token IDs, such as the bos, eos, or
+    padding that the writer of the data added. `bos`, `eos`, and `min_tokens` apply to the rest."""
     transform: Annotated[Transform, as_transform] | None = None
     """A function that returns the text of a sample (a dict), or None to filter it out. It replaces
     `text_key`. It must be deterministic. It must be picklable if worker processes are not
@@ -180,6 +183,12 @@ class RowsConfig:
             raise ValueError(
                 f"on_error is {self.on_error!r}, which does not apply to token IDs. All documents "
                 "are token IDs, because tokens_key is set. Omit on_error or tokens_key"
+            )
+
+        if self.strip_tokens and not any(columns):
+            raise ValueError(
+                f"strip_tokens is {list(self.strip_tokens)}, which applies only to token IDs, but "
+                "all documents are text. Set tokens_key, or omit strip_tokens"
             )
 
     @property

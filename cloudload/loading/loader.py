@@ -114,6 +114,7 @@ class CloudLoader:
         text_key: str = RowsConfig.text_key,
         tokens_key: str | None = RowsConfig.tokens_key,
         tokens_dtype: TokenDtype | None = RowsConfig.tokens_dtype,
+        strip_tokens: Sequence[int] = RowsConfig.strip_tokens,
         transform: Transform | None = RowsConfig.transform,
         transform_id: str | None = RowsConfig.transform_id,
         min_tokens: int = RowsConfig.min_tokens,
@@ -163,6 +164,7 @@ class CloudLoader:
             text_key=text_key,
             tokens_key=tokens_key,
             tokens_dtype=tokens_dtype,
+            strip_tokens=strip_tokens,
             transform=transform,
             transform_id=transform_id,
             min_tokens=min_tokens,
@@ -329,9 +331,9 @@ class CloudLoader:
         exchange and before the tail of a finite run, you can accept changes of some fields:
         `on_change={"min_tokens": "accept"}`, and similarly `open_rows`, `epochs`, `max_epochs`,
         `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`,
-        `transform` and `overflow`. If one of the last eight changes, each lane drops the rest of
-        the documents that it was reading. Once a stream of a mixture is in its tail, no change can
-        be accepted.
+        `strip_tokens`, `transform` and `overflow`. If one of the last nine changes, each lane drops
+        the rest of the documents that it was reading. Once a stream of a mixture is in its tail, no
+        change can be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or

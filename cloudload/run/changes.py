@@ -52,6 +52,7 @@ FIELD_MEANINGS = {
     "token_ids": "fingerprint of the IDs of fixed texts",
     state_fields.ORDER_FIELD: "hash of the order of fixed shards, which NumPy's generators shuffle",
     "tokens_key": "the columns of token IDs and the dtypes of bytes, by stream",
+    "strip_tokens": "IDs that are removed from the ends of documents",
     "bos_eos": "IDs before and after a document, by stream",
     "choose": "samples in an epoch, by stream or corpus",
     state_fields.MAX_EPOCHS_FIELD: "by stream",
@@ -65,8 +66,8 @@ _GROWING_FIELDS = (
 # cursors stay valid if these fields change, unless a smaller number of epochs ends before them
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", state_fields.MAX_EPOCHS_FIELD, "on_error")
 CONTENT_FIELDS = (
-    *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),
-    "overflow",
+    *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "strip_tokens"),
+    *("transform", "overflow"),
 )
 """The fields whose change invalidates cursors within documents. Other cursors stay valid."""
 ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *CONTENT_FIELDS)

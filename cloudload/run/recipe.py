@@ -133,6 +133,7 @@ class Recipe:
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
             state_fields.TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
+            state_fields.STRIP_FIELD: ",".join(map(str, self.config.strip_tokens)),
             state_fields.STREAM_SHARDS_FIELD: self._describe_shards(),
             state_fields.MAX_EPOCHS_FIELD: ",".join(
                 str(each.max_epochs or "") for each in self.config.streams
@@ -208,6 +209,8 @@ def open_recipe(
     )
     index_s = time.monotonic() - began
     _check_columns(config, corpus)
+    for token_id in config.strip_tokens:
+        spec.check_id("a token ID in strip_tokens", token_id)
     layout, components = _settle(config, specify_components(config, corpus), None)
     return Recipe(
         config=config,

@@ -69,7 +69,7 @@ _COMPARED_FIELDS = (
     *(*state_fields.HELD_CONFIG_FIELDS, "transform", "num_lanes", "num_canonical_nodes"),
     *("shuffle_block_size", "choose", "shards", "data", "tokenizer", "bos_eos", "token_ids"),
     *(state_fields.SAMPLES_FIELD, state_fields.ORDER_FIELD, state_fields.TOKENS_FIELD),
-    state_fields.MAX_EPOCHS_FIELD,
+    *(state_fields.STRIP_FIELD, state_fields.MAX_EPOCHS_FIELD),
 )
 _OPTIONAL_KEYS = state_fields.OPTIONAL_FIELDS | {
     *("origin", "document_sizes", "stream_tails", state_fields.PART_FIELD)
@@ -109,6 +109,8 @@ class Saved:
     """The versions of the libraries that encoded the text."""
     stopping: str = choices.ALL
     """The `stopping` of a mixture whose streams end."""
+    strip_tokens: tuple[int, ...] = ()
+    """The IDs that are removed from the ends of documents."""
     stream_shards: tuple[int, ...] = ()
     """The number of shards of each stream; empty if the state does not record it."""
     is_fair: bool = False
@@ -131,7 +133,10 @@ def read_state(state: Mapping[str, Any]) -> Saved:
             f"it has {len(mixture.names)} streams, but num_canonical_nodes has "
             f"{len(layout.canonical_nodes)} values",
         )
-    name = state_fields.STREAM_SHARDS_FIELD
+    strip_tokens, stream_shards = (
+        read_numbers(name, state[name]) if name in state else ()
+        for name in (state_fields.STRIP_FIELD, state_fields.STREAM_SHARDS_FIELD)
+    )
     return Saved(
         position=position,
         layout=layout,
@@ -141,7 +146,8 @@ def read_state(state: Mapping[str, Any]) -> Saved:
         sources=state["sources"],
         tokenizer_backend=state["tokenizer_backend"],
         stopping=state.get("stopping", choices.ALL),
-        stream_shards=read_numbers(name, state[name]) if name in state else (),
+        strip_tokens=strip_tokens,
+        stream_shards=stream_shards,
         is_fair=state_fields.FAIR_FIELD in state,
     )
 
@@ -203,6 +209,7 @@ def _read_fields(state: Mapping[str, Any]) -> dict[str, Any]:
         "on_error": choices.RAISE,
         state_fields.ORDER_FIELD: "",
         state_fields.TOKENS_FIELD: of_no_stream,
+        state_fields.STRIP_FIELD: "",
         state_fields.MAX_EPOCHS_FIELD: of_no_stream,
         **state,
     }

@@ -38,6 +38,8 @@
     mixture                 names and weights of the streams, and the rows from which they apply
     tokens_key              column and dtype of the token IDs of pre-tokenized streams; if all
                             streams are text, there is no such key
+    strip_tokens            IDs that are removed from the ends of documents, as "0,2"; if there are
+                            none, there is no such key
     samples                 like data, but without the shards' headers, so that it stays the same if
                             the samples are written with a different compression; "" for a stream or
                             corpus whose index has no hashes of its samples; if no index has them,

@@ -25,6 +25,9 @@ HELD_CONFIG_FIELDS = (
 """Fields of `RowsConfig` that a state stores as they are; `on_error` only if it is not "raise"."""
 TOKENS_FIELD = "tokens_key"
 """The state field that describes columns of token IDs. A state has it only if a stream has one."""
+STRIP_FIELD = "strip_tokens"
+"""The state field with the IDs that are removed from the ends of documents, joined by commas. A
+state has it only if there are any."""
 SAMPLES_FIELD = "samples"
 """The state field with fingerprints that cover the samples, but not the headers of their shards. A
 state has it only if an index has `mds.hashes.SAMPLES_HASH`."""
@@ -46,7 +49,7 @@ of all ranks. A state has no such field, because all states have the lanes of al
 OPTIONAL_FIELDS = frozenset(
     {
         *("token_ids", "on_error", "stopping", ORDER_FIELD, FAIR_FIELD),
-        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, MAX_EPOCHS_FIELD),
+        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, STRIP_FIELD, MAX_EPOCHS_FIELD),
     }
 )
 """Fields that a state omits if they are empty or have their default value. They are newer than the

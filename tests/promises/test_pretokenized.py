@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import CloudLoader, Stream
+from cloudload import CloudLoader, Rows, Stream
 from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
+from cloudload.provenance import open_run
 from cloudload.testing import assert_same_rows, check_resume, run_legs
+from cloudload.tools.count.count import count_tokens
 from testkit import loaders
 from testkit.awkward import Case, cases, tokenize
 from testkit.corpora import EOS_ID, byte_tokenizer, write_mds
+from testkit.examples import EXAMPLES
 from testkit.kinds import PACKINGS, THOROUGH, kind_of, loaders_of
 from testkit.whole_documents import read_all
 
@@ -224,6 +227,113 @@ def test_a_state_of_text_has_no_column_of_ids_and_a_stream_of_ids_may_be_added(
         assert {span[1] for batch in loader.take(3) for span in batch.spans.tolist()} == {0, 1}
 
 
+# ---------------------------------------------------------------- stripped ends
+
+
+def strip(ids: list[int], stripped: set[int]) -> list[int]:
+    kept = [index for index, token in enumerate(ids) if token not in stripped]
+    return ids[kept[0] : kept[-1] + 1] if kept else []
+
+
+@given(
+    documents=st.lists(st.lists(st.sampled_from([0, 1, 2, 7, 8]), max_size=9), min_size=12),
+    packing=st.sampled_from(PACKINGS),
+    stripped=st.sets(st.integers(0, 3), min_size=1),
+    form=st.sampled_from(FORMATS),
+    eos=st.sampled_from([None, 2]),
+    size=st.sampled_from([1, 2, 5]),
+)
+@settings(max_examples=EXAMPLES)
+def test_stripped_ids_give_the_rows_of_data_without_them(
+    *,
+    documents: list[list[int]],
+    packing: str,
+    stripped: set[int],
+    form: tuple[str, str | None],
+    eos: int | None,
+    size: int,
+) -> None:
+    """With token lengths, without them on one rank, and by index."""
+    documents += [[0, 7, 2], [7] * 20]
+    encoding, dtype = form
+    keys: Any = {"tokens_key": "tokens", "tokens_dtype": dtype}
+    options: Any = {**keys, "packing": packing, "epochs": 1, "eos": eos, "num_lanes": 4}
+    options |= {"shuffle": False, "bos": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        datas = [
+            write_ids(
+                Path(folder, name),
+                [stored(ids, encoding, dtype) for ids in written],
+                encoding=encoding,
+                shard_bytes=200,
+            )
+            for name, written in (
+                ("raw", documents),
+                ("plain", [strip(ids, stripped) for ids in documents]),
+            )
+        ]
+        expected = list(open_ids(datas[1], **options))
+        options |= {"strip_tokens": [*stripped]}
+        found = list(open_ids(datas[0], **options))
+        assert loaders.ids_of(found) == loaders.ids_of(expected)
+        pairs = zip(found, expected, strict=True)
+        assert all(np.array_equal(one.spans, other.spans) for one, other in pairs)
+        count_tokens(datas[0], **keys, strip_tokens=[*stripped], processes=1, progress=False)
+        check_with_lengths(datas[0], size, loaders.numbered_rows(expected), options)
+
+
+def check_with_lengths(
+    data: str, size: int, expected: dict[int, list[int]], options: dict[str, Any]
+) -> None:
+    """Check the rows of `Rows`, and of a world of `size` ranks, which share lanes."""
+    rows = Rows(data, **{"tokenizer": None, "seq_len": loaders.SEQ_LEN, **options})
+    assert [row["input_ids"].tolist() for row in rows] == [
+        expected[row] for row in range(len(rows))
+    ]
+    of_ranks: dict[int, list[int]] = {}
+    for rank in range(size):
+        world: Any = {"dp_rank": rank, "dp_world_size": size, "batch_size": 1}
+        with open_ids(data, **options, **world, lengths="require") as loader:
+            of_ranks |= loaders.numbered_rows(loader)
+    assert all(of_ranks[row] == expected[row] for row in range(len(rows)))
+
+
+def test_a_run_with_stripped_ids_resumes_and_its_state_reopens_it(tmp_path: Path) -> None:
+    documents = [[0, *ids, 2, 2] for ids in documents_of(5)]
+    data = write_ids(tmp_path / "mds", documents, shard_bytes=600)
+    options: dict[str, Any] = {"strip_tokens": [2, 0], "eos": 7}
+    for packing in PACKINGS:
+        make = partial(open_ids, data, packing=packing, **options)
+        check_resume(make, global_batch=4, num_batches=5)
+    with open_ids(data, **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        expected = next(batches)
+    assert state["strip_tokens"] == "0,2"
+    assert loader.describe()["strip_tokens"] == (0, 2)
+    with open_run(state).loader(batch_size=4) as reopened:
+        batch = next(iter(reopened))
+        assert batch["input_ids"].tolist() == expected["input_ids"].tolist()
+        assert [span.text for span in reopened.trace(batch)]
+    with open_ids(data, eos=7) as other:
+        with pytest.raises(StreamChangedError, match=r"strip_tokens .*saved '0,2', found ''"):
+            other.load_state_dict(state)
+        other.load_state_dict(state, on_change={"strip_tokens": "accept"})
+        next(iter(other))
+
+
+def test_lengths_of_stripped_ids_are_not_those_of_all_ids(tmp_path: Path) -> None:
+    data = write_ids(tmp_path / "mds", [[0, 5, 2], [6, 2]] * 6)
+    keys: Any = {"tokens_key": "tokens", "processes": 1, "progress": False}
+    assert count_tokens(data, **keys).tokens == 30  # type: ignore[union-attr]
+    assert count_tokens(data, **keys, strip_tokens=[0, 2]).tokens == 12  # type: ignore[union-attr]
+    with open_ids(data, strip_tokens=[2], epochs=1) as loader:
+        assert loader.describe()["lengths"] is None
+    with open_ids(data, strip_tokens=[2, 0], epochs=1) as loader:
+        assert loader.describe()["lengths"] is not None
+
+
 # ---------------------------------------------------------------- wrong input
 
 
@@ -294,6 +404,16 @@ def test_a_column_that_cannot_be_read_is_named(
         ({"tokens_key": 3}, r"tokens_key is 3. Use the name of a column"),
         ({"tokens_key": "same"}, r"'same' is valid only for a Stream"),
         ({"tokens_key": None, "tokens_dtype": "uint16"}, r"but tokens_key is not set"),
+        ({"strip_tokens": [-1]}, r"a token ID in strip_tokens is -1. Use an integer of at least 0"),
+        ({"strip_tokens": "2"}, r"a token ID in strip_tokens is '2'. Use an integer"),
+        (
+            {"strip_tokens": [257], "tokenizer": byte_tokenizer()},
+            r"a token ID in strip_tokens is 257, but token IDs are from 0 to 256",
+        ),
+        (
+            {"tokens_key": None, "strip_tokens": [2]},
+            r"strip_tokens is \[2\], which applies only to token IDs, but all documents are text",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

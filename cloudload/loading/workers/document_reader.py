@@ -26,6 +26,22 @@ TextOrError = str | BadDocumentError | None
 out."""
 
 
+def strip_ends(ids: Tokens, sizes: Ints, stripped: Tokens) -> tuple[Tokens, Ints]:
+    """Remove the IDs `stripped` from both ends of each document. Returns the IDs and sizes left.
+
+    Example: stripping 0 and 2 from IDs 0 7 2 8 2 2 | 2 of sizes 6 1 gives 7 2 8 of sizes 3 0.
+    """
+    stops = np.cumsum(sizes)
+    kept = np.flatnonzero(~np.isin(ids, stripped))
+    first, last = np.searchsorted(kept, [stops - sizes, stops])
+    is_left = first < last
+    starts, ends = kept[first[is_left]], kept[last[is_left] - 1] + 1
+    left = np.zeros_like(sizes)
+    left[is_left] = ends - starts
+    parts = [ids[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.concatenate([ids[:0], *parts]), left
+
+
 class ShardSource(Protocol):
     """The shards of a corpus, by index: a `ShardCache` or `MemoryShards`."""
 
@@ -48,6 +64,7 @@ class DocumentReader:
         self._corpus, self._cache = recipe.corpus, cache
         self._text_key, self._transform = recipe.config.text_key, recipe.config.transform
         self._columns = recipe.config.token_columns
+        self._strip_tokens = np.array(recipe.config.strip_tokens, np.int32)
         self._skips = recipe.config.on_error == choices.SKIP
         self._vocab_size = recipe.tokenizer.vocab_size
         of_text = [stream for stream, column in enumerate(self._columns) if column is None]
@@ -155,7 +172,8 @@ class DocumentReader:
     def _join(
         self, indices: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
     ) -> tuple[Ints, Tokens, Ints]:
-        """Join the IDs in `values` at `indices`, and check that all are in the vocabulary."""
+        """Join the IDs in `values` at `indices`, check that all are in the vocabulary, and strip
+        `strip_tokens`."""
         chosen = [values[index] for index in indices.tolist()]
         sizes = np.fromiter(map(len, chosen), np.int64, len(chosen)) // dtype.itemsize
         stored = np.frombuffer(b"".join(chosen), dtype)
@@ -166,7 +184,10 @@ class DocumentReader:
             document = int(np.searchsorted(np.cumsum(sizes), index, side="right"))
             within = index - int(sizes[:document].sum())
             raise self._wrong_id(int(samples[indices[document]]), within, int(stored[index]), dtype)
-        return indices, stored.astype(np.int32, copy=False).view(np.int32), sizes
+        ids = stored.astype(np.int32, copy=False).view(np.int32)
+        if len(self._strip_tokens):
+            ids, sizes = strip_ends(ids, sizes, self._strip_tokens)
+        return indices, ids, sizes
 
     def _wrong_id(self, sample: int, index: int, found: int, dtype: np.dtype[Any]) -> DatasetError:
         return DatasetError(

@@ -163,10 +163,11 @@ def _identify(shards: Iterable[shard_entries.ShardInfo], key: LengthsKey) -> str
 
 def make_key(recipe: Recipe, stream: int) -> LengthsKey:
     """The key of the lengths of one stream of a recipe, given by its index."""
-    column = recipe.config.token_columns[stream]
-    if column is not None:
-        return LengthsKey("", "", json.dumps(["tokens", *column]))
     config = recipe.config
+    column = config.token_columns[stream]
+    if column is not None:
+        stripped = [config.strip_tokens] if config.strip_tokens else []
+        return LengthsKey("", "", json.dumps(["tokens", *column, *stripped]))
     skips = [config.on_error] if config.on_error != choices.RAISE else []
     documents = json.dumps(["text", config.text_key, config.transform_name, *skips])
     return LengthsKey(recipe.tokenizer.fingerprint, recipe.tokenizer.token_ids, documents)

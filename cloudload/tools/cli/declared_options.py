@@ -132,7 +132,7 @@ def _settings_of(name: str, hint: Any, default: Any) -> dict[str, Any]:
         return {"choices": choices, **({"metavar": "NAME"} if is_long else {})}
     metavar, parse = _parser_of(name, kinds, types)
     settings: dict[str, Any] = {"metavar": _METAVARS.get(name, metavar), "type": parse}
-    if parse is _split:
+    if parse in (_split, _split_numbers):
         return {**settings, "action": "extend"}
     # a text that means none must not be a name that the user may have chosen
     if NoneType in types and (default is not None or kinds & {int, float}):
@@ -155,12 +155,18 @@ def _parser_of(name: str, kinds: set[Any], types: Any) -> tuple[str, Callable[[s
         return "PATH", str
     if any(get_args(each)[:1] == (str,) for each in types):
         return "NAME,...", _split
+    if any(get_args(each)[:1] == (int,) for each in types):
+        return "ID,...", _split_numbers
     is_plain = kinds <= {str, Any}
     return ("TEXT", str) if is_plain else ("YAML", parse_yaml)
 
 
 def _split(text: str) -> list[str]:
     return [] if text == "none" else [each.strip() for each in text.split(",")]
+
+
+def _split_numbers(text: str) -> list[int]:
+    return [command.whole_number(0)(each) for each in _split(text)]
 
 
 def _integer_or_text(text: str) -> int | str:

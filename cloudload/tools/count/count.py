@@ -56,6 +56,7 @@ def count_tokens(
     text_key: str = TEXT_KEY,
     tokens_key: str | None = None,
     tokens_dtype: TokenDtype | None = None,
+    strip_tokens: Sequence[int] = (),
     transform: Transform | None = None,
     transform_id: str | None = None,
     on_error: OnError = "raise",
@@ -82,6 +83,7 @@ def count_tokens(
         text_key: the column that contains the document.
         tokens_key: the column that contains the document as token IDs, for pre-tokenized data.
         tokens_dtype: dtype of the IDs, if that column contains bytes.
+        strip_tokens: as for `CloudLoader`.
         transform: as for `CloudLoader`.
         transform_id: as for `CloudLoader`.
         on_error: as for `CloudLoader`.
@@ -122,6 +124,7 @@ def count_tokens(
         text_key=text_key,
         tokens_key=tokens_key,
         tokens_dtype=tokens_dtype,
+        strip_tokens=strip_tokens,
         transform=transform,
         transform_id=transform_id,
         on_error=on_error,
@@ -160,6 +163,7 @@ def estimate_tokens(
     text_key: str = TEXT_KEY,
     tokens_key: str | None = None,
     tokens_dtype: TokenDtype | None = None,
+    strip_tokens: Sequence[int] = (),
     transform: Transform | None = None,
     transform_id: str | None = None,
     on_error: OnError = "raise",
@@ -177,6 +181,7 @@ def estimate_tokens(
         text_key: as for `count_tokens`.
         tokens_key: as for `count_tokens`.
         tokens_dtype: as for `count_tokens`.
+        strip_tokens: as for `count_tokens`.
         transform: as for `count_tokens`.
         transform_id: as for `count_tokens`.
         on_error: as for `count_tokens`.
@@ -198,6 +203,7 @@ def estimate_tokens(
         text_key=text_key,
         tokens_key=tokens_key,
         tokens_dtype=tokens_dtype,
+        strip_tokens=strip_tokens,
         transform=transform,
         transform_id=transform_id,
         on_error=on_error,

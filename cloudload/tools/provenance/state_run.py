@@ -150,6 +150,7 @@ def open_run(
         "eos": sources.eos,
         "tokens_key": sources.tokens_key,
         "tokens_dtype": sources.tokens_dtype,
+        "strip_tokens": saved.strip_tokens,
         "schedule": schedule if sources.is_mixed else None,
         "stopping": saved.stopping,
         "lengths": choices.AUTO if lengths is None else lengths,

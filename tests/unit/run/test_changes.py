@@ -52,6 +52,7 @@ def changes(before: Recipe, now: Recipe) -> list[str]:
         ({"num_lanes": 4}, ["num_lanes"]),
         ({"shuffle": True, "packing": "best_fit"}, ["packing", "shuffle"]),
         ({"text_key": "body"}, ["text_key"]),
+        ({"tokens_key": "ids", "strip_tokens": [2]}, ["tokens_key", "strip_tokens"]),
     ],
 )
 def test_each_field_that_differs_is_found(options: dict[str, Any], names: list[str]) -> None:

@@ -38,6 +38,7 @@ def test_a_corpus_of_streams_lists_their_shards_because_its_fingerprint_does_not
         ({"proportions": [1], "epochs": 2, "stopping": "first"}, "stopping", "first"),
         ({"proportions": [1], "max_epochs": [3]}, "max_epochs", "3"),
         ({"tokens_key": "ids", "tokens_dtype": "uint16"}, "tokens_key", "ids:uint16"),
+        ({"tokens_key": "ids", "strip_tokens": [2, 0, 2]}, "strip_tokens", "0,2"),
         ({"packing": "best_fit"}, "fair_start", "sqrt"),
     ],
 )

@@ -154,6 +154,11 @@ def test_the_key_of_token_ids_has_only_their_column() -> None:
     assert key == LengthsKey("", "", '["tokens", "ids", "uint16"]')
 
 
+def test_the_key_of_stripped_token_ids_has_what_is_stripped() -> None:
+    key = make_key(tiny_recipe([9], tokens_key="ids", strip_tokens=[2, 0]), 0)
+    assert key == LengthsKey("", "", '["tokens", "ids", null, [0, 2]]')
+
+
 def test_what_does_not_change_lengths_does_not_change_the_key() -> None:
     plain = make_key(tiny_recipe([9]), 0)
     for options in (
