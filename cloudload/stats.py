@@ -46,7 +46,7 @@ class StreamStats:
     later row is not counted yet. With `best_fit`, this includes documents that wait in open rows,
     of which each lane has up to `open_rows`."""
     filtered: int
-    """Number of documents filtered out by the transform or `min_tokens`."""
+    """Number of documents filtered out by the transform, `min_tokens`, or `max_tokens`."""
     empty: int
     """Number of documents without tokens that were not filtered out."""
     truncated: int

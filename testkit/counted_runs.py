@@ -47,6 +47,7 @@ CASES = st.fixed_dictionaries(
         "overflow": st.sampled_from(["cut", "rows"]),
         "num_lanes": st.sampled_from([1, 4, 12, 30]),
         "min_tokens": st.sampled_from([0, 20]),
+        "max_tokens": st.sampled_from([None, None, 200]),
         "transform": st.sampled_from([None, keep_most, fail_on_some]),
         "bos": st.sampled_from([None, EOS]),
         "shuffle_algo": st.sampled_from(["py1e", "naive", "seekable"]),

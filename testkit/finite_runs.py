@@ -81,8 +81,9 @@ class Corpus:
     def tokens(self, document: str) -> tuple[int, ...]:
         """The tokens of a document, or none if it is left out."""
         ids = tokenize(document) + (EOS_ID,) * (self.settings["eos"] is not None)
-        is_left_out = document.startswith("-") or len(ids) < self.settings.get("min_tokens", 0)
-        return () if is_left_out else ids
+        most = self.settings.get("max_tokens") or len(ids)
+        is_kept = self.settings.get("min_tokens", 0) <= len(ids) <= most
+        return ids if is_kept and not document.startswith("-") else ()
 
     @property
     def cut_at(self) -> int | None:
@@ -219,6 +220,7 @@ def cases(draw: st.DrawFn, packings: Sequence[Packing] = PACKINGS) -> Case:
         **draw(st.sampled_from(packings)),
         "open_rows": draw(st.integers(1, 3)),
         "min_tokens": draw(st.sampled_from([0, 0, 1, 3])),
+        "max_tokens": draw(st.sampled_from([None, None, 8, 30])),
         "transform": leave_out,
     }
     legs = [

@@ -123,6 +123,8 @@ class RowsConfig:
     when the loader is created."""
     min_tokens: Annotated[int, within(0)] = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
+    max_tokens: Count | None = None
+    """Documents with more tokens, bos and eos included, are filtered out. None means no limit."""
     on_error: OnError = "raise"
     """What to do with a document whose text is not UTF-8, or whose transform raises an error or
     returns no text. `raise` ends the run with an error that names the document. `skip` leaves the
@@ -145,6 +147,11 @@ class RowsConfig:
         checks.check_tokens_column(self.tokens_key, self.tokens_dtype)
         checks.check_fields(self)
         self._check_order()
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ValueError(
+                f"max_tokens is {self.max_tokens:,}, but min_tokens is {self.min_tokens:,}, so all "
+                "documents would be filtered out. Use a larger max_tokens or a smaller min_tokens"
+            )
         self._check_tokens_columns()
         self._check_transform_id()
         self._check_mixing()

@@ -118,6 +118,7 @@ class CloudLoader:
         transform: Transform | None = RowsConfig.transform,
         transform_id: str | None = RowsConfig.transform_id,
         min_tokens: int = RowsConfig.min_tokens,
+        max_tokens: int | None = RowsConfig.max_tokens,
         on_error: OnError = RowsConfig.on_error,
         bos: str | int | None = RowsConfig.bos,
         eos: str | int | None = RowsConfig.eos,
@@ -168,6 +169,7 @@ class CloudLoader:
             transform=transform,
             transform_id=transform_id,
             min_tokens=min_tokens,
+            max_tokens=max_tokens,
             on_error=on_error,
             bos=bos,
             eos=eos,
@@ -329,11 +331,11 @@ class CloudLoader:
 
         Any other change that could affect the rows is refused. If the state was saved at an
         exchange and before the tail of a finite run, you can accept changes of some fields:
-        `on_change={"min_tokens": "accept"}`, and similarly `open_rows`, `epochs`, `max_epochs`,
-        `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`,
-        `strip_tokens`, `transform` and `overflow`. If one of the last nine changes, each lane drops
-        the rest of the documents that it was reading. Once a stream of a mixture is in its tail, no
-        change can be accepted.
+        `on_change={"min_tokens": "accept"}`, and similarly `max_tokens`, `open_rows`, `epochs`,
+        `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`,
+        `tokens_key`, `strip_tokens`, `transform` and `overflow`. If one of the last nine changes,
+        each lane drops the rest of the documents that it was reading. Once a stream of a mixture is
+        in its tail, no change can be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or

@@ -64,7 +64,10 @@ _GROWING_FIELDS = (
     *("num_canonical_nodes", "shuffle_block_size"),
 )
 # cursors stay valid if these fields change, unless a smaller number of epochs ends before them
-_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", state_fields.MAX_EPOCHS_FIELD, "on_error")
+_HARMLESS_FIELDS = (
+    *("open_rows", "min_tokens", "max_tokens", "epochs", state_fields.MAX_EPOCHS_FIELD),
+    "on_error",
+)
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "strip_tokens"),
     *("transform", "overflow"),

@@ -88,9 +88,8 @@ class Recipe:
         """Whether each document of the only component is certain to become exactly one row."""
         config = self.config
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
-        keeps_all = (
-            config.transform is None and config.min_tokens <= 1 and config.on_error == choices.RAISE
-        )
+        has_limits = config.min_tokens > 1 or config.max_tokens is not None
+        keeps_all = config.transform is None and not has_limits and config.on_error == choices.RAISE
         has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
         is_one = len(self.components) == 1 and config.streams[0].max_epochs is None
         return is_cut and keeps_all and has_tokens and is_one
@@ -157,7 +156,7 @@ class Recipe:
             name: value
             for name, value in self.fields.items()
             if name not in state_fields.OPTIONAL_FIELDS
-            or value.strip(",") not in ("", choices.RAISE, choices.ALL)
+            or str(value or "").strip(",") not in ("", choices.RAISE, choices.ALL)
         }
 
     def _describe_shards(self) -> str:

@@ -206,6 +206,7 @@ def _read_fields(state: Mapping[str, Any]) -> dict[str, Any]:
             raise damaged(name, f"{show(state[name])} is not one of {list(values)}")
     of_no_stream = "," * str(state["bos_eos"]).count(",")
     known = {
+        "max_tokens": None,
         "on_error": choices.RAISE,
         state_fields.ORDER_FIELD: "",
         state_fields.TOKENS_FIELD: of_no_stream,

@@ -34,6 +34,7 @@
     order_ids               hash of the order of fixed shards, so a resume detects a version of
                             NumPy that shuffles differently; there is no such key if NumPy shuffles
                             as all versions so far do
+    max_tokens              the limit of a document's tokens; if there is none, there is no such key
     on_error                "skip" if bad documents are left out; otherwise there is no such key
     mixture                 names and weights of the streams, and the rows from which they apply
     tokens_key              column and dtype of the token IDs of pre-tokenized streams; if all

@@ -20,9 +20,10 @@ from cloudload.errors import StreamChangedError
 
 HELD_CONFIG_FIELDS = (
     *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
-    *("min_tokens", "on_error"),
+    *("min_tokens", "max_tokens", "on_error"),
 )
-"""Fields of `RowsConfig` that a state stores as they are; `on_error` only if it is not "raise"."""
+"""Fields of `RowsConfig` that a state stores as they are; `max_tokens` only if it is not None, and
+`on_error` only if it is not "raise"."""
 TOKENS_FIELD = "tokens_key"
 """The state field that describes columns of token IDs. A state has it only if a stream has one."""
 STRIP_FIELD = "strip_tokens"
@@ -48,7 +49,7 @@ PART_FIELD = "part"
 of all ranks. A state has no such field, because all states have the lanes of all ranks."""
 OPTIONAL_FIELDS = frozenset(
     {
-        *("token_ids", "on_error", "stopping", ORDER_FIELD, FAIR_FIELD),
+        *("token_ids", "max_tokens", "on_error", "stopping", ORDER_FIELD, FAIR_FIELD),
         *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, STRIP_FIELD, MAX_EPOCHS_FIELD),
     }
 )

@@ -365,7 +365,10 @@ def test_a_document_that_has_begun_and_fails_now_is_an_error_not_a_skip(folder: 
     ("transform", "reason"),
     [
         (fails, r"on_error='skip' leaves out .*fails failed on .* \(id 'doc-17'\): Key"),
-        (filters, r"min_tokens filters out sample \d+ of .* \(id 'doc-17'\)"),
+        (
+            filters,
+            r"transform, max_tokens, or min_tokens filters out sample \d+ of .* \(id 'doc-17'\)",
+        ),
     ],
     ids=["skipped", "filtered"],
 )

@@ -65,6 +65,9 @@ def documents_in(rows: list[Row]) -> Counter[tuple[int, int]]:
         ("best_fit", "open_rows", 1, 7),
         ("concat", "min_tokens", 0, 40),
         ("best_fit", "min_tokens", 0, 40),
+        ("concat", "max_tokens", None, 60),
+        ("best_fit", "max_tokens", None, 60),
+        ("one_per_row", "max_tokens", None, 60),
         ("concat", "epochs", 1, 2),
         ("best_fit", "epochs", None, 1),
         ("one_per_row", "epochs", 2, 1),
@@ -85,10 +88,14 @@ def test_a_harmless_change_is_refused_or_taken_on_purpose_and_then_loses_nothing
     begun = documents_in(first + last)
     epochs = after if field == "epochs" else 1
     wanted = Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(COUNT)})
-    if field == "min_tokens":
+    if field in ("min_tokens", "max_tokens"):
         lengths = [len(tokenize(text)) + 1 for text in random_documents(1, COUNT)]
-        read = documents_in(first)
-        wanted = Counter(each for each in wanted if each in read or lengths[each[1]] >= after)
+        read, least, most = documents_in(first), 0, after
+        if field == "min_tokens":
+            least, most = after, max(lengths)
+        wanted = Counter(
+            each for each in wanted if each in read or least <= lengths[each[1]] <= most
+        )
         assert 10 < len(wanted) < COUNT
         # best_fit keeps the documents that it had already put into open rows
         assert all(document in wanted or packing == "best_fit" for document in begun)

@@ -15,7 +15,7 @@ from cloudload.errors import DatasetError
 from cloudload.testing import Leg, run_leg
 from testkit import loaders
 from testkit.awkward import tokenize
-from testkit.corpora import random_documents, write_mds
+from testkit.corpora import EOS, random_documents, write_mds
 from testkit.counted import write_counted
 
 TEXTS = ["", "a", "bb", "ccc", *random_documents(1, 60)]
@@ -107,6 +107,13 @@ def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) ->
     finite = "has any tokens, because all documents are empty, filtered out, or left out"
     with pytest.raises(DatasetError, match=finite):
         list(open_documents(folder, min_tokens=10_000, epochs=1))
+    with pytest.raises(DatasetError, match=finite):
+        list(open_documents(folder, bos=EOS, max_tokens=1, epochs=1))
+
+
+def test_max_tokens_below_min_tokens_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="max_tokens is 8, but min_tokens is 9, so all documents"):
+        open_documents(folder, min_tokens=9, max_tokens=8)
 
 
 @pytest.mark.parametrize("size", [5, 13])

@@ -45,7 +45,7 @@ CASES: list[Case] = [
     ("one", {}, {"tokens": 20_000}),
     ("small", {"packing": "one_per_row", "epochs": 1, "overflow": "rows"}, {}),
     ("small", {"packing": "one_per_row"}, {"tokens": 9_000}),
-    ("joined", {"min_tokens": 60, "epochs": 2}, {}),
+    ("joined", {"min_tokens": 60, "max_tokens": 300, "epochs": 2}, {}),
     ("mixed", {}, {"tokens": "30k"}),
 ]
 

@@ -131,7 +131,8 @@ def test_rows_of_another_seq_len_do_not_depend_on_the_world_either(
 
 
 @pytest.mark.parametrize(
-    ("field", "before", "after"), [("open_rows", 4, 1), ("min_tokens", 0, 4), ("min_tokens", 4, 0)]
+    ("field", "before", "after"),
+    [("open_rows", 4, 1), ("min_tokens", 0, 4), ("min_tokens", 4, 0), ("max_tokens", 40, 20)],
 )
 @pytest.mark.parametrize("where", ["in the tail", "between exchanges"])
 def test_what_packs_the_rows_does_not_change_where_rows_are_packed_again(

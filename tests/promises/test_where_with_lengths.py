@@ -42,7 +42,7 @@ def folders(module_folder: Path) -> list[str]:
     shares=st.sampled_from([(None,), (None, None), (0.7, 0.3), (0.02, 0.98)]),
     epochs=st.sampled_from([None, 1, 3]),
     num_lanes=st.sampled_from([4, 12]),
-    min_tokens=st.sampled_from([0, 30]),
+    limits=st.sampled_from([(0, None), (30, None), (0, 90)]),
     saved=st.integers(1, 9),
     chosen=st.integers(0, 1_000),
     rows_at_once=st.sampled_from([3, 1 << 22]),
@@ -55,7 +55,7 @@ def test_where_finds_the_rows_that_reading_finds(
     shares: tuple[float | None, ...],
     epochs: int | None,
     num_lanes: int,
-    min_tokens: int,
+    limits: tuple[int, int | None],
     saved: int,
     chosen: int,
     rows_at_once: int,
@@ -64,7 +64,7 @@ def test_where_finds_the_rows_that_reading_finds(
     options = {"packing": packing}
     if packing in ("cut", "rows"):
         options = {"packing": "one_per_row", "overflow": packing}
-    options |= {"num_lanes": num_lanes, "min_tokens": min_tokens}
+    options |= {"num_lanes": num_lanes, "min_tokens": limits[0], "max_tokens": limits[1]}
     options["epochs"] = None if shares[0] else epochs
     with make_loader(data, **options, seq_len=32, batch_size=5) as loader:
         list(loader.take(saved))

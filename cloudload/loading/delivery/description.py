@@ -111,7 +111,7 @@ def _layout(plan: WorkerPlan, is_resumed: bool) -> Iterator[Setting]:
 def _rows(plan: WorkerPlan) -> Iterator[Setting]:
     config = plan.recipe.config
     yield Setting("seq_len", config.seq_len, GIVEN, "tokens")
-    names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "min_tokens"]
+    names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "min_tokens", "max_tokens"]
     ending = _ending_of_mixture(plan)
     names += ["stopping"] * (ending is not None) + ["text_key"] * plan.recipe.has_text
     names += ["tokens_key", "tokens_dtype", "strip_tokens"] * any(config.token_columns)

@@ -105,7 +105,8 @@ class LaneDocuments:
         lengths: length_files.CorpusLengths | None = None,
     ) -> None:
         self._corpus, self._components = recipe.corpus, recipe.components
-        self._min_tokens, self._num_lanes = recipe.config.min_tokens, recipe.num_lanes
+        config, self._num_lanes = recipe.config, recipe.num_lanes
+        self._min_tokens, self._max_tokens = config.min_tokens, config.max_tokens or NEVER
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
         self._lengths = lengths
         self._text, self._labels = recipe.tokenizer.json, recipe.labels
@@ -177,7 +178,8 @@ class LaneDocuments:
         sizes = num_ids + self._num_framing[streams]
         if begun_sizes is not None:
             self._check_sizes(found, sizes, begun_sizes)
-        left_out[(sizes < self._min_tokens) & (left_out == 0)] = FILTERED
+        is_filtered = (sizes < self._min_tokens) | (sizes > self._max_tokens)
+        left_out[is_filtered & (left_out == 0)] = FILTERED
         # a document that was accepted before stays in the rows
         if has_begun is not None:
             left_out[has_begun] = 0
@@ -323,7 +325,8 @@ class LaneDocuments:
 def _find_lengths(num_ids: Ints, left_out: Ints) -> Ints:
     """The lengths of documents, as `cloudload count` stores them: int64 [documents].
 
-    `left_out` is int64 [documents], and does not include what `min_tokens` filters out.
+    `left_out` is int64 [documents], and does not include what `min_tokens` or `max_tokens` filters
+    out.
     """
     lengths = num_ids.copy()
     lengths[left_out == FILTERED] = tables.Size.FILTERED

@@ -189,7 +189,7 @@ class Tracer:
             count = reader.documents.read(found).table[0, tables.COUNT]
             where = reader.samples.where(index[0])
         if count == FILTERED:
-            return f"the transform or min_tokens filters out {where}"
+            return f"the transform, max_tokens, or min_tokens filters out {where}"
         return f"{where} has no tokens" if count == EMPTY else None
 
     def find_id(self, identifier: str) -> list[tuple[int, int]]:

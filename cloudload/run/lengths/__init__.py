@@ -7,9 +7,9 @@
 
 A **length** is the number of tokens of a sample's text, without bos and eos. Lengths depend on the
 data, the tokenizer, the text column and the transform, which make up their key. They do not depend
-on `seq_len`, the packing, bos, eos, `min_tokens`, the mixture or the world size, so one file serves
-every run. Lengths never change a row, a batch, a state or a statistic. They save work, and are
-required only for what must know rows in advance, such as a mixture whose streams end.
+on `seq_len`, the packing, bos, eos, `min_tokens`, `max_tokens`, the mixture or the world size, so
+one file serves every run. Lengths never change a row, a batch, a state or a statistic. They save
+work, and are required only for what must know rows in advance, such as a mixture whose streams end.
 
     lengths_index         groups, their index, their key
     length_files          read, verify, share

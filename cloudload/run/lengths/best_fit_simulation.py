@@ -312,7 +312,7 @@ class Playing:
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
         sizes, offsets = found.tokens.copy(), np.zeros_like(found.tokens)
         offsets[:, 0] = [player.offset for player in players]
-        # a partly read document was accepted before, even if `min_tokens` now excludes it
+        # a partly read document was accepted before, even if an option now excludes it
         sizes[:, 0] = np.where(offsets[:, 0] > 0, found.whole[:, 0], sizes[:, 0])
         self._follow(players, sizes)
         # list them lane by lane; a document without tokens left has no piece

@@ -112,7 +112,7 @@ class BestFitWalker(LaneWalker):
     def _count_passed(self, lanes: Ints, cursors: Ints, after: Ints) -> Ints:
         """The statistics of the documents that the lanes' cursors pass, as if all were in rows.
 
-        A partly read document counts, even if `min_tokens` now excludes it.
+        A partly read document counts, even if an option now excludes it.
         """
         is_begun = cursors[lanes, tables.CURSOR_OFFSET] > 0
         heads, stops = (

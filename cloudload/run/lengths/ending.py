@@ -440,5 +440,5 @@ def no_tokens(labels: Sequence[str], consequence: str = "") -> DatasetError:
     return DatasetError(
         f"no document of {', '.join(labels)} has any tokens, because all documents are empty, "
         f"filtered out, or left out by on_error='skip'{consequence}. Set an eos, or use a "
-        "different transform, min_tokens, or data"
+        "different transform, min_tokens, max_tokens, or data"
     )

@@ -85,6 +85,7 @@ class LaneTables:
             # best_fit and concat share tables, because their sums over tokens are the same
             *(packing.name if is_of_rows else "concat", rows),
             *([component.order_ids] if component.order_ids else []),
+            *([{"max_tokens": self._sizes.max_tokens}] if self._sizes.max_tokens < NEVER else []),
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 

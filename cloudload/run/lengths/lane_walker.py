@@ -218,8 +218,8 @@ class LaneWalker:
     def _finish_begun(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> None:
         """Advance lanes within the documents that their cursors are inside.
 
-        `min_tokens` does not exclude such a document, because it was accepted before. Changes
-        `cursors`, `needed` and `counts`.
+        `min_tokens` and `max_tokens` do not exclude such a document, because it was accepted
+        before. Changes `cursors`, `needed` and `counts`.
         """
         found, offsets = self._measure_begun(lanes, cursors), cursors[lanes, tables.CURSOR_OFFSET]
         # take the rest of the document, or as many of its units as the lane needs

@@ -134,7 +134,7 @@ class RowPieces:
         `lanes` is int64 [lanes]. The others have the shape of the result.
         """
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
-        # a partly read document was accepted before, even if `min_tokens` now excludes it
+        # a partly read document was accepted before, even if an option now excludes it
         return np.where(offsets > 0, found.whole, found.tokens)
 
     def _keep_ends(self, runs: RowSpans, first_rows: Ints, pieces: Ints) -> None:

@@ -131,6 +131,7 @@ class RunLengths:
             self._lengths.streams_of,
             np.array([sum(token is not None for token in frame) for frame in frames], np.int64),
             recipe.config.min_tokens,
+            recipe.config.max_tokens or NEVER,
         )
 
     def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:

@@ -1,6 +1,6 @@
 """Compute the sizes of the documents in lanes, from lengths and orders.
 
-    lane, ordinal ─► epoch, position ─► sample ─► length ─► + bos, eos ─► 0 if below min_tokens
+    lane, ordinal ─► epoch, position ─► sample ─► length ─► + bos, eos ─► 0 if filtered out
 
 `workers.documents` finds the same sizes by reading and tokenizing the documents. This module needs
 only two array lookups for each document.
@@ -24,7 +24,7 @@ from cloudload.stats import (
     TOKENS,
     TRUNCATED,
 )
-from cloudload.system import Flags, Ints
+from cloudload.system import NEVER, Flags, Ints
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DocumentSizes:
     """Number of tokens to pack, framing included, or a `tables.Size`: `Size.ABSENT` for a hole, a
     position at the end of an epoch without a document."""
     whole: Ints
-    """Number of tokens, framing included, even if `min_tokens` filters the document out."""
+    """Number of tokens, framing included, even if the document is filtered out."""
 
     @cached_property
     def tokens(self) -> Ints:
@@ -60,6 +60,7 @@ class LaneSizes:
     num_framing: Ints
     """int64 [streams]: the number of bos and eos tokens around a document."""
     min_tokens: int
+    max_tokens: int = NEVER
 
     def is_barren(self, count: Ints) -> Flags:
         """Whether endless lanes with `count` ordinals in a row without tokens have none at all.
@@ -101,7 +102,8 @@ class LaneSizes:
             samples[chosen] += np.asarray(self.orders(epoch)[positions[chosen]], np.int64)
         streams, lengths = self.streams_of(samples), self.lengths_of(samples)
         whole = np.maximum(lengths, 0) + self.num_framing[streams]
-        sizes = np.where(whole < self.min_tokens, np.int64(tables.Size.FILTERED), whole)
+        is_filtered = (whole < self.min_tokens) | (whole > self.max_tokens)
+        sizes = np.where(is_filtered, np.int64(tables.Size.FILTERED), whole)
         # a negative length says why the sample is left out
         sizes = np.where(lengths < 0, lengths, sizes)
         sizes[~is_there] = tables.Size.ABSENT

@@ -73,8 +73,8 @@ def count_tokens(
     """Count the tokens of each sample of a dataset, and store the lengths for later runs.
 
     To resume a count that was stopped or killed, call this again. Lengths do not depend on
-    `seq_len`, packing, bos, eos, `min_tokens` or the world size, so one count serves every run with
-    this data, tokenizer, column and transform.
+    `seq_len`, packing, bos, eos, `min_tokens`, `max_tokens` or the world size, so one count serves
+    every run with this data, tokenizer, column and transform.
 
     Args:
         dataset: folder or URL of an MDS dataset.

@@ -208,7 +208,7 @@ def count_at(lengths: RunLengths, start: Position, row: int) -> Ints:
     if found is None:
         raise ValueError(
             "the run cannot be planned from its token lengths, because one of its lanes has no "
-            "tokens. Use a smaller num_lanes, or a different min_tokens"
+            "tokens. Use a smaller num_lanes, or a different min_tokens or max_tokens"
         )
     return found.counts
 

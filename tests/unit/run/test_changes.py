@@ -44,6 +44,7 @@ def changes(before: Recipe, now: Recipe) -> list[str]:
         ({}, []),
         ({"seq_len": 9}, []),
         ({"min_tokens": 1}, ["min_tokens"]),
+        ({"max_tokens": 9}, ["max_tokens"]),
         ({"open_rows": 3}, ["open_rows"]),
         ({"seed": 3}, ["seed"]),
         ({"epochs": 3}, ["epochs"]),

@@ -39,11 +39,12 @@ def test_a_corpus_of_streams_lists_their_shards_because_its_fingerprint_does_not
         ({"proportions": [1], "max_epochs": [3]}, "max_epochs", "3"),
         ({"tokens_key": "ids", "tokens_dtype": "uint16"}, "tokens_key", "ids:uint16"),
         ({"tokens_key": "ids", "strip_tokens": [2, 0, 2]}, "strip_tokens", "0,2"),
+        ({"max_tokens": 7}, "max_tokens", 7),
         ({"packing": "best_fit"}, "fair_start", "sqrt"),
     ],
 )
 def test_a_field_is_saved_only_if_it_does_not_have_its_default(
-    options: dict[str, Any], name: str, value: str
+    options: dict[str, Any], name: str, value: str | int
 ) -> None:
     assert name in OPTIONAL_FIELDS
     assert tiny_recipe([9], **options).saved_fields[name] == value
@@ -91,6 +92,7 @@ def test_changed_options_settle_the_layout_again() -> None:
         ({"packing": "one_per_row", "frames": [(1, None)], "overflow": "rows"}, False),
         ({"packing": "one_per_row", "frames": [(1, None)], "min_tokens": 1}, True),
         ({"packing": "one_per_row", "frames": [(1, None)], "min_tokens": 2}, False),
+        ({"packing": "one_per_row", "frames": [(1, None)], "max_tokens": 9}, False),
         ({"packing": "one_per_row", "frames": [(1, None)], "on_error": "skip"}, False),
         ({"packing": "concat", "frames": [(1, None)]}, False),
     ],

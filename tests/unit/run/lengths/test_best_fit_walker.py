@@ -73,14 +73,14 @@ def test_after_any_rows_the_state_and_statistics_are_those_of_the_packer(
 
 @given(
     first=LENGTHS, second=LENGTHS, rows=st.integers(0, 12), then=st.integers(0, 12),
-    min_tokens=st.sampled_from([0, 3]),
+    limits=st.sampled_from([(0, None), (3, None), (0, 6)]),
 )  # fmt: skip
 def test_two_steps_are_one_step_with_the_statistics_of_each_stream(
-    first: list[int], second: list[int], rows: int, then: int, min_tokens: int
+    first: list[int], second: list[int], rows: int, then: int, limits: tuple[int, int | None]
 ) -> None:
-    _, walker = open_run(first, second, min_tokens=min_tokens)
+    _, walker = open_run(first, second, min_tokens=limits[0], max_tokens=limits[1])
     whole = walker.advance(ZERO, np.array([rows + then, rows]), EMPTY)
-    if whole.is_dry.any():  # min_tokens may leave a lane without tokens
+    if whole.is_dry.any():  # the limits may leave a lane without tokens
         return
     half = walker.advance(ZERO, np.array([rows, rows]), EMPTY)
     rest = walker.advance(half.cursors, np.array([then, 0]), half.residues)

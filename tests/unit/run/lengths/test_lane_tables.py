@@ -117,6 +117,7 @@ def test_only_the_latest_tables_stay_in_memory() -> None:
         ({"seq_len": 7}, True),
         ({"packing": "one_per_row"}, False),
         ({"min_tokens": 2}, False),
+        ({"max_tokens": 2}, False),
         ({"frames": [(1, None)]}, False),
         ({"epochs": 3}, False),
         ({"num_lanes": 1}, False),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,22 +66,23 @@ def test_after_any_number_of_rows_the_cursor_is_that_of_the_packer(
     lengths=LENGTHS,
     packing=PACKINGS,
     steps=st.tuples(st.integers(0, 20), st.integers(0, 20)),
-    min_tokens=st.sampled_from([0, 0, 4]),
+    limits=st.sampled_from([(0, None), (4, None), (2, 6)]),
     are_streams=st.booleans(),
 )
 def test_two_steps_are_one_step_with_all_statistics(
     lengths: list[int],
     packing: tuple[str, str],
     steps: tuple[int, int],
-    min_tokens: int,
+    limits: tuple[int, int | None],
     are_streams: bool,
 ) -> None:
     (first, then), half = steps, len(lengths) // 2
     parts = [lengths[:half], lengths[half:]] if are_streams else [lengths]
-    run = TinyRun(*parts, packing=packing[0], overflow=packing[1], min_tokens=min_tokens)
+    filters: dict[str, Any] = {"min_tokens": limits[0], "max_tokens": limits[1]}
+    run = TinyRun(*parts, packing=packing[0], overflow=packing[1], **filters)
     walker, start = walker_of(run), cursors((0, 0, 0), (0, 0, 0))
     whole = walker.advance(start, count(first + then, first))
-    if whole.is_dry.any():  # min_tokens may leave a lane without tokens
+    if whole.is_dry.any():  # the limits may leave a lane without tokens
         return
     middle = walker.advance(start, count(first, first))
     rest = walker.advance(middle.cursors, count(then, 0))
@@ -119,6 +122,15 @@ def test_min_tokens_does_not_drop_the_rest_of_a_document_that_was_begun() -> Non
     found = walker_of(run).advance(cursors((0, 1, 3)), count(1))
     assert found.cursors.tolist() == [[1, 3, 6]]
     assert named(found.counts[0]) == {"tokens": 5, "documents": 1}
+
+
+def test_max_tokens_does_not_drop_the_rest_of_a_document_that_was_begun() -> None:
+    run = TinyRun([9, 6, 8], num_lanes=1, max_tokens=6)
+    found = walker_of(run).advance(cursors((0, 7, 9)), count(1))
+    assert found.cursors.tolist() == [[1, 3, 6]]
+    found = walker_of(run).advance(cursors((0, 7, 9)), count(2))
+    assert found.cursors.tolist() == [[4, 2, 6]]
+    assert named(found.counts[0]) == {"tokens": 10, "documents": 2, "filtered": 2}
 
 
 def test_all_padding_counts_in_the_first_stream() -> None:

@@ -165,6 +165,7 @@ def test_what_does_not_change_lengths_does_not_change_the_key() -> None:
         {"seq_len": 9},
         {"packing": "best_fit"},
         {"min_tokens": 3},
+        {"max_tokens": 3},
         {"frames": [(1, 2)]},
     ):
         assert make_key(tiny_recipe([9], **options), 0) == plain

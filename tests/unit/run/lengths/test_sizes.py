@@ -60,6 +60,13 @@ def test_min_tokens_compares_the_size_with_bos_and_eos() -> None:
     assert found.whole.tolist() == [3, 4, 5]
 
 
+def test_max_tokens_compares_the_size_with_bos_and_eos() -> None:
+    run = TinyRun([1, 2, 3, Size.FAILED], num_lanes=1, frames=[(1, 2)], max_tokens=4)
+    found = measure(run, 0, 4)
+    assert found.sizes.tolist() == [3, 4, Size.FILTERED, Size.FAILED]
+    assert found.whole.tolist()[:3] == [3, 4, 5]
+
+
 def test_a_failed_document_below_min_tokens_still_counts_as_failed() -> None:
     found = measure(TinyRun([Size.FAILED, 1], num_lanes=1, min_tokens=9), 0, 2)
     assert found.sizes.tolist() == [Size.FAILED, Size.FILTERED]
