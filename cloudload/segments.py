@@ -163,6 +163,17 @@ def document_block_mask(segment_ids: torch.Tensor) -> BlockMask:
     return create_block_mask(attends, num_rows, None, seq_len, seq_len, device=segment_ids.device)
 
 
+def add_lead(rows: Ints, lengths: Ints, num_lead: int) -> Ints:
+    """Add the first `num_lead` tokens of each row, which belong to no document, to its first span.
+
+    Returns the lengths: int64 [spans].
+    """
+    if not num_lead:
+        return lengths
+    is_first = np.diff(rows, prepend=-1) > 0
+    return lengths + num_lead * is_first
+
+
 def pad_lengths(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """List the lengths of all segments in the flattened batch: int64 [spans + num_rows].
 
@@ -260,6 +271,8 @@ BOUNDS = {
 """The arrays that bound the segments of a batch, each with the name of the longest length."""
 OF_BATCH = frozenset({*BOUNDS, *BOUNDS.values()})
 """The arrays that describe a whole batch. The first axis of all other arrays is the row."""
+OF_DOCUMENTS = frozenset({"stream_ids", "document_ids"})
+"""The arrays that name the document of each token, or `NO_DOCUMENT`."""
 INTEGERS = ("max_length_q", "max_length_k")
 """The arrays that a batch has as Python integers."""
 BATCH_FIELDS = ("cu_seqlens", "flash_attention")

@@ -137,6 +137,9 @@ class RowsConfig:
     eos: Annotated[str | int | None, checks.as_token] = AUTO
     """Token after each document: a token, its ID, None, or `auto`, which is the tokenizer's eos
     token. It is an error if the tokenizer has none."""
+    row_bos: Annotated[str | int | None, checks.as_token] = None
+    """Token at the start of each row: a token, its ID, or None. It belongs to no document.
+    Documents then have no bos, and fill the other `seq_len` - 1 places of the row."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "streams", name_streams(self.streams))
@@ -151,6 +154,13 @@ class RowsConfig:
             raise ValueError(
                 f"max_tokens is {self.max_tokens:,}, but min_tokens is {self.min_tokens:,}, so all "
                 "documents would be filtered out. Use a larger max_tokens or a smaller min_tokens"
+            )
+        if self.row_bos in (AUTO, SAME):
+            raise ValueError(f"row_bos is {self.row_bos!r}. Use a token, its ID, or None")
+        if self.seq_len <= self.num_lead:
+            raise ValueError(
+                f"seq_len is {self.seq_len}, but row_bos is {self.row_bos!r}, which leaves no "
+                "place for the tokens of documents. Use a larger seq_len"
             )
         self._check_tokens_columns()
         self._check_transform_id()
@@ -274,6 +284,11 @@ class RowsConfig:
                 "stopping is 'first', but without proportions or a schedule, all streams end "
                 "together. Set proportions or a schedule, or omit stopping"
             )
+
+    @property
+    def num_lead(self) -> int:
+        """Number of tokens at the start of each row that belong to no document: 1 or 0."""
+        return int(self.row_bos is not None)
 
     def epochs_of(self, streams: range) -> int | None:
         """The number of epochs of streams that share an order, given their indices."""

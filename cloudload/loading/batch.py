@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cloudload.rows import tables
-from cloudload.segments import IGNORED_LABEL, OF_BATCH, position_ids, row_bounds
+from cloudload.segments import IGNORED_LABEL, OF_BATCH, add_lead, position_ids, row_bounds
 from cloudload.system import Ints
 
 UNKNOWN = -1
@@ -39,9 +39,10 @@ class Batch(dict[str, Any]):
         tensors: Mapping[str, Any],
         spans: Ints | SpanParts | None = None,
         rows: range | Ints = range(0),
+        num_lead: int = 0,
     ) -> None:
         super().__init__(tensors)
-        self._spans, self._rows = spans, rows
+        self._spans, self._rows, self._num_lead = spans, rows, num_lead
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """Return a batch with the tensors moved to `device`, as `torch.Tensor.to` does."""
@@ -51,7 +52,7 @@ class Batch(dict[str, Any]):
             else value
             for name, value in self.items()
         }
-        return Batch(moved, self._spans, self._rows)
+        return Batch(moved, self._spans, self._rows, self._num_lead)
 
     def numpy(self) -> dict[str, Any]:
         """Return the tensors as NumPy arrays, without copying, for JAX and other frameworks."""
@@ -79,7 +80,7 @@ class Batch(dict[str, Any]):
             before = torch.zeros_like(ids[:, :1])
             before[1:, 0] = ids.amax(1).cumsum(0)[:-1]
             flat["segment_ids"] = torch.where(ids > 0, ids + before, ids).reshape(1, -1)
-        return Batch(flat, self._spans, self._rows)
+        return Batch(flat, self._spans, self._rows, self._num_lead)
 
     def megatron(self) -> dict[str, torch.Tensor]:
         """Return the tensors under the names that `get_batch` of Megatron-LM reads.
@@ -99,6 +100,7 @@ class Batch(dict[str, Any]):
         spans, shape = self.spans, (tokens.shape[0], tokens.shape[1])
         rows = spans[:, tables.SPAN_ROW]
         lengths = spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START]
+        lengths = add_lead(rows, lengths, self._num_lead)
         bounds = torch.from_numpy(row_bounds(rows, lengths, shape))
         return {
             "tokens": tokens,
@@ -141,7 +143,8 @@ class Batch(dict[str, Any]):
 
         The columns are the row within the batch, the stream, the epoch, the sample within the
         stream, start, and stop. A span is tokens [start, stop) of the document, bos and eos
-        included. Raises `ValueError` for a copy of the tensors.
+        included. A row's spans are contiguous, and begin at its token `num_lead`. Raises
+        `ValueError` for a copy of the tensors.
         """
         if self._spans is None:
             raise _copied("spans")
@@ -151,8 +154,13 @@ class Batch(dict[str, Any]):
         return self._spans
 
     @property
+    def num_lead(self) -> int:
+        """The number of tokens before the first span of each row: 1 with `row_bos`, else 0."""
+        return self._num_lead
+
+    @property
     def num_tokens(self) -> int:
-        """The number of tokens in the batch, without padding.
+        """The number of tokens of documents in the batch.
 
         Raises `ValueError` for a copy of the tensors.
         """

@@ -324,7 +324,7 @@ class CurrentRun:
             return found
         if not position.is_in_tail:
             return replace(position, rows=rows)
-        stages, seq_len = position.stages_of(0), self.recipe.config.seq_len
+        stages, seq_len = position.stages_of(0), self.recipe.packing.seq_len
         stages = next_stages(stages, seq_len, position.lanes_row, rows)
         return replace(position.with_lanes(tails=(stages,)), rows=rows, table_rows=rows)
 

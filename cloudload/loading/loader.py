@@ -122,6 +122,7 @@ class CloudLoader:
         on_error: OnError = RowsConfig.on_error,
         bos: str | int | None = RowsConfig.bos,
         eos: str | int | None = RowsConfig.eos,
+        row_bos: str | int | None = RowsConfig.row_bos,
         tail: TailMode = DeliveryConfig.tail,
         fields: Sequence[str] = DeliveryConfig.fields,
         pad_id: int = DeliveryConfig.pad_id,
@@ -173,6 +174,7 @@ class CloudLoader:
             on_error=on_error,
             bos=bos,
             eos=eos,
+            row_bos=row_bos,
         )
         delivery = DeliveryConfig(
             batch_size=batch_size,

@@ -24,7 +24,7 @@ import torch
 
 from cloudload.config import DeliveryConfig, Stream, checks, choices
 from cloudload.errors import CloudloadError, DatasetError
-from cloudload.loading.delivery.collate import compute_fields, mask_after
+from cloudload.loading.delivery.collate import begin_rows, compute_fields, mask_after
 from cloudload.loading.loader import CloudLoader
 from cloudload.loading.workers.block import limit_batches
 from cloudload.loading.workers.documents import open_cache, open_documents
@@ -41,7 +41,7 @@ from cloudload.run import (
     State,
     build_state,
 )
-from cloudload.segments import BATCH_FIELDS, Array
+from cloudload.segments import BATCH_FIELDS, IGNORED_LABEL, Array
 from cloudload.system import Ints, Spares
 
 Item = dict[str, torch.Tensor]
@@ -285,6 +285,7 @@ class RegularReader:
         self._reader = PieceReader(documents, HeldDocuments(packing), position)
         self._finder = RowFinder(lengths, position)
         self._delivery, self._most_rows, self._seq_len = delivery, most_rows, packing.seq_len
+        self._num_lead, self._row_bos = recipe.config.num_lead, recipe.tokenizer.row_bos
         self._framing = Framing.of(recipe.tokenizer.frames, delivery.pad_id)
         self._arrays: dict[str, Array] = {}
         """The arrays of the loaded rows, by field name: [rows, …]."""
@@ -364,10 +365,13 @@ class RegularReader:
         """Build the arrays of rows, by field name: [rows, …]."""
         cut, tokens = self._read(indices), np.empty((len(indices), self._seq_len), np.int32)
         num_tokens = fill_rows(tokens, cut, self._framing)
-        spans, ids = list_spans(cut), tokens.astype(np.int64)
+        spans, lead = list_spans(cut), self._num_lead
+        ids = np.pad(tokens.astype(np.int64), ((0, 0), (lead, 0)))
+        begin_rows(ids, self._row_bos, self._delivery.pad_id, num_tokens)
         labels = ids.copy()
-        mask_after(labels, num_tokens)
-        fields = compute_fields(labels, spans, self._delivery)
+        labels[:, :lead] = IGNORED_LABEL
+        mask_after(labels, num_tokens + lead)
+        fields = compute_fields(labels, spans, self._delivery, lead)
         return {"input_ids": ids, "labels": labels, **fields}
 
     def close(self) -> None:

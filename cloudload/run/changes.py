@@ -52,6 +52,7 @@ FIELD_MEANINGS = {
     "token_ids": "fingerprint of the IDs of fixed texts",
     state_fields.ORDER_FIELD: "hash of the order of fixed shards, which NumPy's generators shuffle",
     "tokens_key": "the columns of token IDs and the dtypes of bytes, by stream",
+    "row_bos": "ID at the start of each row",
     "strip_tokens": "IDs that are removed from the ends of documents",
     "bos_eos": "IDs before and after a document, by stream",
     "choose": "samples in an epoch, by stream or corpus",

@@ -62,11 +62,11 @@ class Recipe:
 
     @cached_property
     def packing(self) -> Packing:
-        """The settings that determine how documents become rows."""
+        """The settings that determine how documents become rows. Its `seq_len` does not include the
+        `row_bos`."""
         config = self.config
-        return Packing(
-            config.packing, config.seq_len, config.open_rows, config.overflow, self.fair_from
-        )
+        seq_len = config.seq_len - config.num_lead
+        return Packing(config.packing, seq_len, config.open_rows, config.overflow, self.fair_from)
 
     @property
     def num_lanes(self) -> int:
@@ -130,6 +130,7 @@ class Recipe:
             "tokenizer": self.tokenizer.fingerprint,
             "token_ids": self.tokenizer.token_ids if self.has_text else "",
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
+            state_fields.ROW_BOS_FIELD: self.tokenizer.row_bos,
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
             state_fields.TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
             state_fields.STRIP_FIELD: ",".join(map(str, self.config.strip_tokens)),
@@ -156,7 +157,7 @@ class Recipe:
             name: value
             for name, value in self.fields.items()
             if name not in state_fields.OPTIONAL_FIELDS
-            or str(value or "").strip(",") not in ("", choices.RAISE, choices.ALL)
+            or (value is not None and str(value).strip(",") not in ("", choices.RAISE, choices.ALL))
         }
 
     def _describe_shards(self) -> str:
@@ -249,14 +250,28 @@ def open_tokenizer(
     tokenizer cannot be used, and `ValueError` if the data is text and there is no tokenizer.
     """
     frames = [frame_of(config, stream) for stream in config.streams]
+    if config.row_bos is not None:
+        frames.append((config.row_bos, None))
     if tokenizer is not None:
-        return load_tokenizer(tokenizer, frames, cache_root)
-    if config.has_text:
+        spec = load_tokenizer(tokenizer, frames, cache_root)
+    elif config.has_text:
         raise ValueError(
             "tokenizer is None, but the documents are text. Pass a tokenizer, or tokens_key if the "
             "data is pre-tokenized"
         )
-    return frame_without_tokenizer(frames)
+    else:
+        spec = frame_without_tokenizer(frames)
+    if config.row_bos is None:
+        return spec
+    *own, (row_bos, _) = spec.frames
+    for stream, (bos, _) in zip(config.streams, own, strict=True):
+        if bos is not None:
+            raise ValueError(
+                f"row_bos is {config.row_bos!r}, but documents of {stream.label} have the bos "
+                f"{bos}, so a row that begins with a document would begin with two tokens. Set "
+                "bos=None, or omit row_bos"
+            )
+    return replace(spec, frames=tuple(own), row_bos=row_bos)
 
 
 def frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:

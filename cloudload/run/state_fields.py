@@ -29,6 +29,8 @@ TOKENS_FIELD = "tokens_key"
 STRIP_FIELD = "strip_tokens"
 """The state field with the IDs that are removed from the ends of documents, joined by commas. A
 state has it only if there are any."""
+ROW_BOS_FIELD = "row_bos"
+"""The state field with the ID at the start of each row. A state has it only if there is one."""
 SAMPLES_FIELD = "samples"
 """The state field with fingerprints that cover the samples, but not the headers of their shards. A
 state has it only if an index has `mds.hashes.SAMPLES_HASH`."""
@@ -49,7 +51,15 @@ PART_FIELD = "part"
 of all ranks. A state has no such field, because all states have the lanes of all ranks."""
 OPTIONAL_FIELDS = frozenset(
     {
-        *("token_ids", "max_tokens", "on_error", "stopping", ORDER_FIELD, FAIR_FIELD),
+        *(
+            "token_ids",
+            "max_tokens",
+            ROW_BOS_FIELD,
+            "on_error",
+            "stopping",
+            ORDER_FIELD,
+            FAIR_FIELD,
+        ),
         *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, STRIP_FIELD, MAX_EPOCHS_FIELD),
     }
 )

@@ -228,7 +228,7 @@ def _list_rows(batch: Batch) -> Iterator[Ids]:
     lengths = np.bincount(spans[:, tables.SPAN_ROW], sizes, len(rows)).astype(np.int64)
     for row, length in zip(rows, lengths.tolist(), strict=True):
         if length:
-            yield row[:length]
+            yield row[: batch.num_lead + length]
 
 
 class _ShardWriter:

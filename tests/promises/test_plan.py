@@ -42,6 +42,7 @@ Case = tuple[str, dict[str, Any], dict[str, Any]]
 CASES: list[Case] = [
     ("one", {"epochs": 1}, {}),
     ("one", {"epochs": 2, "tail": "drop"}, {}),
+    ("one", {"epochs": 1, "row_bos": 7}, {}),
     ("one", {}, {"tokens": 20_000}),
     ("small", {"packing": "one_per_row", "epochs": 1, "overflow": "rows"}, {}),
     ("small", {"packing": "one_per_row"}, {"tokens": 9_000}),

@@ -21,6 +21,7 @@ from testkit.traced_runs import BATCH, SAVED, TEXTS, TracedRuns
 RUNS = [
     {"packing": "concat"},
     {"packing": "concat", "mask_edges": True},
+    {"packing": "concat", "row_bos": 7},
     {"packing": "best_fit", "open_rows": 3},
     {"packing": "one_per_row", "overflow": "rows", "mask_edges": True},
     {"packing": "best_fit", "open_rows": 3, "epochs": 1},
@@ -245,7 +246,7 @@ def test_the_page_holds_the_values_of_the_rows(
         firsts = np.array([first for _, first in found["positions"]])
         positions = firsts[runs] + np.arange(len(tokens)) - starts[runs]
         assert np.array_equal(positions, row.position_ids)
-        assert found["length"] == row.num_tokens
+        assert found["length"] == row.length == row.num_tokens + settings.get("row_bos", 0) // 7
         for span, shown in zip(row.spans, found["spans"], strict=True):
             document = values["documents"][shown["document"]]
             assert (document["id"], document["text"]) == (span.span.id, span.document.text)

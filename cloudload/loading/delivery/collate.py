@@ -24,8 +24,11 @@ from cloudload.segments import (
     FIELDS,
     IGNORED_LABEL,
     INTEGERS,
+    NO_DOCUMENT,
+    OF_DOCUMENTS,
     Array,
     SpanColumns,
+    add_lead,
     mask_document_edges,
 )
 from cloudload.system import Ints
@@ -66,7 +69,7 @@ def join_blocks(
             ],
             rows[start:stop],
             shape.batch_rows,
-            plan.delivery,
+            plan,
         )
         for start, stop in pairwise(bounds)
     ]
@@ -85,26 +88,30 @@ def _take_part(
 
 
 def _join(
-    parts: Sequence[_WorkerRows], rows: range | Ints, num_rows: int, delivery: DeliveryConfig
+    parts: Sequence[_WorkerRows], rows: range | Ints, num_rows: int, plan: WorkerPlan
 ) -> Batch:
     """Join parts of a batch, whose indices in the run are `rows`, and fill it up to `num_rows`."""
-    shape = num_rows, parts[0].block.tokens.shape[1]
+    delivery, num_lead = plan.delivery, plan.recipe.config.num_lead
+    shape = num_rows, num_lead + parts[0].block.tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()
     # fill tensors through NumPy, because torch may wake a thread for every core
     (input_ids, ids), (labels, targets) = _new(shape, pin_memory), _new(shape, pin_memory)
     spans: SpanParts = []
     for part in parts:
-        ids[part.batch_rows] = part.block.tokens[part.block_rows]
+        ids[part.batch_rows, num_lead:] = part.block.tokens[part.block_rows]
         own = part.block.spans_between(part.block_rows)
         spans.append((own, part.block_rows.start, part.batch_rows))
     is_full = len(rows) == num_rows and all(part.block.is_full for part in parts)
     ids[len(rows) :] = delivery.pad_id
+    lengths = None if is_full else _count_tokens(num_rows, parts)
+    begin_rows(ids, plan.recipe.tokenizer.row_bos, delivery.pad_id, lengths)
     targets[:] = ids
-    if not is_full:
-        _mask_padding(targets, parts)
+    targets[:, :num_lead] = IGNORED_LABEL
+    if lengths is not None:
+        mask_after(targets, lengths + num_lead)
     if len(rows) < num_rows:
         rows = np.pad(np.asarray(rows, np.int64), (0, num_rows - len(rows)), constant_values=-1)
-    batch = Batch({"input_ids": input_ids, "labels": labels}, spans, rows)
+    batch = Batch({"input_ids": input_ids, "labels": labels}, spans, rows, num_lead)
     if delivery.mask_edges or delivery.fields:
         _add_fields(batch, targets, delivery, pin_memory)
     return batch
@@ -119,11 +126,22 @@ def _new(shape: tuple[int, int], pin_memory: bool) -> tuple[torch.Tensor, Ints]:
     return torch.from_numpy(array), array
 
 
-def _mask_padding(labels: Ints, parts: Sequence[_WorkerRows]) -> None:
-    lengths = np.zeros(len(labels), np.int64)  # filler rows have no tokens
+def _count_tokens(num_rows: int, parts: Sequence[_WorkerRows]) -> Ints:
+    """The number of tokens of documents in each row: int64 [rows]."""
+    lengths = np.zeros(num_rows, np.int64)  # filler rows have no tokens
     for part in parts:
         lengths[part.batch_rows] = part.block.lengths[part.block_rows]
-    mask_after(labels, lengths)
+    return lengths
+
+
+def begin_rows(ids: Ints, row_bos: int | None, pad_id: int, lengths: Ints | None) -> None:
+    """Set the first token of each row to `row_bos`, in place, unless it is None.
+
+    `ids` is int64 [rows, seq_len]. `lengths`, int64 [rows], has the number of tokens of documents
+    per row; None if all rows are full. The first token of a row without documents is padding.
+    """
+    if row_bos is not None:
+        ids[:, 0] = row_bos if lengths is None else np.where(lengths > 0, row_bos, pad_id)
 
 
 def mask_after(labels: Ints, lengths: Ints) -> None:
@@ -136,7 +154,7 @@ def mask_after(labels: Ints, lengths: Ints) -> None:
 
 
 def _add_fields(batch: Batch, labels: Ints, delivery: DeliveryConfig, pin_memory: bool) -> None:
-    for name, array in compute_fields(labels, batch.spans, delivery).items():
+    for name, array in compute_fields(labels, batch.spans, delivery, batch.num_lead).items():
         if name in INTEGERS:
             batch[name] = int(array)
         else:
@@ -144,20 +162,26 @@ def _add_fields(batch: Batch, labels: Ints, delivery: DeliveryConfig, pin_memory
             batch[name] = tensor.pin_memory() if pin_memory else tensor
 
 
-def compute_fields(labels: Ints, spans: Ints, delivery: DeliveryConfig) -> dict[str, Array]:
+def compute_fields(
+    labels: Ints, spans: Ints, delivery: DeliveryConfig, num_lead: int
+) -> dict[str, Array]:
     """Compute the arrays that the option `fields` requests, by name.
 
     With the option `mask_edges`, also masks the labels at the edges of documents, in place.
-    `spans` (int64 [spans, 6]) are the spans of the rows of `labels` (int64 [rows, seq_len]).
+    `spans` (int64 [spans, 6]) are the spans of the rows of `labels` (int64 [rows, seq_len]). The
+    first `num_lead` tokens of a row are in the segment of its first span, but in no document.
     """
     rows, lengths = (
         spans[:, tables.SPAN_ROW],
         spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START],
     )
+    lengths = add_lead(rows, lengths, num_lead)
     if delivery.mask_edges:
         mask_document_edges(labels, rows, lengths)
     columns = SpanColumns(rows, lengths, spans[:, tables.SPAN_STREAM], spans[:, tables.SPAN_SAMPLE])
     arrays: dict[str, Array] = {}
     for field in delivery.fields:
         arrays |= FIELDS[field](columns, (labels.shape[0], labels.shape[1]))
+    for name in OF_DOCUMENTS & arrays.keys():
+        arrays[name][:, :num_lead] = NO_DOCUMENT
     return arrays

@@ -144,6 +144,8 @@ def _tokenizer(plan: WorkerPlan) -> Iterator[Setting]:
     else:
         yield Setting("tokenizer", None, DEFAULT, "(all data is pre-tokenized)")
     yield Setting("bos_eos", spec.framing, DATA)
+    if spec.row_bos is not None:
+        yield Setting("row_bos", spec.row_bos, GIVEN, "at the start of each row")
     origin = DEFAULT if plan.delivery.tokenizer_backend == choices.AUTO else GIVEN
     versions = f"{backend.versions}, " * plan.recipe.has_text
     yield Setting("tokenizer_backend", backend.name, origin, f"({versions}because {backend.why})")

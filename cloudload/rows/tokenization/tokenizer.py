@@ -80,6 +80,8 @@ class TokenizerSpec:
 
     Tokenizers with equal fingerprints produce the same IDs. The hash does not cover `frames`. It is
     "none" if there is no tokenizer."""
+    row_bos: int | None = None
+    """The ID at the start of each row; None for no token."""
     framing: str = field(default="", compare=False)
     """For the log: the bos and eos tokens, and the setting or file that each one comes from."""
     framing_warning: str | None = field(default=None, compare=False)

@@ -330,11 +330,11 @@ class Tails:
             counts += self.counts(component).of_rest()
         elif not before:
             return ()
-        return next_stages(ending.stages_of(component), self.recipe.config.seq_len, 0, stop)
+        return next_stages(ending.stages_of(component), self.recipe.packing.seq_len, 0, stop)
 
     def end_lanes(self, arrays: LaneArrays, row: int) -> LaneArrays:
         """Return the lanes of a corpus at a row of its tail, whose counts are those of `arrays`."""
-        stages, seq_len = self.ending.stages_of(0), self.recipe.config.seq_len
+        stages, seq_len = self.ending.stages_of(0), self.recipe.packing.seq_len
         stages = next_stages(stages, seq_len, 0, self.count_rows(0, row))
         return replace(self.ended(0), counts=arrays.counts, tails=(stages,))
 

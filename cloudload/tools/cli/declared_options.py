@@ -28,7 +28,7 @@ from cloudload.tools.cli import command
 
 _METAVARS = {
     **dict.fromkeys(("tokenizer", "split", "dtype"), "NAME"),
-    **dict.fromkeys(("bos", "eos", "expect_bos", "expect_eos"), "TOKEN"),
+    **dict.fromkeys(("bos", "eos", "row_bos", "expect_bos", "expect_eos"), "TOKEN"),
     **dict.fromkeys(("text_key", "id_key", "tokens_key", "by"), "FIELD"),
     "cache_limit": "SIZE",
     "exchange_timeout_s": "SECONDS",

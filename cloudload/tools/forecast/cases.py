@@ -175,8 +175,9 @@ def _prepare(
     fill, packed = Figure.exact(1), None
     if recipe.packing.has_residue:
         fill = _measure_fill(recipe, RunLengths(recipe, root, lengths[0]), rows_of_lane)
-        filled = max(1, round(fill.value * recipe.config.seq_len))
+        filled = max(1, round(fill.value * recipe.packing.seq_len))
         packed = None if samples else RunLengths(recipe, root, lengths[0])
+        filled += recipe.config.num_lead
         recipe = recipe.reconfigure(packing="concat", seq_len=filled)
         basis += ", and rows packed from some of the documents"
     runs = tuple(RunLengths(recipe, root, each) for each in lengths)
@@ -194,7 +195,7 @@ def _measure_fill(recipe: Recipe, lengths: RunLengths, rows_of_lane: int) -> Fig
         sizes, read = _pack_lane(lengths, recipe.packing, (index, lane), rows_of_lane)
         budget -= read
         if sizes:
-            shares.append(sum(sizes) / (len(sizes) * recipe.config.seq_len))
+            shares.append(sum(sizes) / (len(sizes) * recipe.packing.seq_len))
         if budget < 0:
             break
     return Figure.predicted(shares) if shares else Figure.around(1.0, math.nan)

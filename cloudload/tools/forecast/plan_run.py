@@ -229,7 +229,7 @@ class _Forecast:
 
     def _count_tokens(self) -> Figure:
         if self._asked.has_full_rows:
-            return Figure.exact(self._found[0].extent.rows * self._recipe.config.seq_len)
+            return Figure.exact(self._found[0].extent.rows * self._recipe.packing.seq_len)
         values = [int(case.extent.counts[:, TOKENS].sum()) for case in self._found]
         return self._cases.summarize(values, error=self._cases.error)
 
@@ -242,7 +242,7 @@ class _Forecast:
             # includes the padding rows that complete the last step
             rows = case.extent.steps * self._share.global_batch
             tokens = int(case.extent.counts[:, TOKENS].sum())
-            shares.append(1 - tokens / max(1, rows * self._recipe.config.seq_len))
+            shares.append(1 - tokens / max(1, rows * self._recipe.packing.seq_len))
         return self._cases.summarize(shares, is_exact=self._asked.has_full_rows)
 
     def _plan_stream(self, stream: int) -> StreamPlan:

@@ -68,7 +68,7 @@ class ForecastRequest:
     def rows_of_lane(self) -> int | None:
         """The approximate number of rows per lane, or None if it is unknown."""
         if self.tokens is not None:
-            return self.tokens // self.recipe.config.seq_len // self.share.num_lanes + 1
+            return self.tokens // self.recipe.packing.seq_len // self.share.num_lanes + 1
         if self.steps is not None:
             return self.steps * self.share.global_batch // self.share.num_lanes + 1
         return None

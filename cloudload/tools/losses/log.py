@@ -27,7 +27,7 @@ from cloudload.data import urls
 from cloudload.errors import RanksDisagreeError
 from cloudload.loading import Batch, CloudLoader
 from cloudload.rows import tables
-from cloudload.segments import IGNORED_LABEL, pad_lengths
+from cloudload.segments import IGNORED_LABEL, add_lead, pad_lengths
 from cloudload.system import Ints
 from cloudload.tools.losses import log_file
 
@@ -160,6 +160,7 @@ class LossLog:
         spans = spans[low:high]
         rows = spans[:, tables.SPAN_ROW] - at_row
         lengths = spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START]
+        lengths = add_lead(rows, lengths, batch.num_lead)
         sums = _sum_by_span(losses, labels, pad_lengths(rows, lengths, (num_rows, seq_len)), rows)
         means = self._means
         if not np.array_equal(batch.rows, means.rows):

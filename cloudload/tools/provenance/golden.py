@@ -48,7 +48,7 @@ _FIELDS_OF = {
         *("data", "samples", "shards", "stream_shards", "transform", "text_key", "tokens_key"),
         *("strip_tokens", "min_tokens", "max_tokens", "on_error"),
     ),
-    TOKENIZER: ("tokenizer", "token_ids", "bos_eos"),
+    TOKENIZER: ("tokenizer", "token_ids", "bos_eos", "row_bos"),
 }
 _NO_EFFECT = ("sources", "tokenizer_backend", "cloudload")
 
@@ -217,11 +217,12 @@ def _read_rows(loader: CloudLoader) -> Iterator[Row]:
 
 def _record(loader: CloudLoader, batch: Batch) -> Iterator[GoldenSpan]:
     """Yield the spans of a batch with a single row."""
-    tokens, index = batch["input_ids"][0].numpy(), 0
+    # the hash of the first span includes the tokens before it
+    tokens, index, stop = batch["input_ids"][0].numpy(), 0, batch.num_lead
     traced = loader.open_tracer().trace_whole(batch.spans, batch.rows)
     streams = batch.spans[:, tables.SPAN_STREAM].tolist()
     for stream, (span, document) in zip(streams, traced, strict=True):
-        stop = index + span.stop - span.start
+        stop += span.stop - span.start
         yield GoldenSpan(
             stream=stream,
             epoch=span.epoch,

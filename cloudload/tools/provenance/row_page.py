@@ -113,7 +113,7 @@ def _describe_row(row: ViewedRow, ids: Ints, indices: dict[tuple[str, int], int]
         "step": row.step,
         "row": row.row,
         "run_row": row.run_row,
-        "length": row.num_tokens,
+        "length": row.length,
         "tokens": base64.b64encode(tokens.tobytes()).decode(),
         "masked": _list_ranges(row.labels == IGNORED_LABEL),
         "positions": _list_runs(row.position_ids),

@@ -151,6 +151,7 @@ def open_run(
         "tokens_key": sources.tokens_key,
         "tokens_dtype": sources.tokens_dtype,
         "strip_tokens": saved.strip_tokens,
+        "row_bos": saved.fields[state_fields.ROW_BOS_FIELD],
         "schedule": schedule if sources.is_mixed else None,
         "stopping": saved.stopping,
         "lengths": choices.AUTO if lengths is None else lengths,

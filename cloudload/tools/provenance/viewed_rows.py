@@ -80,11 +80,17 @@ class ViewedRow:
     special: tuple[int, ...]
     """The indices within the row of special tokens, such as eos."""
     spans: tuple[ViewedSpan, ...]
-    """The documents in the row, in order. The rest of the row is padding."""
+    """The documents in the row, in order. The rest of the row is padding, after the `row_bos` if
+    there is one."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens before the padding, the `row_bos` included."""
+        return self.spans[0].row_start + self.num_tokens if self.spans else 0
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, without padding."""
+        """Number of tokens of documents."""
         return sum(each.span.stop - each.span.start for each in self.spans)
 
     def _repr_html_(self) -> str:
@@ -169,7 +175,7 @@ def _view_batch(
         own = np.flatnonzero(spans[:, tables.SPAN_ROW] == index).tolist()
         input_ids = batch["input_ids"][index].numpy().astype(np.int32)
         ids = input_ids.tolist()
-        viewed = _place_spans([traced[each] for each in own])
+        viewed = _place_spans([traced[each] for each in own], batch.num_lead)
         yield ViewedRow(
             step=step_index,
             row=int(batch.rows[index]) - first_row,
@@ -183,9 +189,10 @@ def _view_batch(
         )
 
 
-def _place_spans(traced: Iterable[tuple[TracedSpan, WholeDocument]]) -> Iterator[ViewedSpan]:
-    """Yield the spans of a row with their offsets, from the row's start, without gaps."""
-    index = 0
+def _place_spans(
+    traced: Iterable[tuple[TracedSpan, WholeDocument]], index: int
+) -> Iterator[ViewedSpan]:
+    """Yield the spans of a row with their offsets, from the row's token `index`, without gaps."""
     for span, document in traced:
         yield ViewedSpan(index, span, document)
         index += span.stop - span.start

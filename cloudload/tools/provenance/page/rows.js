@@ -54,7 +54,8 @@ class Row {
       before = span.color;
     }
   }
-  spanAt(place) { return place < this.length ? this.spans[findLast(this.starts, place)] : null; }
+  /** The span of a token; null for padding, and for the token at the start of a row with row_bos. */
+  spanAt(place) { return place < this.length ? this.spans[findLast(this.starts, place)] ?? null : null; }
   isMasked(place) {
     const range = this.masked[findLast(this.maskStarts, place)];
     return range !== undefined && place < range[1];
@@ -146,8 +147,8 @@ function renderLine(line) {
   const body = make("div"), stop = Math.min(first + PER_LINE, row.length);
   for (let place = first; place < stop; place++) {
     const span = row.spanAt(place), id = data.ids[row.tokens[place]];
-    if (span.place === place) body.append(makeTag(row, span));
-    const token = make("span", `t c${span.color}${place & 1 ? " o" : ""}`);
+    if (span?.place === place) body.append(makeTag(row, span));
+    const token = make("span", `t${span ? ` c${span.color}` : ""}${place & 1 ? " o" : ""}`);
     if (row.isMasked(place)) token.classList.add("m");
     if (special.has(row.tokens[place])) token.classList.add("x");
     const text = showsIds ? String(id) : row.text(place);
@@ -285,7 +286,7 @@ function showDetails(row, place) {
   add("label", row.isMasked(place) ? "-100 (masked)" : data.ids[token]);
   const title = make("span");
   if (span === null) {
-    title.append("padding");
+    title.append(place < row.length ? "start of the row" : "padding");
     aside.replaceChildren(withClose(title), list);
   } else {
     const document_ = data.documents[span.document];
