@@ -14,7 +14,7 @@ Every span is a separate segment, and so is the padding at the end of a row. Lab
 `.` are -100. Except for the two masks, the functions take each span's row within the batch and its
 number of tokens: `rows` and `lengths`, int64 [spans]. The order is that of `Batch.spans`: `rows`
 must ascend, and each row's spans must be contiguous from the row's start. Lengths must be at least
-1. `shape` is (num_rows, seq_len).
+1. `shape` is (num_rows, seq_len). With `row_bos`, pass the lengths through `add_lead`.
 
 An entry of `FIELDS` takes `SpanColumns` and the shape, and returns a dict of named arrays.
 `_of_rows` turns a function of rows, lengths, and a shape into such an entry.

@@ -253,3 +253,18 @@ def test_only_the_tokens_in_sight_are_elements(browser: Browser, tmp_path: Path)
     browser.wait("document.querySelector('.t.sel')")
     browser.evaluate("new Promise(done => setTimeout(done, 50))")
     browser.wait("rows[0].lines[0].firstChild === null")
+
+
+def test_the_token_of_row_bos_is_shown_in_no_document(browser: Browser, tmp_path: Path) -> None:
+    page = render(tmp_path, ["aaaa", "bbb", "cc", "dddddd"] * 4, 8, row_bos=EOS)
+    browser.messages.clear()
+    browser.open(page)
+    lines = browser.evaluate(
+        f"{RENDER}rows.map(row => row.lines.map(line => {TOKENS}.filter(t => line.contains(t))"
+        ".map(t => t.textContent)).flat())"
+    )
+    assert all(row[0] == EOS and len(row) == 8 for row in lines)
+    assert browser.evaluate(f"select(0, 0), {TITLE}") == "start of the row"
+    browser.press("j")
+    assert browser.evaluate(TITLE) in {"aaaa", "bbb", "cc", "dddddd"}
+    assert browser.messages == []
