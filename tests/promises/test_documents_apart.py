@@ -7,6 +7,7 @@ between the batch and the kernel is transformers' own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
@@ -44,7 +45,6 @@ def flash_model(monkeypatch: pytest.MonkeyPatch) -> Any:
     def attend_documents(
         query: Any, key: Any, value: Any, *, cu_seqlens_q: Any, cu_seqlens_k: Any, **sizes: Any
     ) -> Any:
-        assert type(sizes["max_seqlen_q"]) is type(sizes["max_seqlen_k"]) is int
         assert sizes["max_seqlen_q"] == sizes["max_seqlen_k"] == int(cu_seqlens_q.diff().max())
         assert cu_seqlens_q.dtype == torch.int32
         assert torch.equal(cu_seqlens_q, cu_seqlens_k)
@@ -54,13 +54,19 @@ def flash_model(monkeypatch: pytest.MonkeyPatch) -> Any:
         ]
         return torch.cat(attended)
 
+    def list_arguments(**options: Any) -> dict[str, Any]:
+        names = ("max_seqlen_q", "max_seqlen_k")  # transformers 5 passes these here
+        return {name: options[name] for name in names if name in options}
+
     def attend_rows(query: Any, key: Any, value: Any, **_: Any) -> Any:
         attended = torch.nn.functional.scaled_dot_product_attention(
             query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True
         )
         return attended.transpose(1, 2)
 
-    found: Any = (attend_rows, attend_documents, None, None), lambda **_: {}
+    found: Any = (attend_rows, attend_documents, None, None), list_arguments
+    if version("transformers") >= "5":
+        found = (attend_rows, attend_documents, None, None, None), (list_arguments, None)
     monkeypatch.setattr(kernels, "lazy_import_flash_attention", lambda *_, **__: found)
     model = make_model()
     model.config._attn_implementation_internal = "flash_attention_2"
