@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from cloudload.config import DeliveryConfig
 from cloudload.errors import RanksDisagreeError
@@ -39,7 +39,11 @@ from cloudload.system import Ints
 
 
 class MakeLoader(Protocol):
-    """Creates the loader of one rank. It must pass the keyword arguments to `CloudLoader`."""
+    """Creates the loader of one rank. It must pass the keyword arguments to `CloudLoader`.
+
+    For a leg with a `global_batch`, it also gets `global_batch_size` and `micro_batch_size`, and
+    `batch_size` is None.
+    """
 
     def __call__(
         self,
@@ -67,6 +71,18 @@ class Leg:
     """Number of ranks per node. By default, all ranks are on one node."""
     exchange_every: int = 1
     """Number of batches between exchanges of cursors."""
+    global_batch: int | None = None
+    """Rows per global batch, instead of `batch_size`."""
+    micro_batch: int | None = None
+    """Maximum number of rows per micro-batch, with a `global_batch`."""
+
+    @property
+    def steps(self) -> dict[str, Any]:
+        """The loader's options for the rows of a step."""
+        if self.global_batch is None:
+            return {"batch_size": self.batch_size}
+        sizes = {"global_batch_size": self.global_batch, "micro_batch_size": self.micro_batch}
+        return {"batch_size": None, **sizes}
 
 
 @dataclass(frozen=True)
@@ -105,7 +121,7 @@ def _run_ranks(ranks: _Ranks, leg: Leg) -> tuple[list[Row], list[State]]:
     rows: list[Row] = []
     states = [_common_state(ranks.loaders)]
     while leg.batches is None or len(states) <= leg.batches:
-        batches = ranks.next_batches()
+        batches = ranks.next_step()
         if not batches:
             break
         rows += _rows_in_order(batches)
@@ -238,12 +254,18 @@ class _Ranks:
             environment = _open_environment(leg, rank, self._hub)
             if rank < len(self.loaders):
                 self._environments[rank].move(environment)
-                self.loaders[rank].set_world(rank, leg.ranks, rows=rows, batch_size=leg.batch_size)
+                batch_size = leg.steps["batch_size"]
+                self.loaders[rank].set_world(rank, leg.ranks, rows=rows, batch_size=batch_size)
             else:
                 self._environments.append(environment)
                 self.loaders.append(_make_rank(make_loader, leg, environment))
                 self.loaders[rank].load_state_dict(state)
                 self._iterators.append(self.loaders[rank].take(sys.maxsize))
+
+    def next_step(self) -> list[Batch]:
+        """Return the batches of the next step of every rank, or an empty list at the end."""
+        count = self.loaders[0].micro_batches
+        return [batch for _ in range(count) for batch in self.next_batches()]
 
     def next_batches(self) -> list[Batch]:
         """Return the next batch of every rank, or an empty list at the end.
@@ -280,9 +302,9 @@ def _make_rank(make_loader: MakeLoader, leg: Leg, environment: ThreadEnvironment
         return make_loader(
             dp_rank=environment.world.rank,
             dp_world_size=leg.ranks,
-            batch_size=leg.batch_size,
             num_workers=leg.workers,
             exchange_every=leg.exchange_every,
+            **leg.steps,
         )
 
 
@@ -294,6 +316,9 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
             spans[index].append(tuple(span))
         columns = (batch.rows, batch["input_ids"], batch["labels"])
         for row, ids, labels, own in zip(*(c.tolist() for c in columns), spans, strict=True):
+            if row < 0:
+                assert not own, "a filler row has documents"
+                continue
             assert row not in rows, f"row {row} was received twice"
             rows[row] = Row(tuple(ids), tuple(labels), tuple(own))
     assert sorted(rows) == list(range(min(rows), max(rows) + 1)), (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import CloudLoader
+from cloudload import CloudLoader, Stream
 from cloudload.batch import Batch
 from cloudload.config import alone
 from cloudload.forecast import plan_run
 from cloudload.segments import IGNORED_LABEL
+from cloudload.testing import Leg, assert_same_rows, run_leg
 from cloudload.tools.provenance.state_run import start_run
 from testkit.corpora import EOS, EOS_ID, byte_tokenizer, random_documents
 from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
-from testkit.loaders import make_loader
+from testkit.loaders import make_loader, ranks
 
 WORLDS = st.sampled_from([1, 2, 3, 4, 5, 7, 12])
 
@@ -117,6 +119,61 @@ def test_an_epoch_ends_on_the_same_batch_of_every_rank_and_batches_have_one_shap
     real = {row for row, ids in rows.items() if any(ids)}
     assert real == {row for row, ids in expected.items() if any(ids)}
     assert all(rows[row] == expected[row] for row in real)
+
+
+STEPS = st.builds(
+    Leg,
+    ranks=st.sampled_from([1, 2, 3, 4, 6]),
+    workers=st.integers(0, 2),
+    batches=st.integers(1, 3),
+    global_batch=st.integers(6, 20),
+    micro_batch=st.none() | st.integers(1, 4),
+)
+
+
+@given(
+    packing=st.sampled_from(["concat", "best_fit", "one_per_row"]),
+    is_mixed=st.booleans(),
+    has_lengths=st.booleans(),
+    epochs=st.none() | st.just(1),
+    legs=st.lists(STEPS, min_size=1, max_size=3),
+)
+@settings(max_examples=EXAMPLES)
+def test_a_chain_of_steps_reads_the_rows_of_one_rank(
+    counted: str,
+    *,
+    packing: str,
+    is_mixed: bool,
+    has_lengths: bool,
+    epochs: int | None,
+    legs: list[Leg],
+) -> None:
+    """With lengths, worlds need not divide the lanes. Without them, ranks exchange cursors, and a
+    finite run ends when they find that their lanes are dry."""
+    has_lengths = has_lengths or (is_mixed and epochs is not None)
+    data: Any = counted
+    if is_mixed:
+        data = [Stream(counted, proportion=share, name=f"{share}") for share in (0.7, 0.3)]
+    make = ranks(
+        data,
+        packing=packing,
+        epochs=epochs,
+        lengths="require" if has_lengths else "off",
+        num_lanes=30 if has_lengths else 12,
+    )
+    state = other = None
+    for leg in [*legs, replace(legs[-1], ranks=4, batches=None if epochs else 2)]:
+        assert leg.global_batch is not None
+        rows, states = run_leg(make, leg, state)
+        alone = Leg(batch_size=leg.global_batch, batches=leg.batches)
+        expected, expected_states = run_leg(make, alone, other)
+        assert_same_rows(
+            [row for row in rows if not row.is_padding],
+            [row for row in expected if not row.is_padding],
+            f"{leg}",
+        )
+        state, other = states[-1], expected_states[-1]
+        assert state == other
 
 
 def by_row(batch: Batch) -> dict[int, list[int]]:
