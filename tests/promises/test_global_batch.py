@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -249,6 +249,29 @@ def test_skip_and_stop_every_count_steps(counted: str) -> None:
     assert len(list(loader)) == 4
     assert loader.is_at_stop
     assert len(list(loader)) == 8
+
+
+def test_a_skip_within_a_step_skips_the_whole_step(counted: str) -> None:
+    [loader] = open_world(counted, 1, micro_batch_size=3)
+    batches = iter(loader)
+    next(batches)
+    loader.skip(2)
+    assert loader.rows == 20
+    rows = [row for _ in range(4) for row in by_row(next(batches))]
+    assert rows == list(range(20, 30))
+    assert loader.stats().skipped_rows == 20
+
+
+@pytest.mark.parametrize("move", [lambda loader: loader.seek(30), lambda loader: loader.close()])
+def test_a_step_that_was_begun_is_not_continued_elsewhere(
+    counted: str, move: Callable[[CloudLoader], None]
+) -> None:
+    [loader] = open_world(counted, 1, micro_batch_size=3)
+    next(iter(loader))
+    move(loader)
+    first = loader.rows
+    rows = [row for batch in loader.take(4) for row in by_row(batch)]
+    assert rows == list(range(first, first + 10))
 
 
 def test_worlds_without_lengths_need_only_share_the_lanes(folder: str) -> None:

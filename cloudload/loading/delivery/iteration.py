@@ -142,6 +142,11 @@ class Iteration(Iterator[Batch]):
             self._is_skipping = False
             self._wait_log.restart()
 
+    @property
+    def is_within_step(self) -> bool:
+        """Whether some micro-batches of a step are handed out, and others are not."""
+        return bool(self._rest)
+
     def close(self, reason: str = "") -> None:
         """Stop the workers. The next iteration rereads the rows that the workers had read ahead.
 
