@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cloudload.config import checks, choices
-from cloudload.data import Location, Retry, redact, urls
+from cloudload.data import Location, Retry, redact, synthetic, urls
 from cloudload.system import option_help
 
 # folder names that do not identify a dataset, because many datasets have them
@@ -42,7 +42,8 @@ class Stream:
     """
 
     remote: str
-    """URL or folder that contains `index.json`, or that contains the folder `split`."""
+    """URL or folder that contains `index.json`, or that contains the folder `split`. `synthetic:`
+    is a dataset of random token IDs, for tests of shapes and speed."""
     split: str | None = None
     """Subfolder to read, such as `train`."""
     proportion: float | None = None
@@ -79,7 +80,10 @@ class Stream:
             raise ValueError(
                 f"a stream's remote is {self.remote!r}. Use the URL or folder of an MDS dataset"
             )
-        urls.check_location(self.remote)
+        if synthetic.is_synthetic(self.remote):
+            self._settle_synthetic()
+        else:
+            urls.check_location(self.remote)
         share = self.proportion
         if share is not None and (not checks.is_number(share) or not 0 <= share < math.inf):
             raise ValueError(
@@ -98,6 +102,13 @@ class Stream:
             token = checks.as_token(f"{name} of {self.label}", getattr(self, name))
             object.__setattr__(self, name, token)
         checks.check_tokens_column(self.tokens_key, self.tokens_dtype, f" of {self.label}")
+
+    def _settle_synthetic(self) -> None:
+        """Check the location of synthetic data, and read its column of token IDs by default."""
+        synthetic.parse_synthetic(self.remote)
+        for name, value in (("tokens_key", synthetic.TOKENS_KEY), ("tokens_dtype", None)):
+            if getattr(self, name) == choices.SAME:
+                object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         shown = {
@@ -153,7 +164,9 @@ def _choose(base: str, taken: Set[str | None]) -> str:
 
 def _shorten(url: str) -> str:
     """The last folder without a common name such as "train", or else the last folder or bucket."""
-    if urls.is_local(url):
+    if synthetic.is_synthetic(url):
+        bucket, path = urls.SYNTHETIC, ""
+    elif urls.is_local(url):
         bucket, path = "", urls.local_path(url).as_posix()
     else:
         bucket, path = urls.split_url(redact(url))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         hashes,
         own_objects,
         shard_entries,
+        synthetic,
         writer,
     )
     from cloudload.data.mds.dataset import (

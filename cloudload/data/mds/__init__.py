@@ -11,9 +11,26 @@
     shard             read samples                      writer         samples to a shard's bytes
     shard_start       a shard's first samples           own_objects    names of our objects
     document_columns  columns of texts and token IDs    wrong_input    explain a wrong location
+    synthetic         datasets of random token IDs
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input
 is untrusted, so file names may not leave their folder, the index limits all sizes, and nothing is
 unpickled. Other packages may use every name without an underscore.
 """
+
+from __future__ import annotations
+
+from cloudload.data.storage import urls
+from cloudload.data.storage.base import Backend
+from cloudload.data.storage.locations import BACKENDS
+
+
+def _open_synthetic(timeout_s: float) -> Backend:
+    from cloudload.data.mds.synthetic import SyntheticStore  # imports NumPy
+
+    return SyntheticStore(timeout_s)
+
+
+# here, because this store writes shards, and storage is below their format
+BACKENDS[urls.SYNTHETIC] = _open_synthetic

@@ -19,6 +19,8 @@ from cloudload.data.storage.redaction import redact
 
 BUCKET_SCHEMES = ("s3", "gs")
 """The schemes whose URLs begin with the name of a bucket."""
+SYNTHETIC = "synthetic"
+"""The scheme of datasets that nobody stores; see `cloudload.data.mds.synthetic`."""
 SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 """Maps other programs' names of schemes to ours."""
 
@@ -32,6 +34,8 @@ def scheme_of(url: str) -> str:
     """The scheme of a URL in lower case: `s3`, `gs`, …, or `file` for a path."""
     if url.startswith("dbfs:/"):
         return "dbfs"
+    if url.startswith(f"{SYNTHETIC}:"):
+        return SYNTHETIC
     head, separator, _ = url.partition("://")
     return head.lower() if separator else "file"
 
