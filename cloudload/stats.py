@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,19 @@ _TOTALS = ("rows", *COUNTS, "skipped_rows", "dropped")
 STAGES = ("fetch", "read", "transform", "tokenize", "pack", "idle")
 FETCH, READ_SHARDS, TRANSFORM, TOKENIZE, PACK, IDLE = range(len(STAGES))
 """The stages of a worker's work. `DeliveryStats` has a field for each, such as `fetch_s`."""
+STAGE_WORDS = (
+    "waiting for shards",
+    "reading shards",
+    "running the transform",
+    "tokenizing",
+    "packing",
+    "waiting for the training loop",
+)
+"""What a worker does in each stage."""
+MOST_SHARE = 0.05
+"""The largest share of its time that a training loop may wait for batches without a reason to
+look for the cause."""
+_RECENT_BATCHES, _STAGES_EVERY_S = 100, 0.05
 _NOT_NUMBERS = ("streams", "delivery", "packing", "tokenizer_backend", "tokenizer_backend_reason")
 _BRIEF = ("rows", "tokens", "delivery/stall_s")
 _BRIEF_LOSSES = ("failed", "dropped", "truncated", "filtered")
@@ -76,6 +90,47 @@ class Traffic(NamedTuple):
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
         return Traffic(*map(operator.add, self, other))
+
+
+class RecentDelivery(NamedTuple):
+    """The delivery of the latest batches of an iteration: at most 100, and not its first."""
+
+    batches: int = 0
+    """Number of batches."""
+    total_s: float = 0.0
+    """Seconds from the arrival of the batch before them to the arrival of the last one."""
+    stall_s: float = 0.0
+    """Of these, seconds that the training loop waited for batches."""
+    exchange_s: float = 0.0
+    """Of `stall_s`, seconds that this rank waited for other ranks while its own rows were ready."""
+    stages_s: tuple[float, ...] = (0.0,) * len(STAGES)
+    """Seconds that workers spent in each of `STAGES`."""
+
+    def describe(self) -> str:
+        """Describe in a sentence how long the training loop waited, and if it is long, why."""
+        if not self.batches:
+            return (
+                "too few batches were delivered to say how long the training loop waited for data"
+            )
+        share = self.stall_s / max(1e-9, self.total_s)
+        which = f"last {self.batches} batches" if self.batches > 1 else "last batch"
+        start = f"the training loop waited for data for {share:.1%} of the {which} "
+        start += f"({self.total_s:,.2f} s in total)"
+        return f"{start}{self._explain() if share > MOST_SHARE else ''}; the rest is yours"
+
+    def _explain(self) -> str:
+        if self.exchange_s > self.stall_s / 2:
+            return ", mostly for other ranks while the rows of this rank were ready"
+        most = max(range(len(STAGES)), key=self.stages_s.__getitem__)
+        if not self.stages_s[most]:  # the time was too short to see what the workers did
+            return ""
+        if most == IDLE:
+            return ", although its workers mostly waited for it"
+        percent = self.stages_s[most] / sum(self.stages_s)
+        return f", because its workers spent {percent:.0%} of their time {STAGE_WORDS[most]}"
+
+
+_NONE_YET = RecentDelivery()
 
 
 @dataclass(frozen=True)
@@ -129,6 +184,23 @@ class DeliveryStats:
     start_s: float = 0.0
     """Seconds that workers worked before the first batch of each iteration. They are part of the
     fields from `fetch_s` to `pack_s`."""
+    recent: RecentDelivery = _NONE_YET
+    """The delivery of the latest batches, which `describe` describes. It is the only field that is
+    not a number, so a logger does not get it."""
+
+    def describe(self) -> str:
+        """Say in a sentence how long the training loop waited for data, and if it is long, why.
+
+        The sentence covers the last 100 batches of this rank, or those since the first batch of the
+        iteration. It says that the loop waited 0.3% of them, for example, and that the rest is its
+        own. Above 5%, it names the stage in which the workers spent most of their time, or the
+        other ranks if this rank waited for them.
+        """
+        return self.recent.describe()
+
+    def numbers(self) -> dict[str, float]:
+        """Return the fields that are numbers."""
+        return {name: value for name, value in vars(self).items() if name != "recent"}
 
     def tokens_per_s(self, num_workers: int) -> float | None:
         """Estimate the throughput of `num_workers` workers, in tokens per second.
@@ -217,10 +289,23 @@ class _Work(NamedTuple):
         return min(1.0, num_waiting / self.most_ahead) if self.most_ahead else 0.0
 
 
+class _Arrival(NamedTuple):
+    """The statistics when a batch arrived in the training loop."""
+
+    at: float
+    """In `time.perf_counter` seconds."""
+    stall_s: float
+    exchange_s: float
+    stage_ns: Sequence[int]
+    """As read at most `_STAGES_EVERY_S` before, because reading it takes microseconds."""
+
+
 class DeliveryMeter:
     """Adds up the delivery statistics of one loader and its workers."""
 
     def __init__(self) -> None:
+        self._arrivals: deque[_Arrival] = deque(maxlen=_RECENT_BATCHES + 1)
+        self._stages_at, self._stage_ns = 0.0, list[int]()
         self.traffic = Traffic()
         self.exchange_s = 0.0
         """Seconds that this rank waited for other ranks."""
@@ -240,6 +325,31 @@ class DeliveryMeter:
         stall_s, began = self._stall
         if began is not None:
             self._stall = (stall_s + time.perf_counter() - began, None)
+
+    def arrive(self) -> None:
+        """Record that a batch has arrived in the training loop."""
+        now, arrivals = time.perf_counter(), self._arrivals
+        if not arrivals or now - self._stages_at >= _STAGES_EVERY_S:
+            self._stages_at, self._stage_ns = now, self._work.stage_ns()
+        arrivals.append(_Arrival(now, self._stall[0], self.exchange_s, self._stage_ns))
+
+    def forget_arrivals(self) -> None:
+        """Leave what comes before the next batch out of `recent`, such as the start of workers."""
+        self._arrivals.clear()
+
+    def _measure_recent(self) -> RecentDelivery:
+        arrivals = list(self._arrivals)  # in one step, because another thread may add to them
+        if len(arrivals) < 2:
+            return _NONE_YET
+        first, last = arrivals[0], arrivals[-1]
+        spent = map(operator.sub, last.stage_ns, first.stage_ns)
+        return RecentDelivery(
+            len(arrivals) - 1,
+            last.at - first.at,
+            last.stall_s - first.stall_s,
+            last.exchange_s - first.exchange_s,
+            tuple(each / 1e9 for each in spent),
+        )
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
@@ -288,6 +398,7 @@ class DeliveryMeter:
             tokens_made=work.count_tokens(),
             start_tokens=work.start_tokens,
             start_s=work.start_ns / 1e9,
+            recent=self._measure_recent(),
         )
 
 
@@ -331,7 +442,7 @@ class Stats:
         totals = self._totals()
         width = max(len(value) for _, value, _ in totals)
         aligned = [(name, f"{value:>{width}}", remark) for name, value, remark in totals]
-        delivery = {name: _show(value) for name, value in asdict(self.delivery).items()}
+        delivery = {name: _show(value) for name, value in self.delivery.numbers().items()}
         reason = self.tokenizer_backend_reason
         backend = f"{self.tokenizer_backend}{f' because {reason}' if reason else ''}"
         return "\n".join(
@@ -343,6 +454,7 @@ class Stats:
                     ("", *delivery),
                     [("", *delivery.values())],
                 ),
+                *reports.wrap_text(self.delivery.describe(), reports.WIDTH, reports.WIDTH),
                 *reports.wrap_text(f"tokenizer backend: {backend}", reports.WIDTH, reports.WIDTH),
             ]
         )
@@ -393,7 +505,9 @@ class Stats:
             numbers.update(
                 {f"streams/{stream}/{name}": value for name, value in asdict(stats).items()}
             )
-        numbers.update({f"delivery/{name}": value for name, value in asdict(self.delivery).items()})
+        numbers.update(
+            {f"delivery/{name}": value for name, value in self.delivery.numbers().items()}
+        )
         names = self._brief_names() if brief else numbers
         return {f"{prefix}{name}": numbers[name] for name in names}
 

@@ -87,8 +87,7 @@ class Iteration(Iterator[Batch]):
         self.is_replaced = False
         """Whether a new iteration replaces this one. If so, the pass continues with the new one."""
         self._failure: Exception | None = None
-        self._wait_log = log.wait_log
-        self._wait_log.restart()
+        log.begin_watch()
         is_dry = plan.ending is None and plan.position.is_in_tail
         self._ended = plan.position if is_dry else None
         """The position at which the lanes ended, until the ending is known."""
@@ -128,8 +127,7 @@ class Iteration(Iterator[Batch]):
         # gradients of its first micro-batches
         self._log.record(self._log.position if self._rest else self._position)
         if not self._is_skipping:
-            plan = self._plan
-            self._wait_log.look(self._log.meter, plan.inputs, plan.delivery, plan.share)
+            self._log.watch(self._plan)
         return batch
 
     def skip(self, number: int) -> None:
@@ -140,7 +138,7 @@ class Iteration(Iterator[Batch]):
                 pass
         finally:
             self._is_skipping = False
-            self._wait_log.restart()
+            self._log.begin_watch()
 
     @property
     def is_within_step(self) -> bool:

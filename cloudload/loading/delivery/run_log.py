@@ -24,12 +24,15 @@ import numpy as np
 
 from cloudload.config import DeliveryConfig, checks, choices
 from cloudload.loading.delivery.world import count_cores
+from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import RankShare
 from cloudload.rows import Choice
 from cloudload.run import Position, Recipe, RunInputs
 from cloudload.stats import (
     COUNTS,
+    MOST_SHARE,
     READ,
+    STAGE_WORDS,
     STAGES,
     TOKENS,
     DeliveryMeter,
@@ -42,15 +45,8 @@ from cloudload.system import Ints
 logger = logging.getLogger("cloudload.run")
 _wait_logger = logging.getLogger("cloudload.wait")
 
-WINDOW_S, LOOK_EVERY_S, MOST_SHARE = 30.0, 1.0, 0.05
-_WORDS = {
-    "fetch": "waiting for shards",
-    "read": "reading shards",
-    "transform": "running the transform",
-    "tokenize": "tokenizing",
-    "pack": "packing",
-    "idle": "waiting for the training loop",
-}
+WINDOW_S, LOOK_EVERY_S = 30.0, 1.0
+_WORDS = dict(zip(STAGES, STAGE_WORDS, strict=True))
 _FEWEST_PERCENT = 3
 
 KEPT_POSITIONS = 4
@@ -98,6 +94,19 @@ class RunLog:
         log = copy(self)
         log.move_to(position)
         return log
+
+    def begin_watch(self) -> None:
+        """Watch the waits from the next batch on, without the start of workers or skipped rows."""
+        self.meter.forget_arrivals()
+        self.wait_log.restart()
+
+    def watch(self, plan: WorkerPlan) -> None:
+        """Record that a batch has arrived in the training loop, and log the waits if they are long.
+
+        `plan` is the plan of the rank's workers.
+        """
+        self.meter.arrive()
+        self.wait_log.look(self.meter, plan.inputs, plan.delivery, plan.share)
 
     def warn_once(self, doubts: Mapping[int, str]) -> None:
         """Log a warning for each stream that may not be text, at most once per stream."""
