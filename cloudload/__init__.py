@@ -27,10 +27,11 @@ In front of the rooms:
     convert       `convert_to_mds`              warm        fetch shards before a run
     engines       clusters, for `executor=`     losses      loss by source, document
     cli           the command line              provenance  rows back to documents
+    bench         the speed of a loader alone
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
-`.testing`, `.inspect`, `.forecast`, `.losses`, `.warm`, `.provenance` and `.integrations`.
-Everything else may change.
+`.testing`, `.inspect`, `.forecast`, `.bench`, `.losses`, `.warm`, `.provenance` and
+`.integrations`. Everything else may change.
 """
 
 from __future__ import annotations

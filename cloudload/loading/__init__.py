@@ -23,6 +23,7 @@ from cloudload._door import open_door
 
 if TYPE_CHECKING:
     from cloudload.loading.batch import Batch
+    from cloudload.loading.delivery.bottleneck import Workers
     from cloudload.loading.delivery.exchange import Exchange
     from cloudload.loading.delivery.working_set import (
         join_overlaps,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         Environment,
         LoneEnvironment,
         check_world,
+        count_cores,
         default_num_workers,
         use_environment,
     )

@@ -5,7 +5,7 @@
     check    problems in a dataset         losses      loss by source, document
     inspect  its summary and documents     engines     where units of work run
     export   rows to pre-tokenized MDS     cli         the command line
-    warm     fetch shards before a run
+    warm     fetch shards before a run     bench       the speed of a loader alone
 
 The loader never imports a tool.
 """

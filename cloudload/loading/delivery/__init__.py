@@ -13,6 +13,7 @@
     all_gather    all-gather in a tree                  run_log      waits, positions, statistics
     progress      merge reports of ranks, or lengths
     tail_sharing  the tail's documents, by exchange
+    bottleneck    the stage that limits the workers
 
 `cloudload.loading.reader` combines these modules to the passes of a loader.
 """

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.config import DeliveryConfig, checks, choices
-from cloudload.loading.delivery.world import count_cores
+from cloudload.config import DeliveryConfig, checks
+from cloudload.loading.delivery.bottleneck import Workers
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.order import RankShare
 from cloudload.rows import Choice
@@ -32,8 +32,6 @@ from cloudload.stats import (
     COUNTS,
     MOST_SHARE,
     READ,
-    STAGE_WORDS,
-    STAGES,
     TOKENS,
     DeliveryMeter,
     DeliveryStats,
@@ -46,8 +44,6 @@ logger = logging.getLogger("cloudload.run")
 _wait_logger = logging.getLogger("cloudload.wait")
 
 WINDOW_S, LOOK_EVERY_S = 30.0, 1.0
-_WORDS = dict(zip(STAGES, STAGE_WORDS, strict=True))
-_FEWEST_PERCENT = 3
 
 KEPT_POSITIONS = 4
 
@@ -236,11 +232,11 @@ class WaitLog:
         waited = last.stats.stall_s - first.stats.stall_s
         if seconds >= WINDOW_S and waited > MOST_SHARE * seconds:
             self._has_logged = _log(
-                first.stats, last.stats, seconds, _Workers(inputs, delivery, share)
+                first.stats, last.stats, seconds, Workers(inputs, delivery, share)
             )
 
 
-def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, workers: _Workers) -> bool:
+def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, workers: Workers) -> bool:
     """Log the waits unless another rank logs them. Returns whether this rank logged them."""
     waited = after.stall_s - before.stall_s
     start = f"the training loop waited for batches for {waited / seconds:.0%} of the last "
@@ -259,65 +255,6 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, workers: _
             exchanged,
         )
         return True
-    spent = {name: getattr(after, f"{name}_s") - getattr(before, f"{name}_s") for name in STAGES}
-    reason = max(spent, key=lambda name: spent[name])
-    _wait_logger.info(
-        "%s. %s. %s",
-        start,
-        workers.describe(spent, after.bytes_downloaded - before.bytes_downloaded, seconds),
-        workers.advise(reason),
-    )
+    found = workers.explain(before, after, seconds)
+    _wait_logger.info("%s. %s. %s", start, found.work, found.advice)
     return True
-
-
-class _Workers(NamedTuple):
-    """A rank's workers: what they read, and how."""
-
-    inputs: RunInputs
-    delivery: DeliveryConfig
-    share: RankShare
-
-    def describe(self, spent: dict[str, float], num_bytes: int, seconds: float) -> str:
-        """Describe how the workers spent their time, largest share first."""
-        total = max(1e-9, sum(spent.values()))
-        parts = []
-        for name in sorted(spent, key=lambda name: -spent[name]):
-            percent = round(100 * spent[name] / total)
-            if percent >= _FEWEST_PERCENT:
-                parts.append(f"{percent}% {_WORDS[name]}")
-                if name == "fetch":
-                    parts[-1] += f" ({num_bytes / seconds / 1e6:,.1f} MB/s downloaded)"
-        count = self.share.num_workers
-        who = f"The {count} workers" if count > 1 else "The worker"
-        if not self.delivery.has_worker_processes:
-            who = "The training process (num_workers=0)"
-        return f"{who} spent {', '.join(parts)}"
-
-    def advise(self, reason: str) -> str:
-        """Advise what makes the stage faster that takes the most time, `reason`."""
-        delivery = self.delivery
-        limit = "" if delivery.cache_limit is None else ", or a larger cache_limit"
-        is_fast = self.inputs.backend.name == choices.FASTOKENS
-        faster = "" if is_fast else "use tokenizer_backend='fastokens', or "
-        cores, _ = count_cores()
-        more = (
-            f"use more workers (num_workers is {self.share.num_workers}; this process may use "
-            f"{cores} cores)"
-        )
-        if not delivery.has_worker_processes:
-            more = "use num_workers=1 or more, so that rows are packed while the model trains"
-        return {
-            "fetch": "The store is slower than training, so use more download_threads (now "
-            f"{delivery.download_threads}), a larger predownload{limit}, or data that is closer or "
-            "compressed",
-            "read": "Reading shards is slower than training, so set local to a folder on a faster "
-            f"disk than {self.inputs.cache_root}",
-            "transform": "The transform is slower than training, so make it faster, apply it once "
-            f"with cloudload convert, or {more}",
-            "tokenize": f"Tokenization is slower than training, so {faster}{more}, or train on "
-            "token IDs (cloudload export)",
-            "pack": f"Packing is slower than training, so {more}",
-            "idle": "The workers are fast enough. If batches arrive unevenly, use a larger "
-            f"prefetch_batches (now {delivery.prefetch_batches}). Otherwise, steps are so short "
-            "that assembling a batch takes this share of them",
-        }[reason]

@@ -11,6 +11,7 @@
     where_command     find the steps that read a document
     rows_command      show the rows of steps as HTML, with `provenance`
     plan_command      forecast a run, with `forecast`
+    bench_command     measure the speed of a loader, with `bench`
     state_command     show or compare checkpoints, with `provenance`
     fetch_command     fetch shards into a node's cache, with `warm`
     blame_command     find documents with high losses, with `losses`
@@ -38,6 +39,7 @@ from cloudload._version import __version__
 from cloudload.data import explain
 from cloudload.errors import CloudloadError
 from cloudload.tools.cli import command
+from cloudload.tools.cli.bench_command import add_bench
 from cloudload.tools.cli.blame_command import add_blame
 from cloudload.tools.cli.check_command import add_check
 from cloudload.tools.cli.convert_command import add_convert
@@ -68,6 +70,7 @@ _COMMANDS = (
     add_where,
     add_rows,
     add_plan,
+    add_bench,
     add_state,
     add_fetch,
     add_blame,

@@ -12,7 +12,6 @@ The reader is measured on real shards of the run:
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import pickle
@@ -20,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,20 +30,17 @@ from cloudload.data import redact
 from cloudload.loading import (
     default_num_workers,
     is_worker_fast,
-    limit_batches,
 )
 from cloudload.order import RankShare, StepShape, World, share_rows
 from cloudload.run import RunInputs
 from cloudload.stats import READ, TOKENS
 from cloudload.system import counted, divisors
+from cloudload.tools.bench import reading_alone
 from cloudload.tools.forecast.budget import parse_tokens
 from cloudload.tools.forecast.cases import Cases, open_cases
 from cloudload.tools.forecast.nodes import NodeForecast
 from cloudload.tools.forecast.request import ForecastRequest
 from cloudload.tools.forecast.result import Figure, RunPlan, StreamPlan
-
-if TYPE_CHECKING:
-    from cloudload.loading import Batch
 
 _MOST_EPOCHS = 4
 _SAMPLE = 0.01
@@ -388,41 +384,19 @@ def _start_in_process(options: Mapping[str, Any]) -> float | None:
 
 def start(options: Mapping[str, Any]) -> float:
     """Create a loader, and return the seconds to its first batch; NaN if it has no batch."""
-    from cloudload.loading import CloudLoader, LoneEnvironment, use_environment  # imports torch
-
-    began = time.monotonic()
-    with use_environment(LoneEnvironment()), CloudLoader(**options) as loader:
-        batch = next(iter(loader), None)
-        return math.nan if batch is None else time.monotonic() - began
+    with reading_alone(options) as reading:
+        return reading.first_batch_s
 
 
 def _read(options: Mapping[str, Any]) -> list[float]:
-    """Measure the tokens per second of CPU time, in up to 5 parts of the run's beginning.
-
-    A part consists of whole blocks of batches, because workers make a whole block at a time.
-    """
-    from cloudload.loading import CloudLoader, LoneEnvironment, use_environment  # imports torch
-
+    """Measure the tokens per second of CPU time, in up to 5 parts of the run's beginning."""
     rates: list[float] = []
-    with use_environment(LoneEnvironment()), CloudLoader(**options) as loader:
-        plan, began = loader.worker_plan(), time.monotonic()
-        block = limit_batches(plan.inputs, plan.share)
-        batches = iter(loader)
-        _read_part(batches, block, 0.0)
+    with reading_alone(options) as reading:
+        began = time.monotonic()
+        reading.read()
         while len(rates) < _PARTS and time.monotonic() - began < _MOST_WALL_S:
-            tokens, cpu_s = _read_part(batches, block, _PART_CPU_S)
-            if not tokens:
+            part = reading.read(least_cpu_s=_PART_CPU_S)
+            if not part.tokens:
                 break
-            rates.append(tokens / cpu_s)
+            rates.append(part.tokens / max(1e-9, part.cpu_s))
     return rates or [math.nan]
-
-
-def _read_part(batches: Iterator[Batch], block: int, least_s: float) -> tuple[int, float]:
-    """Read for at least `least_s` CPU seconds. Returns the number of tokens and CPU seconds."""
-    tokens, start = 0, time.process_time()
-    while True:
-        found = [batch.num_tokens for batch in itertools.islice(batches, block)]
-        tokens += sum(found)
-        used = time.process_time() - start
-        if len(found) < block or used >= least_s:
-            return tokens, max(1e-9, used)
