@@ -100,7 +100,7 @@ class LoaderSpeed:
         yield f"  measured     {self.batches:,} batches in {self.seconds:,.1f} s"
         yield f"  speed        {self.tokens_per_s:,.0f} tokens/s"
         times = (self.batch_ms, self.batch_ms_median, self.batch_ms_p99)
-        mean, median, p99 = (f"{each:,.3g} ms" for each in times)
+        mean, median, p99 = (f"{each:,.{2 if each < 10 else 0}f} ms" for each in times)
         yield f"  a batch      {mean} on average, median {median}, 99th percentile {p99}"
         yield (
             f"  CPU          {self.cores:.2f} of {counted(own, 'core')} busy; "

@@ -41,6 +41,7 @@ FASTER = {
     "convert": ["--processes", "1"],
     "count": ["--processes", "1"],
     "plan": ["--no-measure"],
+    "bench": ["--seconds", "0.1"],
 }
 """For each command, options that save time. Other tests run it without them."""
 
