@@ -26,12 +26,13 @@ from cloudload.config import checks
 from cloudload.data import check_seconds, redact
 from cloudload.loading import Workers, count_cores, limit_batches, limit_blocks_ahead
 from cloudload.stats import IDLE, STAGES, DeliveryStats
-from cloudload.system import Floats, counted
+from cloudload.system import Floats, counted, reports
 
 if TYPE_CHECKING:
     from cloudload.loading import CloudLoader  # which imports torch
 
 _SECONDS, _WARM_UP_S = 10.0, 1.0
+_MARGIN = " " * len("  bottleneck   ")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -107,7 +108,10 @@ class LoaderSpeed:
             f"{self.tokens_per_cpu_s:,.0f} tokens per CPU second"
         )
         yield f"  workers      {self.num_workers}, whose queues are {self.queue:.0%} full"
-        yield f"  bottleneck   {self.bottleneck}"
+        room = reports.WIDTH - len(_MARGIN)
+        first, *others = reports.wrap_text(self.bottleneck, room, room)
+        yield f"  bottleneck   {first}"
+        yield from (f"{_MARGIN}{line.strip()}" for line in others)
 
 
 def measure_loader(
