@@ -5,6 +5,7 @@
     throughput.race         loaders and bare tokenizers on the same documents (`make bench`)
     throughput.convert      the converter, compared with other ways to write MDS
     throughput.count        `cloudload count`, compared with the tokenizer alone
+    throughput.first_pass   the first pass over new text, compared with a later one
     throughput.check_rules  each rule of `cloudload check`
     throughput.losses       losses by document, compared with a training step
     throughput.node         the loaders of a node with 8 ranks, at a given speed of training

@@ -149,6 +149,12 @@ def test_count_reports_both_sides(corpus: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_first_pass_is_compared_with_the_third(corpus: Path) -> None:
+    [[row]] = run_json("throughput.first_pass", "--corpus", str(corpus)).values()
+    assert 0 < row["first pass"] < row["third pass"]
+
+
+@pytest.mark.long
 def test_membership_reports_the_time_to_the_next_step() -> None:
     [[row]] = run_json("start.membership").values()
     assert row["s to the next step"][0] > 0
