@@ -101,6 +101,10 @@ def sleep_a_little(sample: dict[str, Any]) -> str:
     return str(sample["text"])
 
 
+def read_text(sample: dict[str, Any]) -> str:
+    return str(sample["text"])
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_slow_transform_is_named(folder: str, num_workers: int) -> None:
     options: dict[str, Any] = {"transform": sleep_a_little, "seq_len": 256}
@@ -120,7 +124,7 @@ def test_a_slow_loop_has_the_rest(folder: str) -> None:
             time.sleep(0.05)
         recent = loader.stats().delivery.recent
     assert recent.batches == 29
-    assert recent.stall_s < 0.05 * recent.total_s
+    assert recent.stall_s < 0.4 * recent.total_s
 
 
 def test_skipped_batches_and_new_passes_are_left_out(folder: str) -> None:
@@ -142,6 +146,21 @@ def test_each_rank_has_its_own(folder: str) -> None:
 
     run_leg(open_rank, Leg(ranks=3, batches=6))
     assert [loader.stats().delivery.recent.batches for loader in loaders] == [5, 5, 5]
+
+
+def test_a_late_rank_is_the_reason_of_the_others(folder: str) -> None:
+    loaders: list[CloudLoader] = []
+
+    def open_rank(*, dp_rank: int, **rank: Any) -> CloudLoader:
+        transform = sleep_a_little if dp_rank else read_text
+        options: dict[str, Any] = {"transform": transform, "transform_id": "text", "seq_len": 256}
+        loaders.append(make_loader(folder, **options, dp_rank=dp_rank, **rank))
+        return loaders[-1]
+
+    run_leg(open_rank, Leg(ranks=2, batches=12, batch_size=4))
+    on_time, late = (loader.stats().delivery.describe() for loader in loaders)
+    assert "mostly for other ranks while the rows of this rank were ready; the rest" in on_time
+    assert "because its workers spent" in late
 
 
 def test_frameworks_get_the_same_brief_numbers(folder: str) -> None:
