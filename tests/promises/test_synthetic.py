@@ -26,10 +26,12 @@ import json, sys
 from cloudload import CloudLoader
 from testkit.loaders import rows_of
 data, cache = sys.argv[1:]
+print("ready", flush=True)
 sys.stdin.read(1)
 if __name__ == "__main__":
     with CloudLoader(data, seq_len=16, batch_size=4, num_workers=2, local=cache) as loader:
-        print(json.dumps(rows_of(loader.take(5))))
+        rows = rows_of(loader.take(5))
+        print(json.dumps([rows, loader.stats().delivery.bytes_downloaded]))
 """
 
 
@@ -89,17 +91,22 @@ def test_processes_that_start_at_once_share_one_copy(tmp_path: Path) -> None:
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     programs = [subprocess.Popen(command, **pipes) for _ in range(2)]
     for program in programs:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+    for program in programs:
         assert program.stdin is not None
         program.stdin.write("\n")
         program.stdin.flush()
     outputs = [program.communicate(timeout=120)[0] for program in programs]
-    rows = [json.loads(output) for output in outputs]
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 20
+    (rows, num_bytes), (other_rows, other_bytes) = map(json.loads, outputs)
+    assert rows == other_rows
+    assert len(rows) == 20
     [folder] = tmp_path.glob("synthetic-*")
-    shards = sorted(path.name.partition("-")[0] for path in folder.glob("*.mds"))
-    assert shards == sorted({*shards})
-    assert {path.suffix for path in folder.glob("shard*")} == {".mds"}
+    files = list(folder.glob("shard*"))
+    assert {path.suffix for path in files} == {".mds"}
+    assert len({path.name.partition("-")[0] for path in files}) == len(files) > 1
+    # neither process downloaded a shard that the other one had
+    assert 0 < num_bytes + other_bytes <= sum(path.stat().st_size for path in files)
 
 
 def test_commands_read_it(cli: Any) -> None:
