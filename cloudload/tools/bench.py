@@ -164,13 +164,11 @@ def measure_loader(
 def _summarize(reading: Reading, period: Period, before: DeliveryStats) -> LoaderSpeed:
     plan, after = reading.loader.worker_plan(), reading.loader.stats().delivery
     config, share = plan.inputs.recipe.config, plan.share
-    spent = {name: getattr(after, f"{name}_s") - getattr(before, f"{name}_s") for name in STAGES}
-    total_s = max(1e-9, sum(spent.values()))
     found = Workers(plan.inputs, plan.delivery, share).explain(before, after, period.seconds)
     remedy = f"To read faster, {found.remedy}"
     if found.stage == STAGES[IDLE]:
         remedy = "The workers are fast enough, and assembling batches takes the rest of the time"
-    batch_ms = 1e3 * period.batch_s
+    batch_ms, total_s = 1e3 * period.batch_s, max(1e-9, sum(found.spent.values()))
     urls = ", ".join(redact(stream.url) for stream in config.streams)
     rows = counted(reading.loader.batch_size, "row")
     return LoaderSpeed(
@@ -185,7 +183,7 @@ def _summarize(reading: Reading, period: Period, before: DeliveryStats) -> Loade
         batch_ms_p99=float(np.percentile(batch_ms, 99)),
         cores=period.cpu_s / period.seconds,
         num_workers=share.num_workers if plan.delivery.has_worker_processes else 0,
-        stages={name: each / total_s for name, each in spent.items()},
+        stages={name: each / total_s for name, each in found.spent.items()},
         queue=period.queue,
         bottleneck=f"{found.work}. {remedy}",
     )

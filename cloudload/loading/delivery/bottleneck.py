@@ -23,6 +23,8 @@ class Bottleneck(NamedTuple):
 
     stage: str
     """One of `STAGES`. If it is `idle`, the workers are fast enough."""
+    spent: dict[str, float]
+    """Seconds in each of `STAGES`, summed over the workers."""
     work: str
     """A sentence about how the workers spent their time, without the period."""
     subject: str
@@ -55,7 +57,8 @@ class Workers(NamedTuple):
         }
         stage = max(spent, key=lambda name: spent[name])
         num_bytes = after.bytes_downloaded - before.bytes_downloaded
-        return Bottleneck(stage, self._describe(spent, num_bytes, seconds), *self._advise(stage))
+        work = self._describe(spent, num_bytes, seconds)
+        return Bottleneck(stage, spent, work, *self._advise(stage))
 
     def _describe(self, spent: dict[str, float], num_bytes: int, seconds: float) -> str:
         """Describe how the workers spent their time, largest share first."""
