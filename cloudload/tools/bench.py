@@ -162,7 +162,7 @@ def measure_loader(
 
 
 def _summarize(reading: Reading, period: Period, before: DeliveryStats) -> LoaderSpeed:
-    plan, after = reading.loader.worker_plan(), reading.loader.stats().delivery
+    plan, after = reading.plan, reading.loader.stats().delivery
     config, share = plan.inputs.recipe.config, plan.share
     found = Workers(plan.inputs, plan.delivery, share).explain(before, after, period.seconds)
     remedy = f"To read faster, {found.remedy}"
@@ -215,7 +215,7 @@ class Reading:
         """Seconds from `began`, in `time.monotonic` seconds; NaN if there is no batch."""
         self.first_batch_bytes = loader.stats().delivery.bytes_downloaded
         """Number of bytes downloaded for it."""
-        plan = loader.worker_plan()
+        self.plan = plan = loader.worker_plan()
         self._block = limit_batches(plan.inputs, plan.share)
         self._blocks_ahead = limit_blocks_ahead(plan.delivery.prefetch_batches, self._block)
 

@@ -137,6 +137,13 @@ def test_a_reading_ends_with_the_data(reading: Reading) -> None:
     assert len(reading.read().batch_s) == 0
 
 
+def test_a_run_that_ends_is_measured_up_to_its_end(folder: str, tmp_path: Path) -> None:
+    options = {**OPTIONS, "seq_len": 16, "local": tmp_path, "num_workers": 0, "epochs": 400}
+    found = measure(folder, **options, seconds=60)
+    assert found.seconds < 60
+    assert found.batches > 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

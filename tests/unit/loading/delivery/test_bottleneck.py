@@ -15,7 +15,7 @@ IDLE = "The workers are fast enough. If batches arrive unevenly, use a larger pr
 IDLE += "(now 4). Otherwise, steps are so short that assembling a batch takes this share of them"
 
 
-def explain(folder: str, cache: Path, options: dict[str, Any], **spent: float) -> Any:
+def explain(folder: str, cache: Path, options: dict[str, Any], **spent: Any) -> Any:
     with make_loader(folder, local=cache, **{"num_workers": 2, **options}) as loader:
         plan = loader.worker_plan()
     before = DeliveryStats(0.0, 0, 0, 1_000_000, 0, pack_s=5.0)
