@@ -138,7 +138,7 @@ def test_a_reading_ends_with_the_data(reading: Reading) -> None:
 
 
 def test_a_run_that_ends_is_measured_up_to_its_end(folder: str, tmp_path: Path) -> None:
-    options = {**OPTIONS, "seq_len": 16, "local": tmp_path, "num_workers": 0, "epochs": 400}
+    options = {**OPTIONS, "seq_len": 16, "local": tmp_path, "num_workers": 0, "epochs": 120}
     found = measure(folder, **options, seconds=60)
     assert found.seconds < 60
     assert found.batches > 0
