@@ -101,6 +101,7 @@ def hash_rows(batch: Any) -> dict[int, str]:
     return {
         row: hashlib.sha256(ids[at].tobytes() + labels[at].tobytes()).hexdigest()[:24]
         for at, row in enumerate(batch.rows.tolist())
+        if row >= 0  # not a filler row
     }
 
 

@@ -222,7 +222,7 @@ def draw_job(draw: random.Random, number: int, run: TrainingRun) -> Job:
         ranks = max(2, ranks)
     delay_s = draw.choice([0.0, draw.uniform(0.0, _MAX_CONNECT_S)])
     options = {
-        "batch_size": draw.choice([1, 2, 4, 6] if ranks <= 6 else [1, 2, 4]),
+        **_draw_steps(draw, ranks, run),
         "num_workers": _draw_workers(draw, ranks, start_method),
         "cache_limit": draw.choice([None, None, 3_000_000]),
         "verify": draw.choice(["once", "once", "always"]),
@@ -242,6 +242,16 @@ def draw_job(draw: random.Random, number: int, run: TrainingRun) -> Job:
         options=options,
         killed_while_connecting=(draw.randrange(ranks), delay_s) if is_connecting else None,
     )
+
+
+def _draw_steps(draw: random.Random, ranks: int, run: TrainingRun) -> dict[str, int | None]:
+    """Choose the rows of a step: as many on each rank, or a number that they share unequally."""
+    if draw.random() < 0.6:
+        return {"batch_size": draw.choice([1, 2, 4, 6] if ranks <= 6 else [1, 2, 4])}
+    # with micro-batches, rows after the end of a run are filler rows, which are not compared
+    micro = None if run.kind.is_finite else draw.choice([None, 1, 3])
+    size = draw.randint(ranks, MAX_GLOBAL_BATCH)
+    return {"batch_size": None, "global_batch_size": size, "micro_batch_size": micro}
 
 
 def _draw_workers(draw: random.Random, ranks: int, start_method: str) -> int:
