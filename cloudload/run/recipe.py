@@ -20,6 +20,7 @@ import numpy as np
 
 from cloudload.config import RowsConfig, Stream, TokensColumn, choices
 from cloudload.data import Corpus, Retry, document_columns, open_corpus
+from cloudload.errors import TokenizerError
 from cloudload.order import Layout, Mixture, build_mixture, resolve_layout
 from cloudload.rows import (
     Packing,
@@ -250,19 +251,27 @@ def open_tokenizer(
     tokenizer cannot be used, and `ValueError` if the data is text and there is no tokenizer.
     """
     frames = [frame_of(config, stream) for stream in config.streams]
-    if config.row_bos is not None:
-        frames.append((config.row_bos, None))
-    if tokenizer is not None:
-        spec = load_tokenizer(tokenizer, frames, cache_root)
-    elif config.has_text:
+    if tokenizer is None and config.has_text:
         raise ValueError(
             "tokenizer is None, but the documents are text. Pass a tokenizer, or tokens_key if the "
             "data is pre-tokenized"
         )
-    else:
-        spec = frame_without_tokenizer(frames)
+
+    def find(frames: list[tuple[TokenName, TokenName]]) -> TokenizerSpec:
+        if tokenizer is None:
+            return frame_without_tokenizer(frames)
+        return load_tokenizer(tokenizer, frames, cache_root)
+
     if config.row_bos is None:
-        return spec
+        return find(frames)
+    try:
+        spec = find([*frames, (config.row_bos, None)])
+    except TokenizerError as error:
+        find(frames)  # raises if the tokenizer, a bos or an eos is at fault
+        raise TokenizerError(
+            f"row_bos is {config.row_bos!r}, which is not a token of this tokenizer. Set it to a "
+            "token of this tokenizer, to its ID, or to None"
+        ) from error
     *own, (row_bos, _) = spec.frames
     for stream, (bos, _) in zip(config.streams, own, strict=True):
         if bos is not None:
