@@ -269,8 +269,8 @@ def open_tokenizer(
     except TokenizerError as error:
         find(frames)  # raises if the tokenizer, a bos or an eos is at fault
         raise TokenizerError(
-            f"row_bos is {config.row_bos!r}, which is not a token of this tokenizer. Set it to a "
-            "token of this tokenizer, to its ID, or to None"
+            f"row_bos={config.row_bos!r} is not a token of this tokenizer. Set it to a token of "
+            "this tokenizer, to its ID, or to None"
         ) from error
     *own, (row_bos, _) = spec.frames
     for stream, (bos, _) in zip(config.streams, own, strict=True):
