@@ -254,15 +254,16 @@ def settle_together(rows: RowsConfig, delivery: DeliveryConfig) -> DeliveryConfi
 
 def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
     """Raise `ValueError` if batches would not fit in memory, before any batch is allocated."""
-    batch_rows = delivery.micro_batch_size or delivery.batch_size
-    if batch_rows is None:
-        batch_rows = delivery.global_batch(1) // (delivery.dp_world_size or 1 << 10)
-    tokens = batch_rows * rows.seq_len
+    name, step_rows = "batch_size", delivery.batch_size
+    if step_rows is None:
+        name = "global_batch_size"
+        step_rows = delivery.global_batch(1) // (delivery.dp_world_size or 1 << 10)
+    tokens = step_rows * rows.seq_len  # all micro-batches of a step are allocated together
     ahead = delivery.prefetch_batches if delivery.has_worker_processes else 1
     needed = tokens * (_BATCH_BYTES_PER_TOKEN + ahead * _BLOCK_BYTES_PER_TOKEN)
     if needed > (total := machine.total_memory_bytes()):
         raise ValueError(
-            f"a batch of {batch_rows:,} rows of {rows.seq_len:,} tokens, and {ahead:,} "
+            f"a batch of {step_rows:,} rows of {rows.seq_len:,} tokens, and {ahead:,} "
             f"read ahead, need at least {needed / 2**30:,.1f} GiB of memory, but this machine has "
-            f"{total / 2**30:,.1f} GiB. Use a smaller seq_len, batch_size, or prefetch_batches"
+            f"{total / 2**30:,.1f} GiB. Use a smaller seq_len, {name}, or prefetch_batches"
         )

@@ -83,6 +83,11 @@ class CloudloadDataLoader(BaseDataLoader):
                 "training.num_tokens_per_microbatch_per_dp_rank to a multiple of "
                 "training.max_context_length"
             )
+        if fixed := sorted({"global_batch_size", "micro_batch_size"} & config.options.keys()):
+            raise ValueError(
+                f"options has {' and '.join(fixed)}, but torchtitan divides steps into batches "
+                "itself. Set training.local_batch_size and training.global_batch_size instead"
+            )
         options = {
             "dp_rank": dp_rank,
             "dp_world_size": dp_world_size,

@@ -27,6 +27,7 @@ from typing import Any, cast
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.frameworks import explain_missing
 from cloudload.loading import Batch, CloudLoader, FromStart
+from cloudload.system import counted
 
 try:  # first, because the error of transformers does not name the package that the Trainer lacks
     import accelerate  # noqa: F401
@@ -150,7 +151,8 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         if loader.has_fixed_steps and accumulate != loader.micro_batches:
             raise ValueError(
                 f"gradient_accumulation_steps is {accumulate}, but a step of the loader has "
-                f"{loader.micro_batches} batches on {loader.world_size} ranks. Set "
+                f"{loader.micro_batches} batch{'es' * (loader.micro_batches != 1)} on "
+                f"{counted(loader.world_size, 'rank')}. Set "
                 f"gradient_accumulation_steps={loader.micro_batches}"
             )
         rest = 0 if loader.is_endless or accumulate == 1 or loader.has_fixed_steps else None
@@ -256,8 +258,11 @@ def _check_attention(model: Any, config: Any, batch: Mapping[str, Any]) -> None:
             f"{attention} reads position_ids only in batches of one row, but the batch has "
             f"{num_rows}, so tokens would attend across documents. Add {_FIELD!r} to fields"
         )
-    mixing = sorted(set(_list_mixing_layers(config)))
-    if mixing and not _has_segmented_mixers(model):
+    mixers = _find_mixers(model)
+    # some configs, such as those of Mamba 2 and Falcon H1, do not list the kinds of layers
+    kinds = set(_list_mixing_layers(config)) or {type(mixer).__name__ for mixer in mixers}
+    mixing, is_segmented = sorted(kinds), all(_takes(mixer, _SEGMENTS) for mixer in mixers)
+    if mixing and not (mixers and is_segmented):
         logger.warning(
             "%s has layers that ignore position_ids and seq_idx (%s), so the documents of a row "
             "affect each other. To separate them, use packing='one_per_row'",
@@ -275,14 +280,13 @@ def _name_attention(config: Any) -> str:
     return str(getattr(config, "_attn_implementation", None))
 
 
-def _has_segmented_mixers(model: Any) -> bool:
-    """Whether all layers that mix tokens by convolutions take the segments of tokens."""
-    mixers = [
+def _find_mixers(model: Any) -> list[Any]:
+    """Return the layers of a model that mix tokens by convolutions."""
+    return [
         module
         for module in model.modules()
         if any(isinstance(child, torch.nn.Conv1d) for child in module.children())
     ]
-    return bool(mixers) and all(_takes(mixer, _SEGMENTS) for mixer in mixers)
 
 
 def _takes(model: Any, name: str) -> bool:

@@ -205,8 +205,9 @@ class CurrentRun:
         return None if self._lengths is None else self._lengths.of_run
 
     def check_world(self, member: Membership) -> None:
-        """Raise `ValueError` if the ranks of a member's world cannot share the run's lanes."""
-        size, has_lengths = member.world.size, self._lengths is not None
+        """Raise `ValueError` if the ranks of a member's world cannot share the run's lanes, or the
+        rows of a step."""
+        size, has_lengths = member.shape.world_size, self._lengths is not None
         check_world(self.recipe.num_lanes, size, has_lengths=has_lengths)
 
     def check_knows_all_lanes(self) -> None:

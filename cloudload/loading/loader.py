@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
+import numpy as np
+
 from cloudload.config import (
     DeliveryConfig,
     OnError,
@@ -256,9 +258,9 @@ class CloudLoader:
     def __len__(self) -> int:
         """The number of batches in a full pass, or in the whole run without `stop_every`.
 
-        With stop_every=N, it is N. Without `stop_every`, it is known for a finite run if the data
-        has token lengths (see `lengths`), or if every document becomes exactly one row. Raises
-        `TypeError` if the number is unknown, as with stop_every="epoch".
+        With stop_every=N, it is N times `micro_batches`. Without `stop_every`, it is known for a
+        finite run if the data has token lengths (see `lengths`), or if every document becomes
+        exactly one row. Raises `TypeError` if the number is unknown, as with stop_every="epoch".
         """
         return reader.count_pass(*self._reader.now)
 
@@ -398,14 +400,14 @@ class CloudLoader:
             size: the number of data-parallel ranks. Without token lengths (see `lengths`), it must
                 divide `num_lanes`.
             rows: the first row of the next batch, which is the value of `rows` after the last step
-                that all ranks agree on. It may be up to 3 batches back, or any number of rows
+                that all ranks agree on. It may be up to 3 steps back, or any number of rows
                 ahead. By default, the row after the last batch delivered.
             batch_size: a new number of rows per rank and step.
             ranks_per_node: the number of ranks per node, which affects only which node downloads
                 which shards. By default, the number that a new loader in this process would use.
 
         Raises `ValueError` for a world that cannot share the lanes, and for `rows` that `seek`
-        refuses, except up to 3 batches back; `RanksDisagreeError` if no rank knows the whole state;
+        refuses, except up to 3 steps back; `RanksDisagreeError` if no rank knows the whole state;
         and `CacheError` if `cache_limit` is below the working set in the new world. The world is
         then unchanged.
         """
@@ -433,10 +435,13 @@ class CloudLoader:
     def steps_of(self, rows: Ints) -> Ints:
         """Return the step, counted from 1, that delivered each row of the run: int64 [rows].
 
-        `rows` are indices of rows before the current position. All batches since then are assumed
-        to have had the size of the last one.
+        `rows` are indices of rows before the current position, or of the current step. All batches
+        since then are assumed to have had the size of the last one.
         """
-        return self._run.position.steps_of(rows)
+        position = self._run.position
+        # the position is before the current step until the last micro-batch of the step
+        steps: Ints = np.where(rows < position.rows, position.steps_of(rows), position.batches + 1)
+        return steps
 
     @property
     def batch_size(self) -> int:

@@ -134,6 +134,15 @@ def test_layers_that_mix_documents_are_named(caplog: pytest.LogCaptureFixture) -
     assert "layers that ignore position_ids and seq_idx (linear_attention)" in caplog.text
 
 
+def test_a_model_of_mixing_layers_alone_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1, "expand": 2}
+    model = make_model("Mamba2", hidden_size=16, **sizes)
+    batch = {"input_ids": torch.zeros(2, 8), "position_ids": torch.zeros(2, 8)}
+    with caplog.at_level(logging.WARNING):
+        check_packed_rows(model, batch)
+    assert "layers that ignore position_ids and seq_idx (Mamba2Mixer)" in caplog.text
+
+
 def make_bamba() -> Any:
     """A small model with a layer of state spaces, which takes `seq_idx`."""
     sizes = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}

@@ -5,6 +5,7 @@ Runs in torchtitan's environment: torchtitan_adapter.py MDS_FOLDER TOKENIZER_FOL
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
@@ -155,6 +156,13 @@ def check_no_state_is_none_and_anothers_is_refused() -> None:
     assert "exclude_from_loading" in refusal(
         StreamChangedError, lambda: loader.load_state_dict(others)
     )
+
+
+def check_sizes_of_steps_are_torchtitans() -> None:
+    for option in ("global_batch_size", "micro_batch_size"):
+        options: dict[str, Any] = {option: 2}
+        build_with = functools.partial(build, BY_ROWS, **options)
+        assert f"options has {option}, but torchtitan" in refusal(ValueError, build_with)
 
 
 def check_the_users_tokenizer_goes_before_torchtitans() -> None:

@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 from cloudload import CloudLoader, Stream
 from cloudload.batch import Batch
 from cloudload.config import alone
+from cloudload.errors import WorkerError
 from cloudload.forecast import plan_run
+from cloudload.loading.delivery.run_log import RunLog
 from cloudload.segments import IGNORED_LABEL
 from cloudload.testing import Leg, assert_same_rows, run_leg
 from cloudload.tools.provenance.state_run import start_run
 from testkit.corpora import EOS, EOS_ID, byte_tokenizer, random_documents
 from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
-from testkit.loaders import make_loader, ranks
+from testkit.loaders import list_settings, make_loader, ranks
 
 WORLDS = st.sampled_from([1, 2, 3, 4, 5, 7, 12])
 
@@ -262,6 +264,47 @@ def test_a_skip_within_a_step_skips_the_whole_step(counted: str) -> None:
     assert loader.stats().skipped_rows == 20
 
 
+def test_ranks_return_to_an_earlier_step_from_any_micro_batch(counted: str) -> None:
+    [loader] = open_world(counted, 1, global_batch_size=12, micro_batch_size=2)
+    batches = iter(loader)
+    for _ in range(4 * loader.micro_batches + 5):
+        next(batches)
+    loader.set_world(0, 1, rows=12)
+    assert loader.rows == 12
+    assert next(batches).rows.tolist() == [12, 13]
+
+
+def test_an_interrupt_before_a_micro_batch_is_recorded_loses_no_row(
+    counted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [loader] = open_world(counted, 1, micro_batch_size=3)
+    batches = iter(loader)
+    next(batches)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "record", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    assert loader.rows == 0
+    with pytest.raises(WorkerError, match="Iterate over the loader again to continue after the la"):
+        next(batches)
+    rows = [row for batch in loader.take(4) for row in by_row(batch)]
+    assert rows == list(range(10))
+
+
+def test_the_rows_of_a_step_that_was_begun_belong_to_the_next_step(counted: str) -> None:
+    loader = make_loader(counted, batch_size=4)
+    next(iter(loader))
+    [resumed] = open_world(counted, 1, micro_batch_size=3)
+    resumed.load_state_dict(loader.state_dict())
+    for number, batch in enumerate(resumed.take(9)):
+        own = batch.rows[batch.rows >= 0]
+        assert set(resumed.steps_of(own).tolist()) == {2 + number // 4}
+
+
 @pytest.mark.parametrize("move", [lambda loader: loader.seek(30), lambda loader: loader.close()])
 def test_a_step_that_was_begun_is_not_continued_elsewhere(
     counted: str, move: Callable[[CloudLoader], None]
@@ -292,6 +335,24 @@ def test_ranks_that_move_keep_the_global_batch(counted: str) -> None:
         loaders[0].set_world(0, 2, batch_size=5)
     with pytest.raises(ValueError, match="global_batch_size is 10, but there are 11 ranks"):
         loaders[0].set_world(0, 11)
+
+
+def test_a_step_must_have_a_row_for_each_rank(counted: str) -> None:
+    with pytest.raises(ValueError, match="global_batch_size is 2, but there are 3 ranks"):
+        open_world(counted, 3, global_batch_size=2)
+
+
+def test_the_rows_of_a_rank_are_described(counted: str) -> None:
+    settings = list_settings(open_world(counted, 3, micro_batch_size=2)[0])
+    assert "batch_size 4 rows per rank, or 1 less, in 2 batches of 2 rows" in settings
+    assert "global_batch 10 rows on 3 ranks" in settings
+
+
+def test_memory_is_checked_for_the_rows_of_a_step(counted: str) -> None:
+    [loader] = open_world(counted, 1, micro_batch_size=10**12)
+    assert (loader.batch_size, loader.micro_batches) == (10, 1)
+    with pytest.raises(ValueError, match="Use a smaller seq_len, global_batch_size, or prefetch"):
+        open_world(counted, 1, global_batch_size=10**12, micro_batch_size=1)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4, "global_batch_size": 8}])

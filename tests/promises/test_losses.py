@@ -91,6 +91,21 @@ def test_any_world_and_any_restart_gives_the_same_records(
     assert found.state is not None
 
 
+def test_micro_batches_and_filler_rows_give_the_same_records(
+    streams: list[Stream], tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(streams, whole, None, 1, [3, 6])
+    sizes = {"batch_size": None, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2}
+    for loader in open_ranks(streams, 5, seq_len=48, packing="best_fit", mask_edges=True, **sizes):
+        with LossLog(loader, parts / "log") as log:
+            for batch in loader.take(6 * loader.micro_batches):
+                log.add(batch, losses_of(batch))
+    expected, found = read_losses(whole / "log"), read_losses(parts / "log")
+    assert_same(found.records, expected.records)
+    assert found.means() == expected.means()
+
+
 def test_rows_that_another_rank_trains_again_have_its_losses(tmp_path: Path) -> None:
     """Rank 0 trains rows 8 to 19 again, alone. Its losses must win over those of rank 1, whose log
     was opened and closed after that of rank 0."""
@@ -286,6 +301,8 @@ def test_wrong_arguments_are_refused(streams: list[Stream], tmp_path: Path) -> N
             log.add(batch, torch.zeros(2, 15), at_row=3)
         with pytest.raises(ValueError, match=r"this batch is a copy of a batch's tensors"):
             log.add(Batch(batch), losses_of(batch))
+        with pytest.raises(ValueError, match=r"has 4 rows, but its tensors have 1. Pass the batch"):
+            log.add(batch.flatten(), torch.zeros(1, 63))
     with pytest.raises(ValueError, match=r"flush_every is 0"):
         LossLog(loader, flush_every=0)
     with make_loader(Stream(streams[0].url, name="other"), local=tmp_path) as other:

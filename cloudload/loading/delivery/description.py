@@ -24,6 +24,7 @@ from cloudload.system import NEVER, counted, reports
 
 GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
 DERIVED, MEASURED = "from batch_size and ranks", "measured"
+DIVIDED = "from global_batch_size and ranks"
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,10 @@ def _lengths(plan: WorkerPlan) -> Iterator[Setting]:
 def _ranks(plan: WorkerPlan, delivered: DeliveryStats) -> Iterator[Setting]:
     share = plan.share
     is_global, shape = plan.delivery.batch_size is None, share.shape
-    note = "rows per rank" + f", of which {shape.batch_rows} per batch" * (shape.num_batches > 1)
-    yield Setting("batch_size", shape.rank_rows, DERIVED if is_global else GIVEN, note)
+    note = "rows per rank" + ", or 1 less" * (share.global_batch % share.world_size > 0)
+    if shape.num_batches > 1:
+        note += f", in {shape.num_batches} batches of {counted(shape.batch_rows, 'row')}"
+    yield Setting("batch_size", shape.rank_rows, DIVIDED if is_global else GIVEN, note)
     note = f"rows on {counted(share.world_size, 'rank')}"
     yield Setting("global_batch", share.global_batch, GIVEN if is_global else DERIVED, note)
     yield _workers(plan)

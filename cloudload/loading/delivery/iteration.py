@@ -106,6 +106,10 @@ class Iteration(Iterator[Batch]):
         self._log.meter.begin_wait()
         try:
             batch = self._take()
+            # here, because after an interrupt before it, the iteration must not continue. Until a
+            # step is complete, the state is that before the step, because no checkpoint has the
+            # gradients of its first micro-batches
+            self._log.record(self._log.position if self._rest else self._position)
         except StopIteration:
             raise
         except Exception as error:
@@ -117,15 +121,12 @@ class Iteration(Iterator[Batch]):
             # an interrupt may leave the iteration between two batches, so it cannot continue
             self._failure = WorkerError(
                 f"this iteration was interrupted ({error!r}). Iterate over the loader again to "
-                "continue after the last batch delivered"
+                "continue after the last complete step"
             )
             self.close()
             raise
         finally:
             self._log.meter.end_wait()
-        # until a step is complete, the state is that before the step, because no checkpoint has the
-        # gradients of its first micro-batches
-        self._log.record(self._log.position if self._rest else self._position)
         if not self._is_skipping:
             self._log.watch(self._plan)
         return batch

@@ -117,7 +117,10 @@ class RunLog:
     def record_all(self, positions: Sequence[Position], *, has_jumped: bool = False) -> None:
         """Record the positions after consecutive batches. `has_jumped` is as in `Progress`."""
         progress = self.progress
-        positions = (*progress.positions, *positions)[-KEPT_POSITIONS:]
+        positions = (*progress.positions, *positions)
+        # the micro-batches of a step have the same position, so keep the positions of whole steps
+        first = sorted({each.rows for each in positions})[-KEPT_POSITIONS:][0]
+        positions = tuple(each for each in positions if each.rows >= first)
         self.progress = progress._replace(positions=positions, has_read=True, has_jumped=has_jumped)
 
     def record_end(self, dropped: int, uncounted: Ints) -> None:
@@ -162,7 +165,7 @@ class RunLog:
         return positions[-1 - lag]
 
     def find(self, rows: int) -> Position | None:
-        """Return the position at row `rows`, or None if it is not one of the last 4 positions."""
+        """Return the position at row `rows`, or None if it is not that of one of the last steps."""
         return next((each for each in self.progress.positions if each.rows == rows), None)
 
     def stats(self, recipe: Recipe, backend: Choice) -> Stats:

@@ -150,7 +150,6 @@ class Membership:
         if ranks_per_node is not None:
             ranks_per_node = checks.as_integer("ranks_per_node", ranks_per_node, 1)
         World(rank, size, 1)
-        StepShape(delivery.global_batch(size), size)
         return Membership(self.environment, delivery, ranks_per_node)
 
     def connect(self) -> Exchange:

@@ -137,7 +137,8 @@ class LossLog:
         the label -100 are ignored; `labels`, int64 [rows, seq_len], default to those of the batch.
         If rows of the current batch are added again, their new losses replace the earlier ones.
 
-        Raises `ValueError` if the shapes do not match, or for a copy of a batch's tensors.
+        Raises `ValueError` if the shapes do not match, for a copy of a batch's tensors, or for the
+        result of `flatten`.
         """
         spans, losses = batch.spans, token_losses.detach()
         seq_len = batch["input_ids"].shape[1]
@@ -146,6 +147,12 @@ class LossLog:
                 f"token_losses has the shape {tuple(losses.shape)}. Pass a loss for each token, "
                 f"[rows, {seq_len - 1}] or [rows, {seq_len}], as from cross_entropy with "
                 "reduction='none'"
+            )
+        if len(batch["input_ids"]) != len(batch.rows):
+            raise ValueError(
+                f"the batch has {len(batch.rows)} rows, but its tensors have "
+                f"{len(batch['input_ids'])}. Pass the batch before flatten(), and reshape "
+                "token_losses to its rows"
             )
         num_rows, stop_row = len(losses), at_row + len(losses)
         if labels is None:
