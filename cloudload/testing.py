@@ -176,8 +176,9 @@ def check_worlds(
 
     With `restarts=False`, the ranks change their world with `set_world`. If the next leg has fewer
     ranks, the first ranks leave. If it has more, new ranks join from the state, and only these use
-    its `workers` and `exchange_every`. Ignores padding rows at the end. Returns the rows. Raises an
-    `AssertionError` that names the first row that differs, and the errors of `run_leg`.
+    its `workers` and `exchange_every`. All legs must then have the same `global_batch` and
+    `micro_batch`. Ignores padding rows at the end. Returns the rows. Raises an `AssertionError`
+    that names the first row that differs, and the errors of `run_leg`.
     """
     rows = run_legs(make_loader, legs) if restarts else _run_members(make_loader, legs)
     is_to_end = legs[-1].batches is None

@@ -280,7 +280,8 @@ def open_tokenizer(
                 f"{bos}, so a row that begins with a document would begin with two tokens. Set "
                 "bos=None, or omit row_bos"
             )
-    return replace(spec, frames=tuple(own), row_bos=row_bos)
+    framing, _, _ = spec.framing.rpartition(" · ")  # without the frame of rows
+    return replace(spec, frames=tuple(own), row_bos=row_bos, framing=framing)
 
 
 def frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:

@@ -31,7 +31,7 @@ from cloudload.testing import Leg, Row, check_resume, run_legs
 from testkit.corpora import EOS, EOS_ID, byte_tokenizer, random_documents
 from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
-from testkit.loaders import make_loader, ranks
+from testkit.loaders import list_settings, make_loader, ranks
 
 BOS_ID = 7
 PACKINGS: list[dict[str, Any]] = [
@@ -331,6 +331,12 @@ def test_a_row_bos_that_makes_no_sense_is_refused(
     with pytest.raises(Exception, match=message) as caught:
         make_loader(counted[0], **options)
     assert type(caught.value).__name__ in ("ValueError", "TokenizerError")
+
+
+def test_a_row_bos_is_described_apart_from_those_of_documents(counted: list[str]) -> None:
+    settings = list_settings(make_loader(counted[0], row_bos=BOS_ID))
+    assert "bos_eos no bos (the template of tokenizer.json adds none), eos '<eos>' (g" in settings
+    assert " · " not in settings
 
 
 def test_a_stream_with_a_bos_of_its_own_is_refused(counted: list[str]) -> None:
