@@ -97,7 +97,7 @@ def seq_idx(
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Compute the index of each token's segment in the batch, from 0: int32 [num_rows, seq_len].
 
-    Layers of state spaces and causal convolutions take it to start anew with each segment. Raises
+    State-space layers and causal convolutions use it to reset their state at each segment. Raises
     `ValueError` if the spans of a row have more than seq_len tokens, or if a row index is out of
     range.
     """

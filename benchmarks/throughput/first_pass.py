@@ -2,9 +2,9 @@
 
     python -m benchmarks.throughput.first_pass --tokenizer FOLDER [--corpus FOLDER]
 
-The tokenizer keeps the IDs of words that it has seen, so its first pass over a text is slower than
-later ones. Each tokenizer has a process of its own, in which the loader has no worker processes,
-so that all of its work is CPU time of that process. The rates are harmonic means.
+The tokenizer caches the IDs of words that it has seen, so its first pass over a text is slower than
+later ones. Each tokenizer runs in its own process, and the loader has no worker processes. The CPU
+time of that process therefore includes all work. The rates are harmonic means.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from functools import cached_property
 
 import numpy as np
 
+from cloudload.config import DeliveryConfig
 from cloudload.order.lanes import Lanes
 from cloudload.system import Floats, Ints
 
@@ -106,6 +107,12 @@ class StepShape:
                 f"global_batch_size is {self.global_batch}, but there are {self.world_size} ranks, "
                 "so some would have no rows. Use a larger global_batch_size, or fewer ranks"
             )
+
+    @classmethod
+    def of(cls, delivery: DeliveryConfig, world_size: int) -> StepShape:
+        """The shape that a loader's options give a step. Raises the errors of the class."""
+        global_batch = delivery.global_batch(world_size)
+        return cls(global_batch, world_size, delivery.micro_batch_size)
 
     @property
     def rank_rows(self) -> int:

@@ -146,7 +146,7 @@ def test_other_attention_reads_the_same_batch(attention: str, batch: Batch) -> N
 def test_a_flat_batch_is_that_of_the_collator_of_transformers(batch: Batch) -> None:
     features = []
     for ids, segments in zip(batch["input_ids"], batch["segment_ids"], strict=True):
-        # padding is a segment of its own, as the collator knows no padding
+        # the collator does not handle padding, so the test passes it as another segment
         sizes = torch.unique_consecutive(segments, return_counts=True)[1].tolist()
         for tokens, segment in zip(ids.split(sizes), segments.split(sizes), strict=True):
             labels = tokens if segment[0] else torch.full_like(tokens, IGNORED_LABEL)

@@ -130,8 +130,7 @@ class Membership:
     @property
     def shape(self) -> StepShape:
         """The rows of a step. Raises `ValueError` if a step has fewer rows than ranks."""
-        delivery, size = self.delivery, self.world.size
-        return StepShape(delivery.global_batch(size), size, delivery.micro_batch_size)
+        return StepShape.of(self.delivery, self.world.size)
 
     def moved(
         self, rank: int, size: int, batch_size: int | None, ranks_per_node: int | None

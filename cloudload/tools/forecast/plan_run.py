@@ -135,8 +135,7 @@ def _share_rows(inputs: RunInputs, delivery: DeliveryConfig, world: World) -> Ra
         num_workers = default_num_workers(1, _ENOUGH_CORES, _ENOUGH_CORES, is_fast=is_fast)
     num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))
     lanes = [component.lanes for component in recipe.components]
-    shape = StepShape(delivery.global_batch(world.size), world.size, delivery.micro_batch_size)
-    return share_rows(lanes, world, shape, num_workers)
+    return share_rows(lanes, world, StepShape.of(delivery, world.size), num_workers)
 
 
 def _add_speed(found: RunPlan, speed: Speed | None, wanted: float | None) -> RunPlan:
