@@ -161,6 +161,13 @@ def test_a_flat_batch_is_that_of_the_collator_of_transformers(batch: Batch) -> N
             assert torch.equal(found[name], value), name
 
 
+def test_no_row_of_a_flat_batch_predicts_the_next_row() -> None:
+    ids = torch.arange(1, 9).reshape(2, 4)
+    batch = Batch({"input_ids": ids, "labels": ids.clone()})
+    assert batch.flatten()["labels"].tolist() == [[-100, 2, 3, 4, -100, 6, 7, 8]]
+    assert torch.equal(batch["labels"], ids)
+
+
 def test_a_flat_batch_numbers_documents_through(batch: Batch) -> None:
     flat, ids = batch.flatten()["segment_ids"][0], batch["segment_ids"].flatten()
     assert torch.equal(flat == 0, ids == 0)
