@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from cloudload.config.code_digest import CodeDigest, module_of
@@ -17,29 +17,66 @@ GIVEN_ID = "transform_id="
 _MOST_SHOWN = 5
 
 
+Spans = tuple[tuple[int, int], ...]
+"""Ranges [start, stop) of characters, ascending, which do not overlap."""
+
+
 @final
 class Text(str):
-    """The text of a document that a transform returns, with an option for special tokens.
+    """The text of a document that a transform returns, with options for its tokens.
 
     With `special_tokens=True`, the names of special tokens in the text, such as `<|im_start|>`,
     become these tokens. Otherwise they stay text, as in every other document. Use this option only
     if the transform itself has written all special tokens in the text, because a document that
-    contains such a name could end itself or imitate a chat turn. The result of `+`, slicing or a
-    method is a plain `str` again.
+    contains such a name could end itself or imitate a chat turn. `literal` lists parts of the text
+    in which these names stay text nevertheless, such as what users wrote.
+
+    `trained` lists the parts of the text that a model learns to predict. A token that overlaps none
+    of them has the label -100. None means that all tokens are trained.
+
+    Both are ranges [start, stop) of characters, ascending, that do not overlap. The result of `+`,
+    slicing or a method is a plain `str` again.
     """
 
-    __slots__ = ("special_tokens",)
+    __slots__ = ("literal", "special_tokens", "trained")
     special_tokens: bool
+    trained: Spans | None
+    literal: Spans
 
-    def __new__(cls, text: str, *, special_tokens: bool = False) -> Text:
+    def __new__(
+        cls,
+        text: str,
+        *,
+        special_tokens: bool = False,
+        trained: Iterable[tuple[int, int]] | None = None,
+        literal: Iterable[tuple[int, int]] = (),
+    ) -> Text:
         if not isinstance(special_tokens, bool):
             raise ValueError(f"special_tokens is {special_tokens!r}. Use True or False")
         value = super().__new__(cls, text)
         value.special_tokens = special_tokens
+        value.trained = None if trained is None else _as_spans("trained", trained, len(text))
+        value.literal = _as_spans("literal", literal, len(text))
         return value
 
-    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, bool]]:
-        return (str(self),), {"special_tokens": self.special_tokens}
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
+        names = ("special_tokens", "trained", "literal")
+        return (str(self),), {name: getattr(self, name) for name in names}
+
+
+def _as_spans(name: str, spans: Iterable[tuple[int, int]], size: int) -> Spans:
+    """Return ranges of a text of `size` characters. Raises `ValueError` for invalid ranges."""
+    found = tuple((int(start), int(stop)) for start, stop in spans)
+    last = 0
+    for start, stop in found:
+        if not last <= start < stop <= size:
+            raise ValueError(
+                f"{name} has the range ({start}, {stop}) of a text of {size:,} characters. Use "
+                "ascending ranges (start, stop) that are not empty, do not overlap, and end within "
+                "the text"
+            )
+        last = stop
+    return found
 
 
 def name_function(function: Callable[..., Any]) -> str:
