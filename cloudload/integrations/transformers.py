@@ -22,6 +22,7 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 from cloudload.errors import StreamChangedError
@@ -111,7 +112,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     ) -> None:
         self.loader, self._state = loader, CloudloadCallback(loader)
         self._is_brief = not all_stats
-        self._has_checked_rows = False
+        self._mixing: Mixing | None = None
         super().__init__(
             *args, callbacks=[*(kwargs.pop("callbacks", None) or ()), self._state], **kwargs
         )
@@ -199,10 +200,10 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
 
         Raises `ValueError` if the model would ignore the fields that separate documents.
         """
-        if not self._has_checked_rows:
-            check_packed_rows(self.model, inputs)
-            self._has_checked_rows = True
-        return super().compute_loss(model, arrange(self.model, inputs), *args, **kwargs)
+        if self._mixing is None:
+            self._mixing = find_mixing(self.model)
+            self._mixing.check(inputs)
+        return super().compute_loss(model, self._mixing.arrange(inputs), *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log `logs`, and `loader.stats()` as `cloudload/…` if `logs` contains a training loss."""
@@ -212,22 +213,73 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         super().log({**logs, **numbers}, *args, **kwargs)
 
 
-def arrange(model: Any, batch: Any) -> Mapping[str, Any]:
-    """Return the arguments of a forward pass that keeps the documents of a batch apart.
+@dataclass(frozen=True)
+class Mixing:
+    """How a Hugging Face model mixes the tokens of a row, and which fields keep documents apart.
 
-    A batch with the field `flash_attention` becomes one row, if the model has flash attention, or
-    layers that take `seq_idx`. A batch with `position_ids` gets `use_cache=False`, if the model
-    takes it.
+    The defaults are for other models, whose authors decide which fields they read.
     """
-    config = getattr(model, "config", None)
-    if _POSITIONS not in batch or config is None:
-        return cast(Mapping[str, Any], batch)
-    if _BOUNDS in batch and (
-        "flash" in _name_attention(config) or any(_list_mixing_layers(config))
-    ):
-        batch = Batch(batch).flatten()
-    has_cache = hasattr(config, "use_cache") and _takes(model, "use_cache")
-    return {**batch, "use_cache": False} if has_cache else batch
+
+    model: str
+    """Name of the model's class."""
+    attention: str = ""
+    layers: tuple[str, ...] = ()
+    """Kinds of the layers that are not attention, such as `linear_attention`."""
+    has_segments: bool = False
+    """Whether there are such layers, and all of them take `seq_idx`."""
+    has_cache: bool = False
+    """Whether the forward pass takes `use_cache`."""
+    ignored: frozenset[str] = frozenset()
+    """Those of the fields `segment_ids` and `cu_seqlens` that the forward pass does not take."""
+
+    @property
+    def is_flash(self) -> bool:
+        """Whether the model has flash attention."""
+        return "flash" in self.attention
+
+    def arrange(self, batch: Any) -> Mapping[str, Any]:
+        """Return the arguments of a forward pass that keeps the documents of a batch apart.
+
+        A batch with the field `flash_attention` becomes one row, if the model has flash attention,
+        or layers that take `seq_idx`. A batch with `position_ids` gets `use_cache=False`, if the
+        model takes it.
+        """
+        if _POSITIONS not in batch:
+            return cast(Mapping[str, Any], batch)
+        if _BOUNDS in batch and (self.is_flash or self.has_segments):
+            batch = Batch(batch).flatten()
+        return {**batch, "use_cache": False} if self.has_cache else batch
+
+    def check(self, batch: Mapping[str, Any]) -> None:
+        """Check that the fields of a batch keep its documents apart; see `check_packed_rows`."""
+        if _POSITIONS in batch:
+            self._check_positions(batch)
+        elif ignored := [name for name in _OTHERS if name in batch and name in self.ignored]:
+            raise ValueError(
+                f"{self.model} ignores {' and '.join(ignored)}, so tokens would attend across "
+                f"documents. Add {_FIELD!r} to fields, or remove "
+                f"{' and '.join(map(repr, ignored))} from fields"
+            )
+
+    def _check_positions(self, batch: Mapping[str, Any]) -> None:
+        num_rows, layers = len(batch["input_ids"]), ", ".join(self.layers)
+        if self.is_flash and num_rows > 1 and _BOUNDS not in batch:
+            raise ValueError(
+                f"{self.attention} reads position_ids only in batches of one row, but the batch "
+                f"has {num_rows}, so tokens would attend across documents. Add {_FIELD!r} to fields"
+            )
+        if layers and not self.has_segments:
+            logger.warning(
+                "%s has layers that ignore position_ids and seq_idx (%s), so the documents of a "
+                "row affect each other. To separate them, use packing='one_per_row'",
+                self.model,
+                layers,
+            )
+        elif layers and _SEGMENTS not in batch:
+            raise ValueError(
+                f"{self.model} has layers that ignore position_ids ({layers}), so the documents of "
+                f"a row would affect each other. Add {_FIELD!r} to fields"
+            )
 
 
 def check_packed_rows(model: Any, batch: Mapping[str, Any]) -> None:
@@ -236,66 +288,35 @@ def check_packed_rows(model: Any, batch: Mapping[str, Any]) -> None:
     Call it once before training in a loop of your own; `CloudloadTrainer` does. Raises `ValueError`
     if the model would ignore the fields. Warns if some of its layers would.
     """
-    config = getattr(model, "config", None)
+    find_mixing(model).check(batch)
+
+
+def find_mixing(model: Any) -> Mixing:
+    """Find how a model mixes the tokens of a row."""
+    name, config = type(model).__name__, getattr(model, "config", None)
     if config is None:
-        return  # not a Hugging Face model, so its author decides which fields it reads
-    if _POSITIONS in batch:
-        _check_attention(model, config, batch)
-        return
-    ignored = [name for name in _OTHERS if name in batch and not _names(model, name)]
-    if ignored:
-        raise ValueError(
-            f"{type(model).__name__} ignores {' and '.join(ignored)}, so tokens would attend "
-            f"across documents. Add {_FIELD!r} to fields, or remove "
-            f"{' and '.join(map(repr, ignored))} from fields"
-        )
-
-
-def _check_attention(model: Any, config: Any, batch: Mapping[str, Any]) -> None:
-    attention, num_rows = _name_attention(config), len(batch["input_ids"])
-    if "flash" in attention and num_rows > 1 and _BOUNDS not in batch:
-        raise ValueError(
-            f"{attention} reads position_ids only in batches of one row, but the batch has "
-            f"{num_rows}, so tokens would attend across documents. Add {_FIELD!r} to fields"
-        )
-    mixers = _find_mixers(model)
-    # some configs, such as those of Mamba 2 and Falcon H1, do not list the kinds of layers
-    kinds = set(_list_mixing_layers(config)) or {type(mixer).__name__ for mixer in mixers}
-    mixing, is_segmented = sorted(kinds), all(_takes(mixer, _SEGMENTS) for mixer in mixers)
-    if mixing and not (mixers and is_segmented):
-        logger.warning(
-            "%s has layers that ignore position_ids and seq_idx (%s), so the documents of a row "
-            "affect each other. To separate them, use packing='one_per_row'",
-            type(model).__name__,
-            ", ".join(mixing),
-        )
-    elif mixing and _SEGMENTS not in batch:
-        raise ValueError(
-            f"{type(model).__name__} has layers that ignore position_ids ({', '.join(mixing)}), so "
-            f"the documents of a row would affect each other. Add {_FIELD!r} to fields"
-        )
-
-
-def _name_attention(config: Any) -> str:
-    return str(getattr(config, "_attn_implementation", None))
-
-
-def _find_mixers(model: Any) -> list[Any]:
-    """Return the layers of a model that mix tokens by convolutions."""
-    return [
+        return Mixing(name)
+    # the layers that mix tokens by convolutions
+    mixers = [
         module
         for module in model.modules()
         if any(isinstance(child, torch.nn.Conv1d) for child in module.children())
     ]
+    # some configs, such as those of Mamba 2 and Falcon H1, do not list the kinds of layers
+    kinds = set(_list_mixing_layers(config)) or {type(mixer).__name__ for mixer in mixers}
+    return Mixing(
+        name,
+        attention=str(getattr(config, "_attn_implementation", None)),
+        layers=tuple(sorted(kinds)),
+        has_segments=bool(mixers) and all(_takes(mixer, _SEGMENTS) for mixer in mixers),
+        has_cache=hasattr(config, "use_cache") and _takes(model, "use_cache"),
+        ignored=frozenset(_OTHERS) - inspect.signature(model.forward).parameters.keys(),
+    )
 
 
-def _takes(model: Any, name: str) -> bool:
-    parameters = inspect.signature(model.forward).parameters.values()
-    return _names(model, name) or any(each.kind == each.VAR_KEYWORD for each in parameters)
-
-
-def _names(model: Any, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters
+def _takes(module: Any, name: str) -> bool:
+    parameters = inspect.signature(module.forward).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _list_mixing_layers(config: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cloudload import CloudLoader, FromStart
-from cloudload.integrations.transformers import arrange, check_packed_rows
+from cloudload.integrations.transformers import check_packed_rows, find_mixing
 from cloudload.rows.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 from testkit.loaders import make_loader
 from tests.frameworks.small import Model
@@ -52,6 +52,7 @@ def train(model: Any, loader: CloudLoader, folder: Path, **options: Any) -> list
 
     settings: dict[str, Any] = {"max_steps": 1, "logging_steps": 1, "learning_rate": 0.0}
     settings |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    settings |= {"max_steps": options.pop("max_steps", 1)}
     evaluated = options.pop("eval_dataset", None)
     args = TrainingArguments(
         str(folder), per_device_train_batch_size=loader.batch_size, **settings, **options
@@ -158,12 +159,61 @@ def test_layers_of_state_spaces_get_the_batch_as_one_row(folder: str) -> None:
     model = make_bamba()
     batch = next(iter(make_loader(folder, **{**PACKED, "fields": ["flash_attention"]})))
     check_packed_rows(model, batch)
-    given = arrange(model, batch)
+    given = find_mixing(model).arrange(batch)
     assert given["input_ids"].shape == given["seq_idx"].shape == (1, batch["input_ids"].numel())
     assert given["use_cache"] is False
     # its kernel needs a GPU; without it, transformers refuses the segments rather than ignore them
     with pytest.raises((NotImplementedError, ValueError), match=r"seq_idx|packed sequences"):
         model(**given)
+
+
+class Mixer(torch.nn.Module):
+    """A layer of convolutions that a model's config does not list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = torch.nn.Conv1d(1, 1, 1)
+
+
+class SegmentedMixer(Mixer):
+    """The same, with documents apart."""
+
+    def forward(self, hidden: torch.Tensor, seq_idx: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+@pytest.mark.parametrize(
+    ("mixers", "num_rows"),
+    [([], 4), ([SegmentedMixer()], 1), ([Mixer()], 4), ([SegmentedMixer(), Mixer()], 4)],
+)
+def test_rows_are_joined_only_for_layers_that_all_take_segments(
+    folder: str, caplog: pytest.LogCaptureFixture, mixers: list[Mixer], num_rows: int
+) -> None:
+    model = make_model()
+    model.mixers = torch.nn.ModuleList(mixers)
+    batch = next(iter(make_loader(folder, **{**PACKED, "fields": ["flash_attention"]})))
+    with caplog.at_level(logging.WARNING):
+        check_packed_rows(model, batch)
+    assert find_mixing(model).arrange(batch)["input_ids"].shape[0] == num_rows
+    # a warning says that the rows are not for such layers
+    assert ("ignore position_ids and seq_idx (" in caplog.text) == (Mixer in map(type, mixers))
+
+
+def test_a_model_is_inspected_once_and_not_in_every_step(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cloudload.integrations import transformers
+
+    inspected: list[Any] = []
+
+    def find(model: Any) -> Any:
+        inspected.append(model)
+        return find_mixing(model)
+
+    monkeypatch.setattr(transformers, "find_mixing", find)
+    model = make_model()
+    train(model, make_loader(folder, **PACKED), tmp_path, max_steps=3)
+    assert inspected == [model]
 
 
 def test_a_model_of_ones_own_receives_only_the_fields(folder: str, tmp_path: Path) -> None:

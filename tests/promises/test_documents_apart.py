@@ -17,7 +17,7 @@ from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausal
 from transformers import modeling_flash_attention_utils as kernels
 
 from cloudload.batch import Batch
-from cloudload.integrations.transformers import arrange, check_packed_rows
+from cloudload.integrations.transformers import check_packed_rows, find_mixing
 from cloudload.segments import IGNORED_LABEL, document_block_mask
 from testkit.loaders import make_loader
 
@@ -136,7 +136,7 @@ def test_positions_alone_suffice_flash_attention_only_in_one_row(
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_other_attention_reads_the_same_batch(attention: str, batch: Batch) -> None:
     model = make_model(attn_implementation=attention)
-    given = dict(arrange(model, batch))
+    given = dict(find_mixing(model).arrange(batch))
     del given["labels"]
     assert given["input_ids"].shape == batch["input_ids"].shape
     # eager attention computes its softmax in float32
