@@ -35,12 +35,11 @@ if TYPE_CHECKING:
         LoneEnvironment,
         check_world,
         count_cores,
-        default_num_workers,
         use_environment,
     )
     from cloudload.loading.evaluation import FromStart
     from cloudload.loading.loader import CloudLoader
-    from cloudload.loading.preparation import is_worker_fast
+    from cloudload.loading.preparation import take_share
     from cloudload.loading.workers.block import limit_batches, limit_blocks_ahead
     from cloudload.loading.workers.document_reader import DocumentReader, ShardSource
     from cloudload.loading.workers.lane_reader import MOST_EAGERNESS

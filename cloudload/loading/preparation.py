@@ -1,6 +1,7 @@
 """Prepare an iteration: plan its workers, and compute its end and its lanes from token lengths.
 
 make_worker_plan     recipe, position, world ─► Plan
+take_share    the lanes, rows and workers of a rank
 foresee       the end of a finite run, if the lengths determine it
 find_known    the lanes of all ranks, if the lengths determine them
 check_alone   whether ranks that cannot communicate can read the run
@@ -12,7 +13,7 @@ import functools
 import logging
 from dataclasses import replace
 
-from cloudload.config import choices
+from cloudload.config import DeliveryConfig, choices
 from cloudload.data import cache_folder
 from cloudload.loading.current_run import CurrentRun
 from cloudload.loading.delivery import progress
@@ -26,9 +27,8 @@ from cloudload.loading.delivery.world import (
     explain_lone_rank,
 )
 from cloudload.loading.workers.worker_plan import Phase, WorkerPlan
-from cloudload.order import share_rows
-from cloudload.rows import Choice
-from cloudload.run import Recipe
+from cloudload.order import RankShare, StepShape, World, share_rows
+from cloudload.run import RunInputs
 from cloudload.system import NEVER
 
 logger = logging.getLogger("cloudload.loader")
@@ -40,32 +40,38 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
     Raises `ValueError` if the ranks cannot share the lanes, and `CacheError` if lengths cannot be
     read into the cache folder.
     """
-    world, delivery, reached = member.world, member.delivery, run.log.progress
+    reached = run.log.progress
     position, has_jumped = reached.positions[-1], reached.has_jumped
     if position.table_rows < position.rows:
         advanced = run.advance(position, position.rows)
         position, has_jumped = advanced or position, has_jumped or advanced is not None
     run.check_world(member)
-    inputs, num_workers = run.inputs, delivery.num_workers
-    if num_workers is None:
-        is_fast = is_worker_fast(run.recipe, inputs.backend)
-        cores = count_cores()
-        num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
-    num_workers = min(max(1, num_workers), max(1, run.recipe.num_lanes // world.size))
-    lanes = [component.lanes for component in run.recipe.components]
     return WorkerPlan(
-        inputs=inputs,
-        delivery=delivery,
-        share=share_rows(lanes, world, member.shape, num_workers),
+        inputs=run.inputs,
+        delivery=member.delivery,
+        share=take_share(run.inputs, member.delivery, member.world),
         position=position,
         phase=Phase(run.ending),
-        has_jumped=has_jumped and inputs.lengths is not None and member.is_first,
+        has_jumped=has_jumped and run.inputs.lengths is not None and member.is_first,
     )
 
 
-def is_worker_fast(recipe: Recipe, backend: Choice) -> bool:
-    """Whether a single worker is fast enough for a rank; see `default_num_workers`."""
-    return backend.name != choices.HF and recipe.config.transform is None
+def take_share(
+    inputs: RunInputs, delivery: DeliveryConfig, world: World, cores: tuple[int, int] | None = None
+) -> RankShare:
+    """Return the share of the world's rank: its lanes, its rows of a step, and its workers.
+
+    `cores` are those of a process and of its node, by default of this process. Raises `ValueError`
+    if a step has fewer rows than ranks.
+    """
+    recipe, num_workers = inputs.recipe, delivery.num_workers
+    if num_workers is None:
+        is_fast = inputs.backend.name != choices.HF and recipe.config.transform is None
+        cores = cores or count_cores()
+        num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
+    num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))
+    lanes = [component.lanes for component in recipe.components]
+    return share_rows(lanes, world, StepShape.of(delivery, world.size), num_workers)
 
 
 def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -115,20 +115,7 @@ def count_tokens(
         WorkerError: a worker process failed or died.
     """
     began = time.monotonic()
-    recipe, backend = _open(
-        dataset,
-        split,
-        tokenizer,
-        tokenizer_backend,
-        retry,
-        text_key=text_key,
-        tokens_key=tokens_key,
-        tokens_dtype=tokens_dtype,
-        strip_tokens=strip_tokens,
-        transform=transform,
-        transform_id=transform_id,
-        on_error=on_error,
-    )
+    recipe, backend = _open(locals())
     [data] = recipe.corpus.datasets
     location = length_files.lengths_location(data, None if out is None else os.fspath(out))
     work = prepare_count(recipe, backend, location)
@@ -194,40 +181,24 @@ def estimate_tokens(
         TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
         StoreError: the dataset cannot be read.
     """
-    recipe, backend = _open(
-        dataset,
-        split,
-        tokenizer,
-        tokenizer_backend,
-        retry,
-        text_key=text_key,
-        tokens_key=tokens_key,
-        tokens_dtype=tokens_dtype,
-        strip_tokens=strip_tokens,
-        transform=transform,
-        transform_id=transform_id,
-        on_error=on_error,
-    )
+    recipe, backend = _open(locals())
     return sample_lengths(recipe, backend, share).estimate()
 
 
-def _open(
-    dataset: str | os.PathLike[str] | Stream,
-    split: str | None,
-    tokenizer: Any,
-    backend: str,
-    retry: Retry | None,
-    **documents: Any,
-) -> tuple[Recipe, str]:
-    """Open the recipe of a run that reads only this dataset, and choose its tokenizer backend.
+def _open(given: Mapping[str, Any]) -> tuple[Recipe, str]:
+    """Open the recipe of a run that reads only the dataset, and choose its tokenizer backend.
 
-    `documents` has the options of `RowsConfig` that say how documents are read.
+    `given` has the arguments of the caller, and among them options of `RowsConfig`.
     """
-    stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
-    config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
-    recipe = open_recipe(config, tokenizer, retry or Retry())
+    dataset, retry = given["dataset"], given["retry"] or Retry()
+    if not isinstance(dataset, Stream):
+        dataset = Stream(os.fspath(dataset), split=given["split"])
+    documents = {each.name: given[each.name] for each in fields(RowsConfig) if each.name in given}
+    config = RowsConfig(streams=(dataset,), seq_len=1, bos=None, eos=None, **documents)
+    recipe = open_recipe(config, given["tokenizer"], retry)
     text = recipe.tokenizer.json if recipe.has_text else ""
-    return recipe, choose_backend(text, backend, cache_folder.default_cache()).name
+    backend = choose_backend(text, given["tokenizer_backend"], cache_folder.default_cache())
+    return recipe, backend.name
 
 
 def prepare_count(recipe: Recipe, backend: str, location: Location) -> CountWork:

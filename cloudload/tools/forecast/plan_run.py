@@ -25,14 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config import DeliveryConfig, checks, choices
+from cloudload.config import checks, choices
 from cloudload.data import redact
-from cloudload.loading import (
-    default_num_workers,
-    is_worker_fast,
-)
-from cloudload.order import RankShare, StepShape, World, share_rows
-from cloudload.run import RunInputs
+from cloudload.loading import take_share
+from cloudload.order import World
 from cloudload.stats import READ, TOKENS
 from cloudload.system import counted, divisors
 from cloudload.tools.bench import reading_alone
@@ -51,7 +47,7 @@ from cloudload.tools.forecast.plan_run import start
 print(start(pickle.load(sys.stdin.buffer)))
 """
 _COLD_STARTS, _COLD_BUDGET_S = 3, 30.0
-_ENOUGH_CORES = 1 << 20
+_ENOUGH_CORES = 1 << 20, 1 << 20
 _PARTS, _PART_CPU_S, _MOST_WALL_S = 5, 0.3, 60.0
 
 
@@ -115,7 +111,8 @@ def plan_run(
     inputs, ending = plan.inputs, plan.ending
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
     limit = delivery.cache_limit_bytes()
-    share = _share_rows(inputs, delivery, World(0, world_size, ranks_per_node))
+    # the nodes of the run have enough cores for their workers, unlike this machine
+    share = take_share(inputs, delivery, World(0, world_size, ranks_per_node), _ENOUGH_CORES)
     asked = ForecastRequest(inputs, delivery, share, limit, budget, steps)
     rows_of_lane = asked.rows_of_lane
     with open_cases(inputs, ending, share=sample, rows_of_lane=rows_of_lane) as cases:
@@ -125,17 +122,6 @@ def plan_run(
         return replace(found, warnings=(*found.warnings, warning))
     speed = measure_speed({**options}, world_size) if measure else None
     return _add_speed(found, speed, gpu_tokens_per_s)
-
-
-def _share_rows(inputs: RunInputs, delivery: DeliveryConfig, world: World) -> RankShare:
-    """The share of one rank, assuming that each node has enough cores for its workers."""
-    recipe, num_workers = inputs.recipe, delivery.num_workers
-    if num_workers is None:
-        is_fast = is_worker_fast(recipe, inputs.backend)
-        num_workers = default_num_workers(1, _ENOUGH_CORES, _ENOUGH_CORES, is_fast=is_fast)
-    num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))
-    lanes = [component.lanes for component in recipe.components]
-    return share_rows(lanes, world, StepShape.of(delivery, world.size), num_workers)
 
 
 def _add_speed(found: RunPlan, speed: Speed | None, wanted: float | None) -> RunPlan:
