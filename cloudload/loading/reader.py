@@ -140,7 +140,8 @@ class Reader:
 
     def _skip(self, number: int) -> None:
         iteration, run, global_batch = self._iteration(), self.run, self.member.global_batch
-        number = checks.as_integer("number", number, 0, MOST_ROWS // global_batch)
+        most = (MOST_ROWS - run.position.rows) // global_batch
+        number = checks.as_integer("number", number, 0, max(0, most))
         if iteration is not None and iteration.is_within_step:
             # the step is skipped as a whole, because the state is still before it
             iteration.replace()

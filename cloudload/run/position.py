@@ -25,7 +25,8 @@ from cloudload.system import Ints
 
 Residues = np.ndarray[Any, np.dtype[np.object_]]
 MOST_ROWS = 1 << 48
-"""The highest row of a run: beyond any real run, but small enough for arithmetic with 64 bits."""
+"""The highest row to seek: beyond any real run, but small enough for arithmetic with 64 bits. A
+state may have twice as many rows, so that a run can continue from there."""
 
 
 @dataclass(frozen=True)

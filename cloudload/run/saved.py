@@ -60,7 +60,7 @@ VERSION = 3
 """The version of the format of states."""
 _COUNTED = ("rows", "table_rows", "batches", "global_batch")
 _MOST = {
-    **dict.fromkeys(("rows", "table_rows", "batches"), MOST_ROWS),
+    **dict.fromkeys(("rows", "table_rows", "batches"), 2 * MOST_ROWS),
     **dict.fromkeys(("global_batch", "seq_len"), 1 << 31),
     "num_lanes": MAX_LANES,
 }

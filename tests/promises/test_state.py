@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cloudload.errors import RanksDisagreeError, StreamChangedError
+from cloudload.run.position import MOST_ROWS
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader, open_ranks
 from testkit.state_fields import residues, table
@@ -143,8 +144,22 @@ def test_runs_shorter_than_a_window_still_get_on(larger_folder: str) -> None:
 
 def test_rows_without_end_to_read_again_take_no_memory(larger_folder: str) -> None:
     loader = make_loader(larger_folder)
-    loader.load_state_dict({**loader.state_dict(), "rows": 1 << 48})
+    loader.load_state_dict({**loader.state_dict(), "rows": 1 << 49})
     assert next(iter(loader.worker_plan().replays())) == (0, 2_048)
+
+
+def test_a_run_at_the_highest_row_to_seek_can_be_saved_and_resumed(larger_folder: str) -> None:
+    loader, resumed = make_loader(larger_folder), make_loader(larger_folder)
+    highest = {"rows": MOST_ROWS, "table_rows": MOST_ROWS}
+    loader.load_state_dict({**loader.state_dict(), **highest})
+    with pytest.raises(ValueError, match="number is 1"):
+        loader.skip(1)
+    batches = iter(loader)
+    next(batches)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.rows == MOST_ROWS + 4
+    assert torch.equal(next(iter(resumed))["input_ids"], next(batches)["input_ids"])
+    assert resumed.state_dict() == loader.state_dict()
 
 
 # ---------------------------------------------------------------- ranks that cannot communicate
