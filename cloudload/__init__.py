@@ -49,6 +49,7 @@ if _sys.platform != "linux":
     )
 
 if _TYPE_CHECKING:
+    from cloudload.config.chat import Chat as Chat
     from cloudload.config.stream import Stream as Stream
     from cloudload.config.transform import Text as Text
     from cloudload.data.storage.base import Retry as Retry
@@ -74,6 +75,7 @@ else:
 
 __all__ = [
     "Batch",
+    "Chat",
     "CheckReport",
     "CloudLoader",
     "CloudloadError",

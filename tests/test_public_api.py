@@ -78,8 +78,16 @@ INTEGRATIONS = {
     "transformers": ["CloudloadCallback", "CloudloadTrainer", "check_packed_rows"],
 }
 ADDED = [
-    *("CheckReport", "ConvertReport", "CountReport", "ExportReport", "Finding", "Rows", "Stats"),
-    *("Text", "TracedSpan", "check_dataset", "config_from_yaml", "count_tokens", "export_rows"),
+    *("Chat", "CheckReport", "ConvertReport", "CountReport", "ExportReport", "Finding", "Rows"),
+    *(
+        "Stats",
+        "Text",
+        "TracedSpan",
+        "check_dataset",
+        "config_from_yaml",
+        "count_tokens",
+        "export_rows",
+    ),
 ]
 PATHS = [(module, name) for module, names in FIRST_RELEASE.items() for name in names]
 

@@ -7,7 +7,7 @@
     rows       `RowsConfig`                   choices      accepted values
     delivery   `DeliveryConfig`               checks       errors for wrong values
     stream     `Stream`, names of streams     code_digest  a digest of a function's code
-    transform  `Text`, names of transforms
+    transform  `Text`, names of transforms    chat         `Chat`
 
 `cloudload.system.option_help` turns the docstring below each field into help and documentation.
 """
@@ -20,6 +20,7 @@ from cloudload._door import open_door
 
 if TYPE_CHECKING:
     from cloudload.config import checks, choices
+    from cloudload.config.chat import Chat
     from cloudload.config.checks import parse_bytes
     from cloudload.config.choices import (
         OnError,

@@ -1,8 +1,11 @@
 """Documents to rows of tokens.
 
     text ─► tokenization ─► token IDs ─► packing ─► rows, and the spans that they are made of
+      ▲
+     chat ◄─ conversations
 
-    tokenization  text to token IDs    packing  documents to rows
+    tokenization  text to token IDs     packing  documents to rows
+    chat          conversations to text
 
 Nothing here depends on ranks, workers, or the order of documents.
 """

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from cloudload import CloudLoader, Retry, Stream
+from cloudload import Chat, CloudLoader, Retry, Stream
 from cloudload.config import DeliveryConfig, RowsConfig
 from cloudload.segments import FIELDS
 from cloudload.system.option_help import field_docs
@@ -41,7 +41,7 @@ def test_signature_and_config_agree(option: Field[Any]) -> None:
     assert parameter.default == default
 
 
-@pytest.mark.parametrize("cls", [Stream, Retry, RowsConfig, DeliveryConfig])
+@pytest.mark.parametrize("cls", [Chat, Stream, Retry, RowsConfig, DeliveryConfig])
 def test_help_explains_every_field(cls: type) -> None:
     for name, text in field_docs(cls).items():
         assert len(text) > 10, f"{cls.__name__}.{name} has no docstring"

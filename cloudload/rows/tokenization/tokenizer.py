@@ -123,7 +123,8 @@ def load_tokenizer(
     seconds to load. Raises `TokenizerError` if `source` is not a tokenizer, cannot be loaded, or
     has no fast version, if "auto" finds no eos, or if the tokenizer lacks a given bos or eos.
     """
-    text, named, file = _find(source)
+    found = find_tokenizer(source)
+    text, named, file = found.text, found.named, found.file
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
     if cache_root is None:
         return _describe(text, named, frames, file, where)
@@ -237,18 +238,27 @@ def _describe_id(token: TokenName, kind: str) -> str:
     return f"no {kind}" if token is None else f"{kind} {token}"
 
 
-def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
-    """Find a tokenizer for `load_tokenizer`.
+@dataclass(frozen=True)
+class FoundTokenizer:
+    """A tokenizer before it is parsed, and where it was found."""
 
-    Returns the text of its tokenizer.json, the bos and eos that it names, and the path of the
-    tokenizer.json, or None if the text does not come from a file.
-    """
+    text: str
+    """The text of its tokenizer.json."""
+    named: NamedTokens
+    file: Path | None
+    """The path of its tokenizer.json, or None if the text does not come from a file."""
+    loaded: Any = None
+    """The transformers tokenizer, if the text comes from one."""
+
+
+def find_tokenizer(source: Any) -> FoundTokenizer:
+    """Find a tokenizer. `source` and errors are as for `load_tokenizer`."""
     from tokenizers import Tokenizer
 
     if isinstance(source, Tokenizer):
-        return source.to_str(), NamedTokens(), None
+        return FoundTokenizer(source.to_str(), NamedTokens(), None)
     if not isinstance(source, str | os.PathLike):
-        return *_from_transformers(source), None
+        return _from_transformers(source)
     path = urls.expand_home(source)
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.exists() and not (path / CONFIG_NAME).exists():
@@ -269,13 +279,13 @@ def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
         )
     named = read_named_tokens(file.parent) if path.exists() else NamedTokens()
     if file.is_file():
-        return _read(file), named, file
+        return FoundTokenizer(_read(file), named, file)
     tokenizer, folder = load_by_name(str(path if path.exists() else source))
     if folder is None:
-        return *_from_transformers(tokenizer), None
+        return _from_transformers(tokenizer)
     # use the published file: transformers 5 converts some tokenizers, which changes their IDs
     file = folder / "tokenizer.json"
-    return _read(file), read_named_tokens(folder), file
+    return FoundTokenizer(_read(file), read_named_tokens(folder), file)
 
 
 def _read(file: Path) -> str:
@@ -305,7 +315,7 @@ def _explain_file(file: Path, error: Exception) -> TokenizerError:
     )
 
 
-def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
+def _from_transformers(tokenizer: Any) -> FoundTokenizer:
     if not hasattr(tokenizer, "is_fast"):
         raise TokenizerError(
             f"{type(tokenizer).__name__} is not a tokenizer. Pass a name on the Hugging Face Hub, "
@@ -317,7 +327,8 @@ def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
             "(AutoTokenizer with use_fast=True), or convert it with "
             "transformers.convert_slow_tokenizer and pass the resulting tokenizers.Tokenizer"
         )
-    return tokenizer.backend_tokenizer.to_str(), list_named_tokens(tokenizer)
+    text = tokenizer.backend_tokenizer.to_str()
+    return FoundTokenizer(text, list_named_tokens(tokenizer), None, tokenizer)
 
 
 def load_by_name(name: str) -> tuple[Any, Path | None]:

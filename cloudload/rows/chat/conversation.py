@@ -1,0 +1,231 @@
+"""Read a sample's columns as a conversation: messages, tools, and which messages are trained.
+
+    messages        [{"role": "user", "content": "Hi"}, …]
+    conversations   [{"from": "human", "value": "Hi"}, …]         ShareGPT
+    prompt, completion                                            texts, or lists of messages
+    instruction, input, output                                    Alpaca
+
+A column holds Python objects, or their JSON text. Messages reach the template as they are in the
+data, with these exceptions. ShareGPT's names become `role` and `content`, a key whose value is null
+is left out, because Parquet adds such keys, and `train` and `weight` are removed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudload.config import Chat
+
+KWARGS_KEY = "chat_template_kwargs"
+ASSISTANT = "assistant"
+_ROLES = {
+    **{role: role for role in ("system", "developer", "user", "assistant", "tool", "function")},
+    **{role: role for role in ("ipython", "environment", "observation", "context")},
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "bot", "model", "chatgpt", "bing", "bard"), ASSISTANT),
+}
+_SHAREGPT_ROLES = {"observation": "tool"}
+_MOST_SHOWN = 80
+_OWN_KEYS = ("train", "weight")
+
+
+class ChatError(ValueError):
+    """A conversation or a chat template cannot be used. Callers add the document's location."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation, as a template sees it, and what is trained in it."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    kwargs: dict[str, Any]
+    """The row's arguments of the template, which override those of `Chat`."""
+    trained: tuple[int, ...]
+    """The numbers of the trained messages, ascending."""
+    num_prompt: int
+    """The number of messages in the prompt, or 0 if the row has no separate completion."""
+
+
+def show_briefly(value: Any) -> str:
+    """A value for a message, shortened."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+def read_conversation(sample: Mapping[str, Any], chat: Chat) -> Conversation:
+    """Read a sample. Raises `ChatError` if it has no messages, or one that is not valid."""
+    items, num_prompt = _find_messages(sample, chat)
+    messages = [_read_message(item, number, chat) for number, item in enumerate(items)]
+    tools = _parse_column(sample, chat.tools_key, list) or None
+    kwargs = _parse_column(sample, KWARGS_KEY, dict) or {}
+    trained = _choose_trained(items, messages, num_prompt, chat)
+    return Conversation(messages, tools, kwargs, trained, num_prompt)
+
+
+def _find_messages(sample: Mapping[str, Any], chat: Chat) -> tuple[list[Any], int]:
+    """Return a sample's messages as they are, and how many of them are the prompt."""
+    for key in (chat.messages_key, "conversations"):
+        if sample.get(key) is not None:
+            messages = _parse_column(sample, key, list)
+            system = sample.get("system") if key == "conversations" else None
+            if not messages:
+                raise ChatError(f"the column {key!r} has no messages. Remove the row")
+            return _with_system(system, messages), 0
+    if sample.get("prompt") is not None and sample.get("completion") is not None:
+        prompt = _as_messages(sample, "prompt", "user")
+        return prompt + _as_messages(sample, "completion", ASSISTANT), len(prompt)
+    if sample.get("instruction") is not None and sample.get("output") is not None:
+        asked = [_text_of(sample, "instruction"), _text_of(sample, "input")]
+        prompt = [{"role": "user", "content": "\n\n".join(filter(None, asked))}]
+        prompt = _with_system(sample.get("system"), prompt)
+        answer = {"role": ASSISTANT, "content": _text_of(sample, "output")}
+        return [*prompt, answer], len(prompt)
+    raise ChatError(
+        f"the sample has the columns {', '.join(sorted(sample))}, but no conversation. Use the "
+        f"columns {chat.messages_key!r}, 'conversations', 'prompt' and 'completion', or "
+        "'instruction' and 'output', or pass Chat(messages_key='COLUMN')"
+    )
+
+
+def _with_system(system: Any, messages: list[Any]) -> list[Any]:
+    return [{"role": "system", "content": system}, *messages] if system else messages
+
+
+def _as_messages(sample: Mapping[str, Any], key: str, role: str) -> list[Any]:
+    value = sample[key]
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if isinstance(value, list) and value:
+        return value
+    raise ChatError(f"the column {key!r} is {show_briefly(value)}. Use text, or a list of messages")
+
+
+def _text_of(sample: Mapping[str, Any], key: str) -> str:
+    value = sample.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ChatError(f"the column {key!r} is {show_briefly(value)}. Use text")
+    return value or ""
+
+
+def _parse_column(sample: Mapping[str, Any], key: str, kind: type) -> Any:
+    """Return a column's list or dict, which may be JSON text. Returns None if there is none."""
+    value = sample.get(key)
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ChatError(
+                f"the column {key!r} is not JSON ({error}): {show_briefly(value)}"
+            ) from None
+    if value is None or value == "":
+        return None
+    if not isinstance(value, kind):
+        name = "a list" if kind is list else "an object"
+        raise ChatError(
+            f"the column {key!r} is {show_briefly(value)}. Use {name}, or its JSON text"
+        )
+    return value
+
+
+def _read_message(item: Any, number: int, chat: Chat) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise ChatError(
+            f"message {number} is {show_briefly(item)}. Use an object with role and content"
+        )
+    message = dict(item)
+    is_sharegpt = "role" not in message and "from" in message
+    if is_sharegpt:
+        message = {"role": message.pop("from"), "content": message.pop("value", None), **message}
+    role = message.get("role")
+    known = _ROLES | (_SHAREGPT_ROLES if is_sharegpt else {}) | dict(chat.roles)
+    if not isinstance(role, str) or role not in known:
+        raise ChatError(
+            f"the role of message {number} is {show_briefly(role)}. Use one of "
+            f"{', '.join(sorted({*known.values()}))}, or name it with "
+            "Chat(roles={'ROLE': 'assistant'})"
+        )
+    message["role"] = known[role]
+    kept = {
+        key: value
+        for key, value in message.items()
+        if (value is not None or key == "content") and key not in _OWN_KEYS
+    }
+    _check_content(kept, number)
+    _check_calls(kept.get("tool_calls", []), number)
+    return kept
+
+
+def _check_content(message: dict[str, Any], number: int) -> None:
+    content = message.get("content")
+    if content is None:
+        if len(message.keys() - {"role", "content", "name"}) > 0 and message["role"] == ASSISTANT:
+            return  # it has tool calls or reasoning
+        raise ChatError(f"message {number} ({message['role']}) has no content. Use text")
+    for part in content if isinstance(content, list) else ():
+        is_text = isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        if not is_text or part.get("type", "text") != "text":
+            raise ChatError(
+                f"the content of message {number} has the part {show_briefly(part)}. Only "
+                "text can be trained on"
+            )
+    if not isinstance(content, str | list):
+        raise ChatError(f"the content of message {number} is {show_briefly(content)}. Use text")
+
+
+def _check_calls(calls: Any, number: int) -> None:
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise ChatError(
+            f"tool_calls of message {number} is {show_briefly(calls)}. Use a list of objects"
+        )
+
+
+def _choose_trained(
+    items: list[Any], messages: list[dict[str, Any]], num_prompt: int, chat: Chat
+) -> tuple[int, ...]:
+    """Return the numbers of the trained messages. All count as trained for "all"."""
+    flags = {
+        number: _read_flag(item, number)
+        for number, item in enumerate(items)
+        if any(item.get(key) is not None for key in _OWN_KEYS)
+    }
+    if chat.train in ("all", "completion"):
+        if not all(flags.values()):
+            raise ChatError(
+                f"train of Chat is {chat.train!r}, but a message is not to be trained. Use "
+                "train='assistant', or remove train and weight from the messages"
+            )
+        if chat.train == "completion" and not num_prompt:
+            raise ChatError(
+                "train of Chat is 'completion', but the row has no columns 'prompt' and "
+                "'completion'. Use train='assistant'"
+            )
+        return tuple(range(num_prompt, len(messages)))
+    turns = [
+        number
+        for number, message in enumerate(messages)
+        if message["role"] == ASSISTANT and number >= num_prompt
+    ]
+    if not turns:
+        raise ChatError("the conversation has no assistant message to train. Remove the row")
+    chosen = dict.fromkeys(turns[-1:] if chat.train == "last" else turns, True) | flags
+    for number in sorted(number for number, is_trained in chosen.items() if is_trained):
+        if messages[number]["role"] != ASSISTANT:
+            raise ChatError(
+                f"message {number} ({messages[number]['role']}) is to be trained, but only "
+                "assistant messages can be. Remove its train or weight"
+            )
+    return tuple(sorted(number for number, is_trained in chosen.items() if is_trained))
+
+
+def _read_flag(item: Mapping[str, Any], number: int) -> bool:
+    for key in _OWN_KEYS:
+        value = item.get(key)
+        if value is not None and value not in (0, 1):
+            raise ChatError(
+                f"{key} of message {number} is {show_briefly(value)}. Use true or false"
+            )
+    return all(bool(item[key]) for key in _OWN_KEYS if item.get(key) is not None)

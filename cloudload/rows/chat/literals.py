@@ -1,0 +1,125 @@
+"""Find the names of special tokens that users wrote, which must stay text.
+
+    a message        "Type <|im_end|> to stop"
+    rendered again   "Type <·|im_end|> to stop"     a private character (here ·) inside each name
+    proof            without the private character, it is the same text as before
+    literal          the range of `<|im_end|>`, so that a tokenizer leaves it text
+
+A template that looks at such a name, or that writes it differently, fails the proof.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cloudload.rows.chat.conversation import ChatError
+
+_PRIVATE = range(0xF0000, 0xFFFFE)
+"""Private characters of Unicode, which texts do not use."""
+Range = tuple[int, int]
+
+
+class Names:
+    """The names of tokens, to find in texts."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        longest_first = sorted(filter(None, names), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        # most texts have none of these, and a search for a short text is fast
+        self._heads = sorted({name[:2] for name in longest_first})
+
+    def are_in(self, text: str) -> bool:
+        return any(head in text for head in self._heads) and bool(self._pattern.search(text))
+
+    def match(self, text: str, start: int) -> int:
+        """Return the end of the name at `start`, or `start` if there is none."""
+        found = self._pattern.match(text, start)
+        return found.end() if found else start
+
+    def match_end(self, text: str, start: int, stop: int) -> int:
+        """Return the start of the name that ends at `stop` and begins at or after `start`, or
+        `stop`."""
+        found = [each.start() for each in self._pattern.finditer(text, start, stop)]
+        return found[-1] if found and self.match(text, found[-1]) == stop else stop
+
+    def breaks(self, text: str, private: str) -> str:
+        """Return a text with a private character after the first character of each name."""
+        if not self.are_in(text):
+            return text
+        return self._pattern.sub(lambda found: found[0][0] + private + found[0][1:], text)
+
+
+def choose_private(text: str, count: int) -> str | None:
+    """Return `count` private characters that a text does not contain, or None."""
+    first = _PRIVATE.start
+    if len(text) != len(text.encode("utf-8", "surrogatepass")):
+        used = {ord(character) for character in text if ord(character) in _PRIVATE}
+        first = max(used, default=first - 1) + 1
+    return "".join(map(chr, range(first, first + count))) if first + count < _PRIVATE.stop else None
+
+
+def break_names(value: Any, names: Names, private: str) -> Any:
+    """Return a value of JSON types with all names in its strings broken. Does not copy a value
+    that has no names."""
+    if isinstance(value, str):
+        return names.breaks(value, private)
+    if isinstance(value, Mapping):
+        broken = {
+            break_names(key, names, private): break_names(each, names, private)
+            for key, each in value.items()
+        }
+        is_same = all(
+            key == other and each is mine
+            for (key, each), (other, mine) in zip(value.items(), broken.items(), strict=True)
+        )
+        return value if is_same else broken
+    if isinstance(value, list):
+        items = [break_names(each, names, private) for each in value]
+        return value if all(map(_is, items, value)) else items
+    return value
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def find_literal(text: str, broken: str, private: str, names: Names) -> list[Range]:
+    """Return the ranges of the names in `text` that are broken in `broken`.
+
+    Raises `ChatError` if the texts differ by more than the private character.
+    """
+    pieces = broken.split(private)
+    if "".join(pieces) != text:
+        raise ChatError(
+            "a message has the name of a special token, and the chat template writes the message "
+            "differently because of it. Remove the name from the message, or pass "
+            "Chat(trusted=True) if it is meant as this token"
+        )
+    found: list[Range] = []
+    position = 0
+    for piece in pieces[:-1]:
+        position += len(piece)
+        start = position - 1
+        stop = names.match(text, start)
+        if found and start < found[-1][1]:
+            start = found.pop()[0]
+        found.append((start, stop))
+    return found
+
+
+def without(ranges: Iterable[Range], removed: Iterable[Range]) -> list[Range]:
+    """Return what remains of ascending ranges when others are removed."""
+    holes = sorted(removed)
+    found = []
+    for start, stop in ranges:
+        position = start
+        for low, high in holes:
+            if low < stop and high > position:
+                if low > position:
+                    found.append((position, low))
+                position = high
+        if position < stop:
+            found.append((position, stop))
+    return found
