@@ -25,6 +25,10 @@ MAX_SAMPLE_BYTES = (1 << 32) - (1 << 20)
 _ARRAY = "ndarray:"
 
 
+class JsonText(str):
+    """The JSON of a value, in ASCII, for a column of JSON."""
+
+
 @dataclass(frozen=True)
 class ShardFormat:
     """The columns, compression, hashes and size of the shards to write.
@@ -220,7 +224,7 @@ def _encode(encoding: str, value: Any) -> bytes:
     if encoding == "bytes":
         return bytes(value)
     if encoding == "json":
-        return json.dumps(value).encode()
+        return (value if type(value) is JsonText else json.dumps(value)).encode()
     if encoding in shard_entries.FIXED_FORMATS:
         return struct.pack(shard_entries.FIXED_FORMATS[encoding], value)
     if encoding.startswith(_ARRAY):

@@ -32,7 +32,7 @@ _EXAMPLE = "train=0.999,val=0.001"
 
 _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 
-_JSON_SUFFIX = ":json"
+_JSON = ":json"
 _ADDED = {"splits": None, "quoting": choices.CSV_QUOTING, "errors": choices.STRICT}
 
 _SEGMENT_FOLDER = re.compile(r"\d{5,}")
@@ -47,16 +47,17 @@ class ConvertConfig:
     checks `format`.
     """
 
-    text_key: str = "text"
+    text_key: str | None = "text"
     """The field that contains the document. With `:json` after the name, the document is the JSON
-    of the field's value."""
+    of the field's value. With None, a document has no text, but only the fields in `keep`."""
     id_key: str = "id"
     """The field that becomes `id` if it is an integer or a nonempty string. Otherwise `id` is
     `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row. For a file
     that is one document (format `text`), it is the file name alone."""
     keep: tuple[str, ...] = ()
     """Other fields to keep, each as `name` or `name:encoding`. A field that a record does not have
-    may be a folder `name=value` in the path of its file."""
+    may be a folder `name=value` in the path of its file. If `text_key` is None, the first field is
+    the document."""
     format: str = "auto"
     """`auto` (by file name), `jsonl`, `json` (an array of objects, or JSON Lines), `csv`, `tsv`,
     `parquet`, `arrow`, `webdataset`, `wet`, `mds`, `text` (one document per file) or `lines` (one
@@ -78,11 +79,17 @@ class ConvertConfig:
     replaced with U+FFFD (`replace`)."""
 
     def __post_init__(self) -> None:
-        names = [name for name, _ in self.kept()]
-        if clash := {name for name in names if names.count(name) > 1 or name in ("text", "id")}:
+        if self.text_key is None and not self.keep:
             raise ValueError(
-                f"cannot keep {sorted(clash)}, because `text` and `id` are always written, and "
-                "each field can be kept only once. Remove the extra names from keep"
+                "text_key is None, but keep is empty, so there is nothing to write. Set keep to "
+                "the fields of the documents, such as ['messages'] (--keep messages)"
+            )
+        names, written = [name for name, _ in self.kept()], list(self.own_columns)
+        if clash := {name for name in names if names.count(name) > 1 or name in written}:
+            raise ValueError(
+                f"cannot keep {sorted(clash)}, because `{'` and `'.join(written)}` "
+                f"{'is' if len(written) == 1 else 'are'} always written, and each field can be "
+                "kept only once. Remove the extra names from keep"
             )
         for name, encoding in self.kept():
             if not name or (encoding and not _WRITABLE.fullmatch(encoding)):
@@ -129,14 +136,24 @@ class ConvertConfig:
         return replace(self, **found)
 
     @property
-    def text_field(self) -> str:
-        """The name of the field that contains the document."""
-        return self.text_key.removesuffix(_JSON_SUFFIX)
+    def has_text(self) -> bool:
+        """Whether documents have a text."""
+        return self.text_key is not None
+
+    @property
+    def own_columns(self) -> dict[str, str]:
+        """The encodings of the columns that are always written, by name."""
+        return {"text": "str", "id": "str"} if self.has_text else {"id": "str"}
+
+    @property
+    def document_field(self) -> str:
+        """The name of the field that contains the document: its text, or the first kept field."""
+        return self.kept()[0][0] if self.text_key is None else self.text_key.removesuffix(_JSON)
 
     @property
     def is_json_text(self) -> bool:
         """Whether the document is the JSON of a field's value."""
-        return self.text_key.endswith(_JSON_SUFFIX)
+        return self.text_key is not None and self.text_key.endswith(_JSON)
 
     def kept(self) -> list[tuple[str, str | None]]:
         """Return (name, encoding) of each field to keep; the encoding is None if it is omitted."""
@@ -147,18 +164,15 @@ class ConvertConfig:
         """Return the record fields that the conversion reads."""
         kept = dict(self.kept())
         given = {name: encoding for name, encoding in kept.items() if encoding}
-        return input_records.Fields([self.text_field, self.id_key, *kept], given, self.quoting)
+        names = dict.fromkeys([self.document_field, self.id_key, *kept])
+        return input_records.Fields(names, given, self.quoting, has_text=self.has_text)
 
     def shard_format(self, kept: Iterable[shard_entries.Column]) -> writer.ShardFormat:
         """Return the format of the shards; `kept` are the columns of the kept fields.
 
         Raises `ValueError` if the compression or a hash is invalid.
         """
-        columns = [
-            shard_entries.Column.of("text", "str"),
-            shard_entries.Column.of("id", "str"),
-            *kept,
-        ]
+        columns = [*(shard_entries.Column.of(*own) for own in self.own_columns.items()), *kept]
         columns.sort(key=lambda column: column.name)
         hashes = tuple(sorted(set(self.hashes)))  # the order that Streaming's writer uses
         return writer.ShardFormat(tuple(columns), self.compression, hashes, self.shard_bytes)

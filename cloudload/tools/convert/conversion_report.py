@@ -128,7 +128,7 @@ class ConvertReport:
     input_bytes: int
     """Stored bytes of the input files, or 0 for datasets and iterators."""
     text_bytes: int
-    """Bytes of UTF-8 text in the documents."""
+    """Bytes of UTF-8 text in the documents, or 0 if `text_key` is None."""
     raw_bytes: int
     """Bytes of the shards before compression."""
     stored_bytes: int
@@ -178,9 +178,10 @@ class ConvertReport:
     def describe(self) -> Iterator[str]:
         """Yield the report as lines of text."""
         added = "" if self.added_documents is None else f", {self.added_documents:,} appended"
-        text, raw = counted(self.text_bytes, "byte"), f"{self.raw_bytes:,} raw"
+        text = f" ({counted(self.text_bytes, 'byte')} of text)" if self.text_bytes else ""
+        raw = f"{self.raw_bytes:,} raw"
         yield f"{self.out} {self._describe_progress()}"
-        yield f"  documents  {self.documents:,} ({text} of text){added}"
+        yield f"  documents  {self.documents:,}{text}{added}"
         yield f"  left out   {self.empty:,} empty, {self.bad:,} bad"
         yield from self._describe_bad()
         files, size = counted(self.files, "file"), counted(self.input_bytes, "byte")

@@ -67,7 +67,7 @@ def convert_to_mds(
     inputs: Any,
     out: str | os.PathLike[str],
     *,
-    text_key: str = "text",
+    text_key: str | None = "text",
     id_key: str = "id",
     keep: Sequence[str] = (),
     format: choices.InputFormat = "auto",
@@ -115,7 +115,9 @@ def convert_to_mds(
             inside one.
         text_key: the field that contains the document. `meta.url` is the field `url` in `meta`.
             With `messages:json`, the document is the JSON of the field `messages`, which a
-            transform can render.
+            transform can render. None is for data without a text, such as conversations: only the
+            fields in `keep` are written, and the first of them, which is the document, must not be
+            missing or null.
         id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
             is `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row.
             For a file that is one document (format `text`), it is the file name alone. In a file of
@@ -140,8 +142,8 @@ def convert_to_mds(
             `?split=`, or of a `DatasetDict`, in memory or saved.
         splits: divide the documents into the datasets `out/train`, `out/val`, and so on, by their
             shares, such as `train=0.999,val=0.001` or `{"train": 0.999, "val": 0.001}`. A hash of a
-            document's own ID, or of its text if it has no ID, chooses its split, so the same
-            document is always in the same split.
+            document's own ID, or of its text or first kept field if it has no ID, chooses its
+            split, so the same document is always in the same split.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: names of hash algorithms. The index contains one hash per shard and algorithm.
         shard_bytes: the maximum raw size, in bytes, of a shard with more than one document; 64 MiB
@@ -154,7 +156,8 @@ def convert_to_mds(
             are one segment.
         tokenizer: also count the tokens of each document with this tokenizer, as for `CloudLoader`,
             and store the same lengths as `count_tokens` does for the finished dataset. It cannot be
-            combined with `splits`. Instead, count each split after the conversion.
+            combined with `splits`. Instead, count each split after the conversion. Documents
+            without a text require a `transform`.
         transform: the transform of the runs that will use the lengths, as for `CloudLoader`. It
             does not change what is written.
         transform_id: as for `CloudLoader`.
@@ -224,6 +227,11 @@ def convert_to_mds(
         raise ValueError(
             "splits (--split NAME=SHARE,...) and tokenizer (--tokenizer) cannot be combined yet. "
             "Convert with splits, then run cloudload count on each split"
+        )
+    if text_key is None and tokenizer is not None and transform is None:
+        raise ValueError(
+            "tokenizer (--tokenizer) counts the tokens of texts, but text_key (--text-key) is "
+            "None. Pass a transform (--transform) that returns a text, or omit the tokenizer"
         )
     share = Share.parse(worker) if worker is not None else None
     _check_overwrite(overwrite, is_array=bool(share or finish), append=append)

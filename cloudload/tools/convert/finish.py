@@ -87,7 +87,7 @@ def _report(planned: Planned, joined: JoinedSegments) -> ConvertReport:
         **plan.hidden,
         **_sum_sizes(datasets.values()),
         files=plan.num_files + (base.files if base else 0),
-        columns={"text": "str", "id": "str"} | {each.name: each.encoding for each in plan.columns},
+        columns=run.config.own_columns | {each.name: each.encoding for each in plan.columns},
         splits={
             name: {
                 "documents": found.documents,

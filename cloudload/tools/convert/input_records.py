@@ -25,6 +25,12 @@ T = TypeVar("T")
 
 DEFAULT_BLOCK_BYTES = 8 << 20
 MAX_BLOCK_ROWS = 8192
+CONVERSATION_FIELDS = (
+    *("messages", "conversations", "prompt", "completion", "chosen", "rejected"),
+    *("instruction", "input", "output", "tools", "chat_template_kwargs"),
+)
+"""The usual fields of data for chat, fine-tuning, and preferences."""
+_NO_TEXT = "--text-key none"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS: dict[type, str] = {
@@ -84,23 +90,28 @@ class BlockStart:
 
 
 class Fields(tuple[str, ...]):
-    """Names of the record fields that a conversion reads, the text field first.
+    """Names of the record fields that a conversion reads, the one with the document first.
 
     `encodings` maps kept fields to the encodings that the user set. Readers of formats
-    without types convert the values of these fields. `quoting` applies to CSV and TSV.
+    without types convert the values of these fields. `quoting` applies to CSV and TSV. `has_text`
+    says whether the document is a text.
     """
 
     encodings: Mapping[str, str]
     quoting: str
+    has_text: bool
 
     def __new__(
         cls,
         names: Iterable[str],
         encodings: Mapping[str, str] | None = None,
         quoting: str = choices.CSV_QUOTING,
+        *,
+        has_text: bool = True,
     ) -> Fields:
         fields = super().__new__(cls, names)
         fields.encodings, fields.quoting = dict(encodings or {}), quoting
+        fields.has_text = has_text
         return fields
 
 
@@ -279,6 +290,17 @@ def name_kind(value: Any) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
+def advise_on_text(names: Iterable[str]) -> str:
+    """Say what to do if records with these fields lack the field with the text."""
+    outer = {name.partition(".")[0] for name in names}
+    found = [name for name in CONVERSATION_FIELDS if name in outer]
+    advice = "Set text_key (--text-key) to the name of the field that has the text"
+    if not found:
+        return advice
+    flags = " ".join(f"--keep {name}" for name in found)
+    return f"{advice}. To keep conversations, set text_key=None, keep={found} ({_NO_TEXT} {flags})"
+
+
 def sum_bytes(files: Iterable[input_files.InputFile]) -> int:
     """Return the sum of the files' stored bytes; a file of unknown size counts as 0."""
     return sum(file.bytes or 0 for file in files)
@@ -309,6 +331,24 @@ def replace_surrogates(value: Any) -> Any:
     if not isinstance(value, str) or not _SURROGATE.search(value):
         return value
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def leave_out_absent(value: Any) -> Any:
+    """Leave out the null fields of mappings in lists, at any depth.
+
+    Tables store null for a field that an item of a list does not have.
+    """
+    if isinstance(value, list | tuple):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {name: leave_out_absent(item) for name, item in value.items()}
+    return value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def describe_not_utf8(error: UnicodeDecodeError) -> str:

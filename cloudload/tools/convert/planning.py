@@ -155,7 +155,7 @@ def agree_on_plan(
             }
         plan = make_plan(
             claim,
-            stored_columns(base["stored"]) if base else infer(),
+            stored_columns(base["stored"], config) if base else infer(),
             config,
             folders,
             is_files=is_files,
@@ -267,11 +267,15 @@ def read_appended_report(output: Output) -> dict[str, Any] | None:
     return dict(base["stored"]) if base else _read_report(output)
 
 
-def stored_columns(stored: Mapping[str, Any]) -> tuple[shard_entries.Column, ...]:
+def stored_columns(
+    stored: Mapping[str, Any], config: ConvertConfig
+) -> tuple[shard_entries.Column, ...]:
     """Return the columns of the kept fields of a dataset, which appended data must also have."""
     columns = stored["report"]["columns"].items()
     return tuple(
-        shard_entries.Column.of(name, kind) for name, kind in columns if name not in ("text", "id")
+        shard_entries.Column.of(name, kind)
+        for name, kind in columns
+        if name not in config.own_columns
     )
 
 

@@ -109,7 +109,7 @@ def _rebuild(
     version: str,
 ) -> None:
     """Convert each segment with `lost` shards again, and store these shards."""
-    plan = make_plan(stored["claim"], stored_columns(stored), run.config, folders)
+    plan = make_plan(stored["claim"], stored_columns(stored, run.config), run.config, folders)
     segments = plan.segments(list_files(plan, folders, run.config.format))
     folder_of = segment_folder if plan.has_folders else lambda _: ""
     indices = {folder_of(index): index for index in range(len(segments))}

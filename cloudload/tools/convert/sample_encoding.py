@@ -32,7 +32,7 @@ from cloudload.tools.convert import input_records
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_report import MAX_LISTED, Counts, cause_of, merge_causes
 from cloudload.tools.convert.segment_journal import SegmentJournal
-from cloudload.tools.convert.values import BadRecordError, NoTextError, values_of
+from cloudload.tools.convert.values import BadRecordError, NoTextError, Values, values_of
 from cloudload.tools.count.group import CountWork
 
 _SIZE, _TWO_SIZES = struct.Struct("<I"), struct.Struct("<II")
@@ -54,11 +54,14 @@ class ShardContext:
 
 @dataclass(frozen=True)
 class BadRecord:
-    """The location and problem of a bad record, and whether it lacks the field `text_key`."""
+    """The location and problem of a bad record.
+
+    `advice` is what to do if all records are like it, or "" if that is not known.
+    """
 
     where: str
     problem: str
-    has_no_text: bool
+    advice: str
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class _BadRecords:
     def add(self, record: input_records.Record, error: BadRecordError) -> None:
         problem = str(error)
         self.described.append(f"{record.where}: {problem}")
-        self.first = self.first or BadRecord(record.where, problem, isinstance(error, NoTextError))
+        advice = error.advice if isinstance(error, NoTextError) else ""
+        self.first = self.first or BadRecord(record.where, problem, advice)
         self.files[record.source.name] += 1
         self.causes[cause_of(problem)] += 1
         if self.keeps_rejects:
@@ -107,14 +111,14 @@ def encode_block(context: ShardContext, block: input_records.InputBlock) -> Enco
     Raises `StoreError` if an input file cannot be read.
     """
     columns, config, shares = context.form.columns, context.config, context.config.shares
-    size_offset = _find_size(columns)
+    size_offset = _find_size(columns) if config.has_text else None
     # most conversions have only an ID and a text, which take a faster way
-    is_plain = len(columns) == 2 and not shares and not config.is_json_text
+    is_plain = config.has_text and len(columns) == 2 and not shares and not config.is_json_text
     samples: dict[str, list[bytes]] = {name: [] for name in config.split_names}
     split_bytes = dict.fromkeys(samples, 0)
     bad, empty, replaced = _BadRecords(context.keeps_rejects), 0, 0
     for record in _read_records(block, config, is_plain=is_plain):
-        if is_plain and (quick := _encode_plain(record, config.text_field, config.id_key)):
+        if is_plain and (quick := _encode_plain(record, config.document_field, config.id_key)):
             samples[""].append(quick[0])
             split_bytes[""] += quick[1]
             replaced += record.is_replaced
@@ -125,13 +129,15 @@ def encode_block(context: ShardContext, block: input_records.InputBlock) -> Enco
         except BadRecordError as error:
             bad.add(record, error)
             continue
-        # a document without text is no sample, but it is counted
-        [size] = _SIZE.unpack_from(sample, size_offset)
-        if not size:
-            empty += 1
-            continue
-        # a document's split depends only on its ID or text, so all processes agree on it
-        split = shares.choose(found.own_id, found.by_column["text"]) if shares else ""
+        # a document whose text is empty is no sample, but it is counted
+        size = 0
+        if size_offset is not None:
+            [size] = _SIZE.unpack_from(sample, size_offset)
+            if not size:
+                empty += 1
+                continue
+        # a document's split depends only on its ID or content, so all processes agree on it
+        split = shares.choose(found.own_id, _content(found, config)) if shares else ""
         samples[split].append(sample)
         split_bytes[split] += size
         replaced += found.is_replaced
@@ -155,6 +161,12 @@ def encode_block(context: ShardContext, block: input_records.InputBlock) -> Enco
     )
 
 
+def _content(values: Values, config: ConvertConfig) -> str:
+    """The text of a document, or of its first kept field."""
+    value = values.by_column["text" if config.has_text else config.document_field]
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
 def _find_size(columns: Sequence[shard_entries.Column]) -> int:
     """The offset of the text's size in a sample, which begins with its variable sizes, in order."""
     variable = [column.name for column in columns if column.bytes is None]
@@ -167,11 +179,11 @@ def _read_records(
     # if the text is also the ID, it must be a string, because an ID is not read from bytes
     if (
         is_plain
-        and config.id_key != config.text_field
+        and config.id_key != config.document_field
         and isinstance(block, input_records.Utf8Block)
     ):
-        return block.utf8_records(config.text_field, config.errors)
-    return block.records(config.text_field, config.errors)
+        return block.utf8_records(config.document_field, config.errors)
+    return block.records(config.document_field, config.errors)
 
 
 def _join_samples(samples: Sequence[bytes]) -> EncodedSamples:

@@ -296,8 +296,8 @@ def _describe_bad(first: BadRecord, counts: Counts) -> str:
     if others:
         more = f", the first of {counts.bad:,} bad records in a block of {counts.bad + good:,}"
     are_all_bad = not good
-    if are_all_bad and first.has_no_text:
-        advice = "Set text_key (--text-key) to the name of the field that has the text"
+    if are_all_bad and first.advice:
+        advice = first.advice
     elif are_all_bad and others:
         advice = "Check format (--format), text_key (--text-key) and keep (--keep)"
     else:

@@ -3,6 +3,10 @@
     {"body": "ab", "url": "u", "n": None} ─► text "ab", id "a.jsonl:1", url "u", n None
     {"body": ["ab"]}                      └► BadRecordError: the field 'body' is a list, not text
 
+Without a text, the first kept field is the document, which each record must have:
+
+    {"messages": [{"role": "user", …}]} ─► id "a.jsonl:1", messages, as JSON
+
 The encodings of kept fields are given, or inferred from the first blocks of records. Values of
 formats without types, such as CSV, are converted to the encoding that the user gave.
 
@@ -34,6 +38,7 @@ from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.config import ConvertConfig
 
 _MOST_NAMED = 20
+_HALF = "\\ud"
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -45,13 +50,18 @@ class BadRecordError(Exception):
 
 
 class NoTextError(BadRecordError):
-    """A record has no field `text_key`."""
+    """A record lacks the field that contains the document. `advice` is for all such records."""
+
+    def __init__(self, message: str, advice: str) -> None:
+        super().__init__(message)
+        self.advice = advice
 
 
 class Values(NamedTuple):
     """The values of a sample by column, and the record's own ID, or None if it has none.
 
-    `is_replaced` says whether characters of the record were replaced, because they are not Unicode.
+    Values of JSON columns are encoded. `is_replaced` says whether characters of the record were
+    replaced, because they are not Unicode.
     """
 
     by_column: dict[str, Any]
@@ -65,17 +75,43 @@ def values_of(
     """Return the values of a record. Raises `BadRecordError` if it cannot be converted."""
     if record.fields is None:
         raise BadRecordError(record.problem)
-    text, is_replaced = _text(record.fields, config)
     own_id = _describe_id(_optional(record.fields, config.id_key))
-    values = {"text": text, "id": record.name if own_id is None else own_id}
+    values, is_replaced = {"id": record.name if own_id is None else own_id}, record.is_replaced
+    if config.has_text:
+        values["text"], is_changed = _text(record.fields, config)
+        is_replaced |= is_changed
+    else:
+        _check_document(record, config)
     for column in columns:
         if column.name not in values:
-            values[column.name] = _kept_value(_find_kept(record, column), column)
+            value = _find_kept(record, column)
+            if column.encoding == "json":
+                values[column.name], is_changed = _encode_json(value, column.name, config.errors)
+                is_replaced |= is_changed
+            else:
+                values[column.name] = _kept_value(value, column)
     if config.errors == choices.REPLACE:
         valid = {name: input_records.replace_surrogates(value) for name, value in values.items()}
         is_replaced, values = is_replaced or valid != values, valid
         own_id = None if own_id is None else values["id"]
-    return Values(values, own_id, is_replaced or record.is_replaced)
+    return Values(values, own_id, is_replaced)
+
+
+def _check_document(record: input_records.Record, config: ConvertConfig) -> None:
+    """Raise `BadRecordError` if a record without a text also lacks the first kept field."""
+    source, name = record.source, config.document_field
+    is_text = isinstance(source, input_files.InputFile) and source.format == "text"
+    if is_text and config.format == choices.AUTO:
+        raise BadRecordError(
+            "the file is plain text, but text_key is None. To leave files out, pass a glob such as "
+            "'corpus/*.parquet'"
+        )
+    fields = record.fields or {}
+    if _optional(fields, name) is None and partition_fields(record).get(name) is None:
+        raise NoTextError(
+            f"the record has no value for {name!r}, the first field to keep{_list_names(fields)}",
+            "Begin keep (--keep) with a field that each record has",
+        )
 
 
 def _describe_id(value: Any) -> str | None:
@@ -118,16 +154,16 @@ def _optional(fields: Mapping[str, Any], name: str) -> Any:
 
 def _text(fields: Mapping[str, Any], config: ConvertConfig) -> tuple[str, bool]:
     """Return (the text of a record, whether bytes were replaced)."""
-    key = config.text_field
+    key = config.document_field
     try:
         value = input_records.find_field(fields, key)
     except KeyError:
-        names = sorted(set(input_records.list_fields(fields)))
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        found = f"{', '.join(names[:_MOST_NAMED])}{more}" if names else "none"
-        raise NoTextError(f"the record has no field {key!r}. Its fields are: {found}") from None
+        raise NoTextError(
+            f"the record has no field {key!r}{_list_names(fields)}",
+            input_records.advise_on_text(fields),
+        ) from None
     if config.is_json_text and value is not None:
-        return json.dumps(_plain_json(value, key), ensure_ascii=False), False
+        return _dump_json(value, key, ensure_ascii=False), False
     if isinstance(value, bytes):
         data, is_replaced = input_records.make_utf8(value, config.errors)
         try:
@@ -147,6 +183,12 @@ def _text(fields: Mapping[str, Any], config: ConvertConfig) -> tuple[str, bool]:
     return value, False
 
 
+def _list_names(fields: Mapping[str, Any]) -> str:
+    names = sorted(set(input_records.list_fields(fields)))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f". Its fields are: {', '.join(names[:_MOST_NAMED]) or 'none'}{more}"
+
+
 def _to_json(value: Any) -> Any:
     """Convert a value that JSON cannot express: dates, decimals and UUIDs to text, arrays to lists.
 
@@ -163,12 +205,29 @@ def _to_json(value: Any) -> Any:
     raise TypeError(f"it contains {input_records.name_kind(value)}")
 
 
-def _plain_json(value: Any, name: str) -> Any:
-    """Convert a field's value to types of JSON. Raises `BadRecordError` if that is impossible."""
-    if isinstance(value, str | int | float | None):
-        return value
+def _encode_json(value: Any, name: str, errors: str) -> tuple[writer.JsonText, bool]:
+    """Return (the JSON of a field's value, whether unpaired surrogates were replaced).
+
+    Raises `BadRecordError` if the value cannot be written as JSON, or has an unpaired surrogate and
+    `errors` is `strict`.
+    """
+    text, is_replaced = _dump_json(value, name), False
+    # only an escaped character above U+FFFF, or half of one, begins like this
+    if _HALF in text:
+        plain = _dump_json(value, name, ensure_ascii=False)
+        valid = input_records.replace_surrogates(plain)
+        if valid != plain and errors == choices.STRICT:
+            raise BadRecordError(
+                f"the field {name!r} has an unpaired surrogate, which UTF-8 cannot encode"
+            )
+        text, is_replaced = json.dumps(json.loads(valid)), valid != plain
+    return writer.JsonText(text), is_replaced
+
+
+def _dump_json(value: Any, name: str, *, ensure_ascii: bool = True) -> str:
+    """Return the JSON of a field's value. Raises `BadRecordError` if it cannot be expressed."""
     try:
-        return json.loads(json.dumps(value, default=_to_json))
+        return json.dumps(value, default=_to_json, ensure_ascii=ensure_ascii)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRecordError(
             f"the field {name!r} cannot be written as JSON (it is {writer.shorten(value)}: {error})"
@@ -176,8 +235,6 @@ def _plain_json(value: Any, name: str) -> Any:
 
 
 def _kept_value(value: Any, column: shard_entries.Column) -> Any:
-    if column.encoding == "json":
-        return _plain_json(value, column.name)
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
     numbers = (int, float) if column.encoding.startswith("float") else (int,)
     if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):
@@ -277,7 +334,7 @@ def _first_encodings(
         if isinstance(block, input_records.TypedBlock):
             given = block.column_encodings()
             yield {name: given[name] for name in given.keys() & missing}
-        for record in block.records(config.text_field):
+        for record in block.records(config.document_field):
             if record.fields is not None:
                 yield dict(_encodings_of(record, record.fields, sorted(missing)))
 

@@ -187,7 +187,7 @@ class DatasetInfo:
         yield f"  samples      {self.samples:,}"
         yield f"  shards       {self.shards:,}"
         yield f"  bytes        {self.raw_bytes:,} raw, {self.stored_bytes:,} stored{ratio}"
-        if self.text_bytes is not None:
+        if self.text_bytes:
             yield f"  text         {counted(self.text_bytes, 'byte')} of UTF-8"
         width = max(len(escape(column.name)) for column in self.columns)
         first, *others = (column.describe(width, self.shards) for column in self.columns)

@@ -36,11 +36,11 @@ def check_pyarrow(name: str) -> None:
 def choose_columns(
     file: input_files.InputFile, names: Iterable[str], paths: Iterable[str], fields: Sequence[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the columns to read, and the names to list in an error about a missing text field.
+    """Return the columns to read, and the names to list in an error about a missing document.
 
     `paths` are the names of all fields, with nested fields written as `meta.url`. If there is a
-    text field, there are no names to list. Raises `ConvertError` if two columns to read have the
-    same name.
+    field with the document, there are no names to list. Raises `ConvertError` if two columns to
+    read have the same name.
     """
     columns = [name for name in names if input_records.is_read(name, fields)]
     if twice := sorted(name for name in {*columns} if columns.count(name) > 1):
@@ -49,8 +49,8 @@ def choose_columns(
             "the file out"
         )
     schema = tuple(paths)
-    has_text = any(f"{path}.".startswith(f"{fields[0]}.") for path in schema)
-    return columns, () if has_text else schema
+    has_document = any(f"{path}.".startswith(f"{fields[0]}.") for path in schema)
+    return columns, () if has_document else schema
 
 
 def join_batches(batches: Iterable[Any], block_bytes: int) -> Iterator[Any]:
@@ -187,7 +187,9 @@ def _reader(column: Any) -> Callable[[int], Any]:
         texts = _describe_times(column)
         return lambda position: _check_time(texts[position])
     if _has_times(kind):
-        return lambda position: _read_times(column[position])
+        return lambda position: input_records.leave_out_absent(_read_times(column[position]))
+    if _has_structs_in_lists(kind):
+        return lambda position: input_records.leave_out_absent(column[position].as_py())
     return lambda position: column[position].as_py()
 
 
@@ -199,6 +201,16 @@ def _has_times(kind: Any) -> bool:
         return _has_times(kind.value_type)
     children = (kind.field(place).type for place in range(kind.num_fields))
     return types.is_temporal(kind) or any(map(_has_times, children))
+
+
+def _has_structs_in_lists(kind: Any, *, is_in_list: bool = False) -> bool:
+    from pyarrow import types
+
+    if types.is_struct(kind) and is_in_list:
+        return True
+    is_in_list |= hasattr(kind, "value_type")
+    children = (kind.field(place).type for place in range(kind.num_fields))
+    return any(_has_structs_in_lists(child, is_in_list=is_in_list) for child in children)
 
 
 def _read_times(value: Any) -> Any:

@@ -99,15 +99,16 @@ def _choose_columns(
 ) -> tuple[shard_entries.Column, ...]:
     """Return the columns to read.
 
-    Raises `ConvertError` if no column has the text, or if a column to read cannot be decoded.
+    Raises `ConvertError` if no column has the document, or if a column to read cannot be decoded.
     """
     names = [column.name for column in info.columns]
     if not input_records.has_field(names, fields[0]):
         shown = ", ".join(f"{column.name} ({column.encoding})" for column in info.columns)
+        advice = input_records.advise_on_text(names) if fields.has_text else "Correct keep (--keep)"
         raise ConvertError(
-            f"{file.display_name} has no column {fields[0]!r}. Its columns are: {shown}. Set "
-            "text_key (--text-key) to a column of text. If the dataset contains token IDs, do not "
-            "convert it, but pass it to CloudLoader with tokens_key"
+            f"{file.display_name} has no column {fields[0]!r}. Its columns are: {shown}. {advice}. "
+            "If the dataset contains token IDs, do not convert it, but pass it to CloudLoader with "
+            "tokens_key"
         )
     wanted = [column for column in info.columns if input_records.is_read(column.name, fields)]
     for column in wanted:

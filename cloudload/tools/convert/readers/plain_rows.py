@@ -41,7 +41,10 @@ class RowsUnit:
                 if hasattr(rows, "skip")
                 else itertools.islice(rows, skipped, None)
             )
-        for batch in _batched(self._iterate(rows), block_bytes, fields):
+        rows = self._iterate(rows)
+        if hasattr(self.rows, "features"):  # a `datasets` object, whose rows are Arrow structs
+            rows = map(input_records.leave_out_absent, rows)
+        for batch in _batched(rows, block_bytes, fields):
             yield RowsBlock(self.name, start, 0, batch)
             start = BlockStart(0, start.line + len(batch))
 
@@ -70,8 +73,8 @@ def _batched(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield batches of rows, without the values of fields that are not in `fields`.
 
-    A batch ends when its strings and bytes have at least `block_bytes` characters, or at 8,192
-    rows.
+    A batch ends when its strings and bytes, at any depth, have at least `block_bytes` characters,
+    or at 8,192 rows.
     """
     batch: list[Any] = []
     size = 0
@@ -84,13 +87,20 @@ def _batched(
             except KeyError:
                 kept = dict.fromkeys(input_records.list_fields(row)) | kept
         batch.append(kept)
-        values = kept.values() if isinstance(kept, dict) else [kept]
-        size += sum(len(value) for value in values if isinstance(value, str | bytes))
+        size += _size_of(kept)
         if size >= block_bytes or len(batch) == input_records.MAX_BLOCK_ROWS:
             yield tuple(batch)
             batch, size = [], 0
     if batch:
         yield tuple(batch)
+
+
+def _size_of(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_size_of, value.values()))
+    return sum(map(_size_of, value)) if isinstance(value, list | tuple) else 0
 
 
 @dataclass(frozen=True)
