@@ -118,13 +118,13 @@ def _list_fingerprints(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     data, samples = (
         str(fields.get(name, "")).split(",") for name in ("data", state_fields.SAMPLES_FIELD)
     )
-    return list(itertools.zip_longest(data, samples[: len(data)], fillvalue=""))
+    return list(itertools.zip_longest(data, samples, fillvalue=""))
 
 
 def _is_of(corpus: Corpus, streams: range, wanted: tuple[str, str]) -> bool:
     """Whether streams have one of the (data, samples) fingerprints `wanted`."""
     data, samples = wanted
-    is_same = data != "" and data == corpus.fingerprint(streams)
+    is_same = data == corpus.fingerprint(streams)
     return is_same or (samples != "" and samples == corpus.fingerprint_samples(streams))
 
 
@@ -141,33 +141,28 @@ def _find_shards(
         found = corpus.find_beginning(streams.start, *wanted)
         return None if found is None else [found]
     shards = [len(dataset.shards) for dataset in corpus.datasets]
-    for counts in _list_candidates(saved, corpus, component, shards):
+    for counts in _list_candidates(saved, corpus, shards):
         is_possible = len(counts) == len(shards) and all(map(int.__le__, counts, shards))
-        if not is_possible:
-            continue
-        if _is_of(corpus.take(counts), streams, wanted):
+        if is_possible and _is_of(corpus.take(counts), streams, wanted):
             return list(counts)
     return None
 
 
 def _list_candidates(
-    saved: Saved, corpus: Corpus, component: Component, shards: Sequence[int]
+    saved: Saved, corpus: Corpus, shards: Sequence[int]
 ) -> Iterator[Sequence[int]]:
     """Yield the possible numbers of shards of the streams when the run began.
 
-    A state records these numbers. An older state does not, so it is assumed that only one stream
-    has grown.
+    A state records these numbers. An older state records only the number of samples, so it is
+    assumed that only one stream has grown.
     """
     if saved.stream_shards:
         yield saved.stream_shards
         return
-    choose = str(saved.fields["choose"])
-    if component.sampling is not None or not choose.isdecimal():
-        return
-    appended = corpus.num_samples - int(choose)
     for stream, dataset in enumerate(corpus.datasets):
         ends = np.cumsum(dataset.table.samples)
-        for index in np.flatnonzero(ends == ends[-1:] - appended).tolist():
+        totals = corpus.num_samples - ends[-1:] + ends
+        for index in np.flatnonzero(totals.astype(str) == str(saved.fields["choose"])).tolist():
             yield [*shards[:stream], index + 1, *shards[stream + 1 :]]
 
 

@@ -304,6 +304,7 @@ def test_the_difference_is_explained_in_one_sentence(
         (("s,t", "9,1"), ("u,v", "5,7"), ", with 12 samples instead of 10."),
         (("s", "9"), ("t,u", "8,100"), ", with 8 samples instead of 9."),  # one was added
         (("s", "9"), ("t,u", "9,100"), "This is a different dataset."),
+        (("s", "60"), ("t", "45,10"), ", with 55 samples instead of 60."),  # drawn from streams
         (("s", "x"), ("t", "9"), "This is a different dataset."),
     ],
 )

@@ -215,6 +215,14 @@ def test_a_cursor_is_at_most_at_the_end_of_a_finite_lane(
         check_cursors(at, recipe.components)
 
 
+def test_the_only_lane_of_a_run_has_a_possible_cursor() -> None:
+    recipe = tiny_recipe([5], num_lanes=1, epochs=1)
+    check_cursors(position((4, 2, 3), recipe=recipe), recipe.components)
+    for impossible, field in [((4, 3, 3), "document_sizes"), ((5, 1, 0), "cursors")]:
+        with pytest.raises(StreamChangedError, match=f"{field}: lane 0 is at"):
+            check_cursors(position(impossible, recipe=recipe), recipe.components)
+
+
 def test_a_cursor_is_not_within_a_hole() -> None:
     """9 documents on 2 lanes: lane 1 has a hole at ordinal 4."""
     recipe = tiny_recipe([9])

@@ -172,21 +172,52 @@ def test_data_that_begins_differently_is_left_for_the_comparison() -> None:
     assert resume_recipe(save(tiny_recipe([4, 5])), recipe).corpus is recipe.corpus
 
 
-def test_the_stream_that_grew_is_found_among_those_of_a_mixture() -> None:
-    before = tiny_recipe([4], [4, 5], proportions=[1, 1])
-    kept = resume_recipe(save(before), tiny_recipe([4], [4, 5, 6], proportions=[1, 1]))
-    assert shards_of(kept) == [1, 2]
+@pytest.mark.parametrize("hashed", [True, False])
+def test_the_stream_that_grew_is_found_among_those_of_a_mixture(hashed: bool) -> None:
+    before, now = (
+        tiny_recipe([4], [4, *more], proportions=[1, 1], hashed=hashed) for more in ([5], [5, 6])
+    )
+    assert shards_of(resume_recipe(save(before), now)) == [1, 2]
 
 
-def test_the_shards_of_each_stream_of_a_corpus_are_those_that_the_state_lists() -> None:
-    before, now = tiny_recipe([4], [4, 5]), tiny_recipe([4, 3], [4, 5, 6])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_the_shards_of_each_stream_of_a_corpus_are_those_that_the_state_lists(hashed: bool) -> None:
+    before = tiny_recipe([4], [4, 5], hashed=hashed)
+    now = tiny_recipe([4, 3], [4, 5, 6], hashed=hashed)
     saved = save(before)
     assert saved.stream_shards == (1, 2)
     assert shards_of(resume_recipe(saved, now)) == [1, 2]
 
 
-def test_an_older_state_without_this_list_finds_the_one_stream_that_grew() -> None:
-    saved = replace(save(tiny_recipe([4], [4, 5])), stream_shards=())
-    assert shards_of(resume_recipe(saved, tiny_recipe([4], [4, 5, 6, 7]))) == [1, 2]
-    both_grew = tiny_recipe([4, 3], [4, 5, 6])
+@pytest.mark.parametrize("listed", [(1,), (1, 2, 1), (1, 9), (2, 2)])
+def test_a_wrong_list_of_shards_is_left_for_the_comparison(listed: tuple[int, ...]) -> None:
+    now = tiny_recipe([4, 3], [4, 5])
+    saved = replace(save(tiny_recipe([4], [4, 5])), stream_shards=listed)
+    assert resume_recipe(saved, now).corpus is now.corpus
+
+
+@pytest.mark.parametrize(
+    ("began", "now"),
+    [
+        (([4], [4, 5]), ([4], [4, 5, 6, 7])),
+        (([4], [4, 5]), ([4, 7], [4, 5])),
+        # shards without samples, of which only the hash tells whether the run began with them
+        (([4], [4, 5, 0]), ([4], [4, 5, 0, 0, 6])),
+        (([4], [4, 5]), ([4], [4, 5, 0, 6])),
+        (([4], [4, 5, 0, 0]), ([4], [4, 5, 0, 0, 6])),
+        (([4], [0]), ([4], [0, 3])),
+    ],
+)
+def test_an_older_state_without_this_list_finds_the_one_stream_that_grew(
+    began: tuple[list[int], ...], now: tuple[list[int], ...]
+) -> None:
+    saved = replace(save(tiny_recipe(*began)), stream_shards=())
+    kept = resume_recipe(saved, tiny_recipe(*now))
+    assert shards_of(kept) == [*map(len, began)]
+
+
+@pytest.mark.parametrize("choose", ["9", "x", "4,9", "9" * 5_000, 13])
+def test_without_this_list_other_data_is_left_for_the_comparison(choose: str | int) -> None:
+    both_grew, saved = tiny_recipe([4, 3], [4, 5, 6]), save(tiny_recipe([4], [4, 5]))
+    saved = replace(saved, stream_shards=(), fields={**saved.fields, "choose": choose})
     assert resume_recipe(saved, both_grew).corpus is both_grew.corpus

@@ -120,6 +120,12 @@ def test_a_damaged_state_is_refused_with_the_field_named(
     assert len(str(refusal.value)) < 1_500
 
 
+def test_the_smallest_shuffle_block_has_two_documents() -> None:
+    recipe = tiny_recipe([1, 0, 0, 0, 0], num_lanes=1)
+    assert state_of(recipe)["shuffle_block_size"] == "2"
+    assert load(state_of(recipe), recipe).rows == 0
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import pytest
 from cloudload.config import DeliveryConfig, RowsConfig
 from cloudload.tools.cli import make_parser
 from cloudload.tools.cli.command import CommandParser
-from cloudload.tools.cli.declared_options import add_declared, list_given
+from cloudload.tools.cli.declared_options import add_declared, list_given, read_transform
 
 NOT_FLAGS = {"streams", "retry", "dp_rank", "dp_world_size", "has_mesh"}
 
@@ -111,10 +112,47 @@ def test_the_help_is_the_first_sentence_and_the_default(
         assert line in said
 
 
-def options_of(command: str) -> dict[str, argparse.Action]:
+def list_commands() -> dict[str, Any]:
     [commands] = [each for each in make_parser()._actions if isinstance(each.choices, dict)]
     assert isinstance(commands.choices, dict)
-    return {action.dest: action for action in commands.choices[command].fill()._actions}
+    return commands.choices
+
+
+def options_of(command: str) -> dict[str, argparse.Action]:
+    return {action.dest: action for action in list_commands()[command].fill()._actions}
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "start"),
+    [
+        ("count", "tokenizer", "name, folder or tokenizer.json of the tokenizer"),
+        ("count", "on_error", "what to do with a document whose text is not UTF-8"),
+        ("count", "tokenizer_backend", "the library that encodes text"),
+        ("convert", "transform", "the transform of the runs that will use the lengths, as for Cl"),
+        ("convert", "processes", "number of worker processes, one per available core"),
+        ("plan", "tokenizer", "name, folder or tokenizer.json of the tokenizer"),
+        ("plan", "packing", "how documents fill rows"),
+    ],
+)
+def test_an_argument_that_is_as_for_the_loader_has_the_help_of_the_loader_s_option(
+    command: str, name: str, start: str
+) -> None:
+    assert str(options_of(command)[name].help).startswith(start)
+
+
+@pytest.mark.parametrize("command", list_commands())
+def test_no_help_only_names_another_declaration(command: str) -> None:
+    helps = [str(each.help) for each in options_of(command).values()]
+    assert not [each for each in helps if each.startswith("as for")]
+
+
+def test_the_name_of_a_transform_becomes_the_function() -> None:
+    given = {"transform": "json:loads", "transform_id": "a:b"}
+    assert read_transform(given) == {"transform": json.loads, "transform_id": "a:b"}
+    for unchanged in ({}, {"transform": None}, {"transform": json.dumps}):
+        assert read_transform(dict(unchanged)) == unchanged
+    with pytest.raises(ValueError, match="json"):
+        read_transform({"transform": "json"})
 
 
 @pytest.mark.parametrize("command", ["plan", "check", "state"])
