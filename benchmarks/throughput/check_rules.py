@@ -19,7 +19,7 @@ from benchmarks.documents import TOKENIZER, add_documents, read_documents, write
 from benchmarks.figures import Row
 from benchmarks.options import Options
 from cloudload.tools.check.check import check_dataset
-from cloudload.tools.check.document_rules import DOCUMENT_RULES
+from cloudload.tools.check.document_rules import TEXT_RULES
 
 NO_RULES, ALL_RULES = "none", "all"
 
@@ -38,7 +38,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[
 
 def measure_rules(dataset: str, rounds: int) -> list[Row]:
     """Time checks of the dataset with each rule, without rules, and with all rules."""
-    names = (NO_RULES, *DOCUMENT_RULES, ALL_RULES)
+    names = (NO_RULES, *TEXT_RULES, ALL_RULES)
     times: dict[str, list[float]] = {name: [] for name in names}
     megabytes = 0.0
     for _ in range(rounds):

@@ -18,7 +18,7 @@ import pytest
 
 import benchmarks
 from benchmarks.throughput.catalogue import RACES
-from cloudload.tools.check.document_rules import DOCUMENT_RULES
+from cloudload.tools.check.document_rules import TEXT_RULES
 from testkit import ROOT
 from testkit.corpora import random_documents
 from testkit.warm_start import stand_in
@@ -258,7 +258,7 @@ def test_forecasts_are_reported_beside_real_values(corpus: Path) -> None:
 @pytest.mark.long
 def test_check_rules_reports_each_rule(corpus: Path) -> None:
     [rows] = run_json("throughput.check_rules", "--corpus", str(corpus), "--rounds=2").values()
-    assert [row["rule"] for row in rows] == ["none", *DOCUMENT_RULES, "all"]
+    assert [row["rule"] for row in rows] == ["none", *TEXT_RULES, "all"]
     assert all(row["MB per CPU s"] > 0 for row in rows)
 
 

@@ -124,7 +124,7 @@ def test_the_bytes_of_all_shards_are_reported(damaged: Path) -> None:
     for processes in (1, 2):
         sizes: list[int] = []
         for _ in groups.check_shards(
-            groups.CheckWork(Location(str(damaged)), "text", rules),
+            groups.CheckWork(Location(str(damaged)), "text", None, rules),
             whole,
             DuplicateFinder(rules.hashed, 0),
             processes=processes,

@@ -12,8 +12,9 @@ is left out, because Parquet adds such keys, and `train` and `weight` are remove
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ _ROLES = {
 _SHAREGPT_ROLES = {"observation": "tool"}
 _MOST_SHOWN = 80
 _OWN_KEYS = ("train", "weight")
+_FORMATS = ("conversations",), ("prompt", "completion"), ("instruction", "output")
 
 
 class ChatError(ValueError):
@@ -48,6 +50,27 @@ class Conversation:
     """The numbers of the trained messages, ascending."""
     num_prompt: int
     """The number of messages in the prompt, or 0 if the row has no separate completion."""
+
+
+class NoMessagesError(ChatError):
+    """A sample has no messages."""
+
+
+class EmptyMessageError(ChatError):
+    """A message has no content."""
+
+
+class NoAnswerError(ChatError):
+    """A conversation has no assistant message."""
+
+
+def find_columns(names: Collection[str], chat: Chat) -> tuple[str, ...]:
+    """Return the columns of a dataset that are read for conversations; none if it has none."""
+    formats = (chat.messages_key,), *_FORMATS
+    if not any({*names}.issuperset(needed) for needed in formats):
+        return ()
+    used = [*itertools.chain(*formats), "input", "system", chat.tools_key, KWARGS_KEY]
+    return tuple(name for name in dict.fromkeys(used) if name in names)
 
 
 def show_briefly(value: Any) -> str:
@@ -73,7 +96,7 @@ def _find_messages(sample: Mapping[str, Any], chat: Chat) -> tuple[list[Any], in
             messages = _parse_column(sample, key, list)
             system = sample.get("system") if key == "conversations" else None
             if not messages:
-                raise ChatError(f"the column {key!r} has no messages. Remove the row")
+                raise NoMessagesError(f"the column {key!r} has no messages. Remove the row")
             return _with_system(system, messages), 0
     if sample.get("prompt") is not None and sample.get("completion") is not None:
         prompt = _as_messages(sample, "prompt", "user")
@@ -84,7 +107,7 @@ def _find_messages(sample: Mapping[str, Any], chat: Chat) -> tuple[list[Any], in
         prompt = _with_system(sample.get("system"), prompt)
         answer = {"role": ASSISTANT, "content": _text_of(sample, "output")}
         return [*prompt, answer], len(prompt)
-    raise ChatError(
+    raise NoMessagesError(
         f"the sample has the columns {', '.join(sorted(sample))}, but no conversation. Use the "
         f"columns {chat.messages_key!r}, 'conversations', 'prompt' and 'completion', or "
         "'instruction' and 'output', or pass Chat(messages_key='COLUMN')"
@@ -164,7 +187,7 @@ def _check_content(message: dict[str, Any], number: int) -> None:
     if content is None:
         if len(message.keys() - {"role", "content", "name"}) > 0 and message["role"] == ASSISTANT:
             return  # it has tool calls or reasoning
-        raise ChatError(f"message {number} ({message['role']}) has no content. Use text")
+        raise EmptyMessageError(f"message {number} ({message['role']}) has no content. Use text")
     for part in content if isinstance(content, list) else ():
         is_text = isinstance(part, Mapping) and isinstance(part.get("text"), str)
         if not is_text or part.get("type", "text") != "text":
@@ -210,7 +233,7 @@ def _choose_trained(
         if message["role"] == ASSISTANT and number >= num_prompt
     ]
     if not turns:
-        raise ChatError("the conversation has no assistant message to train. Remove the row")
+        raise NoAnswerError("the conversation has no assistant message to train. Remove the row")
     chosen = dict.fromkeys(turns[-1:] if chat.train == "last" else turns, True) | flags
     for number in sorted(number for number, is_trained in chosen.items() if is_trained):
         if messages[number]["role"] != ASSISTANT:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cloudload.config import Stream, checks, choices
+from cloudload.config import Chat, Stream, checks, choices
 from cloudload.data import ID_KEY, Dataset, Location, Retry, read_index, shard_entries, urls
 from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.rows import TokenName
@@ -19,7 +19,7 @@ from cloudload.system import open_progress_bar, option_help
 from cloudload.tools.check import document_rules
 from cloudload.tools.check.findings import CheckReport, Finding, Findings, find
 from cloudload.tools.check.groups import CheckWork, DuplicateFinder, add_repeats, check_shards
-from cloudload.tools.check.index_entries import check_index
+from cloudload.tools.check.index_entries import DocumentKeys, check_index
 from cloudload.tools.check.shard_contents import check_codecs, name_samples
 from cloudload.tools.check.stored_objects import (
     LengthsCheck,
@@ -37,8 +37,9 @@ def check_dataset(
     dataset: str | os.PathLike[str],
     *,
     split: str | None = None,
-    text_key: str = "text",
+    text_key: str | None = "text",
     tokens_key: str | None = None,
+    chat: Chat | None = None,
     rules: str | Collection[str] = document_rules.ALL,
     max_bytes: int | str = "10mb",
     tokenizer: Any = None,
@@ -69,9 +70,11 @@ def check_dataset(
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to check, such as `train`.
-        text_key: the column that holds the document.
+        text_key: the column that holds the document. Without this column, or with None, documents
+            may be conversations, which are tested by the rules that begin with `chat-`.
         tokens_key: the column that holds the document as token IDs, if the run reads token IDs. The
-            check then tests no text, and no rule that begins with `text-` applies.
+            check then tests no text, and no rule that begins with `text-` or `chat-` applies.
+        chat: how a run reads the conversations, as for `Stream`.
         rules: the rules that documents are tested with: names such as `text-repeated`, `all`, or
             `none`. `all` omits `text-framed` if there is no tokenizer.
         max_bytes: size in bytes of UTF-8 above which a text breaks the rule `text-long`.
@@ -117,14 +120,17 @@ def check_dataset(
     began, findings = time.monotonic(), Findings()
     location = Stream(os.fspath(dataset), split=split).locate(retry or Retry())
     folder = location.at(urls.plain_location(location.url))
-    text = text_key if tokens_key is None else None
-    checked = _check_dataset(location, (text, tokens_key), findings, reads=sample != 0)
+    if tokens_key is not None or chat is not None:
+        text_key = None
+    keys = DocumentKeys(text_key, tokens_key, chat)
+    checked = _check_dataset(location, keys, findings, reads=sample != 0)
     shards, readable = checked.shards, checked.readable
     findings.add(framing)
     if share.index > 0:
         findings = Findings()  # only worker 0 reports the findings so far
     mine = share.take(spread_shards(readable, sample))
-    work = CheckWork(folder, text, chosen)
+    read_as = (chat or Chat()) if tokens_key is None else None
+    work = CheckWork(folder, text_key, read_as, chosen)
     _check_contents(work, mine, findings, processes, executor, progress=progress)
     return CheckReport(
         dataset=str(folder),
@@ -216,15 +222,14 @@ class _CheckedFolder:
 
 def _check_dataset(
     location: Location,
-    keys: tuple[str | None, str | None],
+    keys: DocumentKeys,
     findings: Findings,
     *,
     reads: bool,
 ) -> _CheckedFolder:
     """Check the index and the folder's objects.
 
-    `keys` names the text column and the token ID column, one of which is None. Shards whose codec
-    is not installed are not read. With `reads`, token lengths are read.
+    Shards whose codec is not installed are not read. With `reads`, token lengths are read.
     """
     try:
         data, _ = read_index(location)
@@ -237,7 +242,7 @@ def _check_dataset(
             raise
         findings.add([find("index-missing", "", str(error))])
         return _CheckedFolder()
-    shards, is_complete = check_index(data, *keys, findings)
+    shards, is_complete = check_index(data, keys, findings)
     findings.add(check_url(location.url, shards))
     folder = location.at(url := urls.plain_location(location.url))
     sizes = _list_folder(folder, findings)

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 EMPTY_TEXT, LONG_TEXT = "text-empty", "text-long"
 SPECIAL_TEXT, FRAMED_TEXT = "text-special", "text-framed"
 REPEATED_TEXT, REPEATED_ID = "text-repeated", "id-repeated"
-DOCUMENT_RULES = (EMPTY_TEXT, LONG_TEXT, SPECIAL_TEXT, FRAMED_TEXT, REPEATED_TEXT, REPEATED_ID)
+NO_MESSAGES, NO_CHAT, NO_ANSWER = "chat-missing", "chat-invalid", "chat-unanswered"
+ROLES, EMPTY_MESSAGE = "chat-roles", "chat-empty"
+TEXT_RULES = (EMPTY_TEXT, LONG_TEXT, SPECIAL_TEXT, FRAMED_TEXT, REPEATED_TEXT, REPEATED_ID)
+CHAT_RULES = (NO_MESSAGES, NO_CHAT, NO_ANSWER, ROLES, EMPTY_MESSAGE)
+DOCUMENT_RULES = (*TEXT_RULES, *CHAT_RULES)
 """The names of all rules, which are also kinds of findings."""
 ALL, NONE = "all", "none"
 NO_TOKEN = "none"

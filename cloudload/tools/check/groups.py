@@ -3,7 +3,7 @@
     shards ─ group_shards ─► groups ─ check_group, anywhere ─┬► findings, in order ─► report
                                                              └► hashes ─► duplicates
 
-    shard ─► text of each document ─► tests ─► findings, with examples
+    shard ─► text of each document, or its conversation ─► tests ─► findings, with examples
                           └─► hash ─┐
              ID of each document ─► hash ─► hashes by rule ─► duplicates
 
@@ -36,9 +36,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from cloudload.config import Chat
 from cloudload.data import ID_KEY, Location, Shard, shard_entries
+from cloudload.errors import DatasetError
+from cloudload.rows import find_columns
 from cloudload.system import DaemonThreadPool, run_in_order, temp_files
-from cloudload.tools.check import document_rules
+from cloudload.tools.check import chat_rules, document_rules
 from cloudload.tools.check.findings import MOST_LISTED, Findings, find
 from cloudload.tools.check.shard_contents import check_shard, name_sample
 from cloudload.tools.engines.units import choose_engine, in_order, run_units
@@ -56,7 +59,8 @@ MEMORY_BYTES = 1 << 18  # maximum size of a part in memory; a larger part moves 
 GROUP_BYTES = 512 << 20  # a process needs 1 to 2 s to check this much, and about as long to start
 _THREADS_ALONE, _THREADS = 8, 4
 
-_TEXT_ENCODINGS = ("str", "bytes")
+_TEXT_ENCODINGS, _CHAT_ENCODINGS = ("str", "bytes"), ("json", "str")
+_CHAT_SEPARATOR = b"\x00"
 _NO_ID = (b"",)
 _NO_JSON_ID = (b"null", b'""')
 
@@ -68,7 +72,9 @@ class CheckWork:
     location: Location
     """The dataset's folder."""
     text_key: str | None
-    """The column of texts; None if the documents are token IDs."""
+    """The column of texts; None if the documents have no text."""
+    chat: Chat | None
+    """How conversations are read; None if the documents are token IDs."""
     rules: document_rules.DocumentRules
     threads: int = _THREADS
     """Number of threads that read shards."""
@@ -124,7 +130,7 @@ def check_group(
 ) -> CheckedGroup:
     """Check shards in threads. `on_bytes` receives the number of stored bytes read."""
     findings, hashes = Findings(), list[Mapping[str, bytes]]()
-    documents = DocumentCheck(work.rules, work.text_key)
+    documents = DocumentCheck(work.rules, work.text_key, work.chat)
     check = partial(_check_shard, work, documents)
     threads = DaemonThreadPool(work.threads, "cloudload-check")
     try:
@@ -176,8 +182,11 @@ def group_shards(
 class DocumentCheck:
     """Tests and hashes the documents of shards."""
 
-    def __init__(self, rules: document_rules.DocumentRules, text_key: str | None) -> None:
-        self._rules, self._text_key = rules, text_key
+    def __init__(
+        self, rules: document_rules.DocumentRules, text_key: str | None, chat: Chat | None
+    ) -> None:
+        self._rules, self._text_key, self._chat = rules, text_key, chat
+        self._chat_tests = chat_rules.list_tests(rules)
         tests = dict(document_rules.list_tests(rules))
         self._empty, self._tests = tests.pop(document_rules.EMPTY_TEXT, None), list(tests.items())
 
@@ -190,10 +199,8 @@ class DocumentCheck:
         findings = Findings()
         hashes = dict.fromkeys(self._rules.hashed, b"")
         encodings = {column.name: column.encoding for column in shard.info.columns}
-        key = self._text_key
-        if self._rules.names and key is not None and encodings.get(key) in _TEXT_ENCODINGS:
+        if self._rules.names and (texts := self._choose_texts(shard, encodings, findings)):
             findings.documents += shard.info.samples
-            texts = self._test(shard, key, findings)
             if document_rules.REPEATED_TEXT in hashes:
                 hashes[document_rules.REPEATED_TEXT] = encode_records(texts)
             else:
@@ -206,6 +213,38 @@ class DocumentCheck:
                 each for each in values if each[1] not in none
             )
         return findings, hashes
+
+    def _choose_texts(
+        self, shard: Shard, encodings: Mapping[str, str], findings: Findings
+    ) -> Iterator[tuple[int, bytes]] | None:
+        """Return an iterator that tests texts or conversations, or None if there are none."""
+        key = self._text_key
+        if key is not None and encodings.get(key) in _TEXT_ENCODINGS:
+            return self._test(shard, key, findings)
+        names = [name for name, encoding in encodings.items() if encoding in _CHAT_ENCODINGS]
+        if self._chat is not None and (columns := find_columns(names, self._chat)):
+            return self._test_chats(shard, columns, self._chat, findings)
+        return None
+
+    def _test_chats(
+        self, shard: Shard, columns: Sequence[str], chat: Chat, findings: Findings
+    ) -> Iterator[tuple[int, bytes]]:
+        """Test each conversation, and yield the index and the stored bytes of those with messages.
+
+        A value that is not JSON is another finding.
+        """
+        stored = zip(*(_read_values(shard, column) for column in columns), strict=True)
+        for sample, parts in enumerate(stored):
+            try:
+                values = shard.read_columns(sample, columns)
+            except DatasetError:
+                continue
+            faults = dict(chat_rules.find_faults(values, chat, self._chat_tests))
+            for kind, what in faults.items():
+                if kind in self._rules.names:
+                    _note(findings, kind, shard, sample, what)
+            if document_rules.NO_MESSAGES not in faults:
+                yield sample, _CHAT_SEPARATOR.join(parts)
 
     def _test(self, shard: Shard, key: str, findings: Findings) -> Iterator[tuple[int, bytes]]:
         """Test each text, and yield the index and the bytes of each text that is not blank."""

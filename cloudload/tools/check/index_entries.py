@@ -14,11 +14,13 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
+from cloudload.config import Chat
 from cloudload.data import document_columns, hashes, shard_entries
+from cloudload.rows import find_columns
 from cloudload.tools.check.findings import Finding, Findings, find
 from cloudload.tools.check.rules import BOTH, CLOUDLOAD
 from cloudload.tools.check.shard_contents import check_codecs
@@ -60,13 +62,23 @@ STREAMING_COMPRESSIONS = frozenset(
 """The values of `compression` that Streaming accepts besides None."""
 
 
+class DocumentKeys(NamedTuple):
+    """Where a run finds its documents. If all are None, they may be anywhere."""
+
+    text: str | None = None
+    """The column of texts. A dataset without it may have conversations or arrays of token IDs."""
+    tokens: str | None = None
+    """The column of token IDs."""
+    chat: Chat | None = None
+    """How conversations are read."""
+
+
 def check_index(
-    data: bytes, text_key: str | None, tokens_key: str | None, findings: Findings
+    data: bytes, keys: DocumentKeys, findings: Findings
 ) -> tuple[list[shard_entries.ShardInfo], bool]:
     """Check the bytes of an index, and add the problems to `findings`.
 
-    If `text_key` is None, the documents are token IDs. Returns the shards that cloudload accepts,
-    in order, and whether it accepts all shards.
+    Returns the shards that cloudload accepts, in order, and whether it accepts all shards.
     """
     num_entries = 0
 
@@ -96,7 +108,7 @@ def check_index(
     for check in (_check_shard_names, _check_hashes):
         findings.add(check(shards))
     findings.add(check_codecs(shard.compression for shard in shards))
-    findings.add(_check_columns(shards, text_key, tokens_key))
+    findings.add(_check_columns(shards, keys))
     return shards, not num_refused
 
 
@@ -230,9 +242,7 @@ def _check_hashes(shards: list[shard_entries.ShardInfo]) -> Iterator[Finding]:
             yield find("hash-partial", "", f"{what}. Streaming's validate_hash fails on the others")
 
 
-def _check_columns(
-    shards: list[shard_entries.ShardInfo], text_key: str | None, tokens_key: str | None
-) -> Iterator[Finding]:
+def _check_columns(shards: list[shard_entries.ShardInfo], keys: DocumentKeys) -> Iterator[Finding]:
     first: dict[tuple[shard_entries.Column, ...], str] = {}
     for shard in shards:
         first.setdefault(shard.columns, shard.raw.name)
@@ -244,21 +254,24 @@ def _check_columns(
         if found.keys() != expected[0]:
             what = f"has the columns {_list(found)}, but {expected[1]} has {_list(expected[0])}"
             yield find("columns-differ", where, f"{what}. PyTorch cannot collate such samples")
-        if tokens_key is not None:
-            yield from _check_tokens(found, tokens_key, where)
-        elif text_key is not None:
-            yield from _check_text(found, text_key, where)
+        if keys.tokens is not None:
+            yield from _check_tokens(found, keys.tokens, where)
+        elif keys.text is not None:
+            yield from _check_text(found, keys.text, where)
+        elif keys.chat is not None and not find_columns(found, keys.chat):
+            what = f"has no column of conversations. Its columns: {_list(found)}"
+            yield find("text-column", where, what, advice="Pass messages_key of Chat")
         for name, encoding in found.items() - seen:
-            is_read = name == tokens_key and document_columns.holds_tokens(encoding)
+            is_read = name == keys.tokens and document_columns.holds_tokens(encoding)
             yield from _check_encoding(name, encoding, where, is_read=is_read)
         seen |= found.items()
 
 
 def _check_text(found: Mapping[str, str], text_key: str, where: str) -> Iterator[Finding]:
-    is_pretokenized = text_key not in found and any(
-        map(document_columns.is_token_array, found.values())
+    has_other = text_key not in found and (
+        any(map(document_columns.is_token_array, found.values())) or find_columns(found, Chat())
     )
-    if found.get(text_key) not in ("str", "bytes") and not is_pretokenized:
+    if found.get(text_key) not in ("str", "bytes") and not has_other:
         has = f"{found[text_key]}, not text, in" if text_key in found else "no"
         texts = _list(name for name in found if found[name] in ("str", "bytes")) or "none"
         yield find(

@@ -307,6 +307,39 @@ RULES: dict[str, Rule] = {
         (),
         "Give each document a unique ID. `cloudload where --id` finds all documents with an ID",
     ),
+    "chat-missing": Rule(
+        "A sample has no messages.",
+        WARNING,
+        (),
+        "Leave out such rows when you convert the corpus",
+    ),
+    "chat-invalid": Rule(
+        "The messages of a sample are not the JSON of a conversation.",
+        WARNING,
+        (),
+        "Repair or leave out such rows when you convert the corpus. If another column has the "
+        "messages, or roles have other names, set messages_key or roles of Chat",
+    ),
+    "chat-unanswered": Rule(
+        "A conversation has no assistant message, so nothing in it can be trained.",
+        WARNING,
+        (),
+        "Leave out such rows when you convert the corpus",
+    ),
+    "chat-roles": Rule(
+        "The roles of a conversation do not alternate between user and assistant, after an "
+        "optional system message, with tools after an assistant.",
+        WARNING,
+        (),
+        "Merge or remove messages. Many chat templates refuse such a conversation, or render it as "
+        "the model never sees it",
+    ),
+    "chat-empty": Rule(
+        "A message has no content.",
+        WARNING,
+        (),
+        "Remove the message, or the row, when you convert the corpus",
+    ),
     "framing-differs": Rule(
         "The tokenizer gives documents a different bos or eos than expected.",
         ERROR,
