@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING
 from cloudload._door import open_door
 
 if TYPE_CHECKING:
-    from cloudload.rows.chat.conversation import (
-        ChatError,
-        Conversation,
-        EmptyMessageError,
-        NoAnswerError,
-        NoMessagesError,
-        find_columns,
-        read_conversation,
-    )
+    from cloudload.rows.chat import conversation
     from cloudload.rows.packing import best_fit_lane, lane_packer, tables
     from cloudload.rows.packing.best_fit_lanes import BestFitLanes
     from cloudload.rows.packing.concat_lanes import ConcatLanes

@@ -129,7 +129,7 @@ def test_data_without_text_and_conversations_is_sound_if_no_text_is_expected(
 
 def test_a_column_of_text_is_tested_instead_of_conversations(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(70)]
-    extra = {"messages": ("json", [[]] * 70)}
+    extra: dict[str, tuple[str, list[Any]]] = {"messages": ("json", [[]] * 70)}
     write_mds(tmp_path / "data", texts, extra=extra)
     assert check(tmp_path / "data").findings == ()
     assert check(tmp_path / "data", text_key=None).counts == {"chat-missing": 70}

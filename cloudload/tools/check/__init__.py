@@ -12,6 +12,7 @@
     rules           every kind of finding
     findings        a finding, and the report
     document_rules  choose the tests of documents
+    chat_rules      test conversations
 
 Streaming is not imported: `index_entries` and `rules` state what it does, and tests compare both
 with Streaming itself.

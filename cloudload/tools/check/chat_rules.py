@@ -13,22 +13,15 @@ from functools import partial
 from typing import Any
 
 from cloudload.config import Chat
-from cloudload.rows import (
-    ChatError,
-    Conversation,
-    EmptyMessageError,
-    NoAnswerError,
-    NoMessagesError,
-    read_conversation,
-)
+from cloudload.rows import conversation
 from cloudload.tools.check import document_rules
 
-ChatTest = Callable[[Conversation], str | None]
+ChatTest = Callable[[conversation.Conversation], str | None]
 
-_RULE_OF_ERROR: dict[type[ChatError], str] = {
-    NoMessagesError: document_rules.NO_MESSAGES,
-    EmptyMessageError: document_rules.EMPTY_MESSAGE,
-    NoAnswerError: document_rules.NO_ANSWER,
+_RULE_OF_ERROR: dict[type[conversation.ChatError], str] = {
+    conversation.NoMessagesError: document_rules.NO_MESSAGES,
+    conversation.EmptyMessageError: document_rules.EMPTY_MESSAGE,
+    conversation.NoAnswerError: document_rules.NO_ANSWER,
 }
 _SYSTEM, _USER, _ASSISTANT, _TOOL = "system", "user", "assistant", "tool"
 _KINDS = {"system": _SYSTEM, "developer": _SYSTEM, "user": _USER, "assistant": _ASSISTANT}
@@ -43,7 +36,7 @@ _MAY_FOLLOW = {
 _PLAIN_KEYS = {"role", "content", "name"}
 
 
-def list_tests(rules: document_rules.DocumentRules) -> list[tuple[str, ChatTest]]:
+def list_chat_tests(rules: document_rules.DocumentRules) -> list[tuple[str, ChatTest]]:
     """List the tests that each conversation must pass, in order."""
     tests: dict[str, ChatTest] = {
         document_rules.ROLES: _find_roles,
@@ -65,39 +58,39 @@ def find_faults(
     If the sample is not a conversation that a run can read, only that is yielded.
     """
     try:
-        conversation = read_conversation(sample, chat)
-    except ChatError as error:
+        read = conversation.read_conversation(sample, chat)
+    except conversation.ChatError as error:
         what, _, advice = str(error).rpartition(". ")
         yield _RULE_OF_ERROR.get(type(error), document_rules.NO_CHAT), what or advice
         return
     for rule, test in tests:
-        if (found := test(conversation)) is not None:
+        if (found := test(read)) is not None:
             yield rule, found
 
 
-def _find_roles(conversation: Conversation) -> str | None:
+def _find_roles(read: conversation.Conversation) -> str | None:
     before: str | None = None
-    for number, message in enumerate(conversation.messages):
+    for number, message in enumerate(read.messages):
         role = message["role"]
         kind = _KINDS.get(role, _TOOL)
         if kind not in _MAY_FOLLOW[before]:
-            after = conversation.messages[number - 1]["role"] if number else None
+            after = read.messages[number - 1]["role"] if number else None
             where = f"follows message {number - 1} ({after})" if after else "comes first"
             return f"has roles that do not alternate: message {number} ({role}) {where}"
         before = kind
     return None
 
 
-def _find_empty(conversation: Conversation) -> str | None:
-    for number, message in enumerate(conversation.messages):
+def _find_empty(read: conversation.Conversation) -> str | None:
+    for number, message in enumerate(read.messages):
         # a message with only tool calls or reasoning is not empty
         if message.keys() <= _PLAIN_KEYS and not _content(message).strip():
             return f"has an empty message: message {number} ({message['role']})"
     return None
 
 
-def _find_in_contents(test: document_rules.Test, conversation: Conversation) -> str | None:
-    for number, message in enumerate(conversation.messages):
+def _find_in_contents(test: document_rules.Test, read: conversation.Conversation) -> str | None:
+    for number, message in enumerate(read.messages):
         if what := test(_content(message).encode("utf-8", "replace")):
             return f"{what} of message {number} ({message['role']})"
     return None

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from cloudload.config import Chat
 from cloudload.data import ID_KEY, Location, Shard, shard_entries
 from cloudload.errors import DatasetError
-from cloudload.rows import find_columns
+from cloudload.rows import conversation
 from cloudload.system import DaemonThreadPool, run_in_order, temp_files
 from cloudload.tools.check import chat_rules, document_rules
 from cloudload.tools.check.findings import MOST_LISTED, Findings, find
@@ -186,7 +186,7 @@ class DocumentCheck:
         self, rules: document_rules.DocumentRules, text_key: str | None, chat: Chat | None
     ) -> None:
         self._rules, self._text_key, self._chat = rules, text_key, chat
-        self._chat_tests = chat_rules.list_tests(rules)
+        self._chat_tests = chat_rules.list_chat_tests(rules)
         tests = dict(document_rules.list_tests(rules))
         self._empty, self._tests = tests.pop(document_rules.EMPTY_TEXT, None), list(tests.items())
 
@@ -222,7 +222,7 @@ class DocumentCheck:
         if key is not None and encodings.get(key) in _TEXT_ENCODINGS:
             return self._test(shard, key, findings)
         names = [name for name, encoding in encodings.items() if encoding in _CHAT_ENCODINGS]
-        if self._chat is not None and (columns := find_columns(names, self._chat)):
+        if self._chat is not None and (columns := conversation.find_columns(names, self._chat)):
             return self._test_chats(shard, columns, self._chat, findings)
         return None
 

@@ -20,7 +20,7 @@ import xxhash
 
 from cloudload.config import Chat
 from cloudload.data import document_columns, hashes, shard_entries
-from cloudload.rows import find_columns
+from cloudload.rows import conversation
 from cloudload.tools.check.findings import Finding, Findings, find
 from cloudload.tools.check.rules import BOTH, CLOUDLOAD
 from cloudload.tools.check.shard_contents import check_codecs
@@ -258,7 +258,7 @@ def _check_columns(shards: list[shard_entries.ShardInfo], keys: DocumentKeys) ->
             yield from _check_tokens(found, keys.tokens, where)
         elif keys.text is not None:
             yield from _check_text(found, keys.text, where)
-        elif keys.chat is not None and not find_columns(found, keys.chat):
+        elif keys.chat is not None and not conversation.find_columns(found, keys.chat):
             what = f"has no column of conversations. Its columns: {_list(found)}"
             yield find("text-column", where, what, advice="Pass messages_key of Chat")
         for name, encoding in found.items() - seen:
@@ -269,7 +269,8 @@ def _check_columns(shards: list[shard_entries.ShardInfo], keys: DocumentKeys) ->
 
 def _check_text(found: Mapping[str, str], text_key: str, where: str) -> Iterator[Finding]:
     has_other = text_key not in found and (
-        any(map(document_columns.is_token_array, found.values())) or find_columns(found, Chat())
+        any(map(document_columns.is_token_array, found.values()))
+        or conversation.find_columns(found, Chat())
     )
     if found.get(text_key) not in ("str", "bytes") and not has_other:
         has = f"{found[text_key]}, not text, in" if text_key in found else "no"
