@@ -4,7 +4,7 @@
          └─► the first bytes of a few shards ─► sample sizes ─┘
          └─► the first bytes, or whole shards ─► samples      the first ones, one ID, a pattern
 
-    info  `read_info`    samples  `read_samples`
+    info  `read_info`    samples  `read_samples`    turns  show messages by role
 
 Nothing is written to the dataset or to a cache.
 """

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from cloudload.config import TEXT_KEY, Stream, checks
+from cloudload.config import TEXT_KEY, Chat, Stream, checks
 from cloudload.data import (
     ID_KEY,
     Dataset,
@@ -34,8 +34,11 @@ from cloudload.data import (
     shard_entries,
 )
 from cloudload.errors import DatasetError
+from cloudload.rows import conversation
 from cloudload.system import counted, escape, temp_files, terminal
+from cloudload.tools.inspect import turns
 
+_OF_CHATS = ("json", "str")
 _READABLE = ("str", "bytes", "json", *shard_entries.FIXED_FORMATS)
 _DEFAULT_LIMIT = 5
 _SHOWN_CHARACTERS, _BEFORE_MATCH = 800, 200
@@ -90,9 +93,13 @@ class Sample:
         yield "  ".join(head)
         if text is not None and not isinstance(text, str):
             values[text_key] = text
-        for name, value in values.items():
-            shown = escape(f"{name}: {_describe_value(value, is_full)}")
+        listed = {name: found for name in values if (found := turns.find_messages(values[name]))}
+        for name in [each for each in values if each not in listed]:
+            shown = escape(f"{name}: {_describe_value(values[name], is_full)}")
             yield from terminal.wrap(f"  {shown}", columns)
+        for name, messages in listed.items():
+            yield f"  {escape(name)}: {counted(len(messages), 'message')}"
+            yield from turns.describe_messages(messages, columns, _INDENT, is_full=is_full)
         if isinstance(text, str):
             yield from self._describe_text(text, columns, is_full)
 
@@ -113,7 +120,7 @@ class Sample:
 def _describe_value(value: Any, is_full: bool) -> str:
     if isinstance(value, Unread):
         return f"{counted(value.bytes, 'byte')} of {value.encoding}, not decoded"
-    if isinstance(value, list) and all(isinstance(each, int) for each in value):
+    if isinstance(value, list) and value and all(isinstance(each, int) for each in value):
         shown = value if is_full else value[:_SHOWN_IDS]
         more = "" if len(shown) == len(value) else " …"
         return f"{counted(len(value), 'integer')}: {' '.join(map(str, shown))}{more}"
@@ -155,9 +162,11 @@ def read_samples(
         split: the subfolder to read, such as `train`.
         limit: maximum number of samples; by default 5, or 1 with `id`.
         id: yield only samples whose column `id` is this text.
-        pattern: yield only samples whose text contains this regular expression.
-        text_key: the column that holds the document, by default `text`. If given, the column must
-            exist. Only `pattern` uses it.
+        pattern: yield only samples whose text contains this regular expression. Of a column of
+            JSON, each text in it is searched.
+        text_key: the column that holds the document, by default `text`, or the columns of
+            conversations if there is no such column. If given, the column must exist. Only
+            `pattern` uses it.
         retry: how long to retry a request to the store.
 
     Raises:
@@ -171,8 +180,8 @@ def read_samples(
     stream = Stream(os.fspath(dataset), split=split)
     expression = _compile(pattern)
     [found] = open_corpus([stream.locate(retry or Retry())]).datasets
-    chosen = _Filter(id, expression, text_key or TEXT_KEY)
-    if text_key is not None or pattern is not None:
+    chosen = _Filter(id, expression, text_key or TEXT_KEY, _find_json(found, text_key))
+    if not chosen.json_columns and (text_key is not None or pattern is not None):
         document_columns.check_text_column([found], chosen.text_key)
     chosen.check(found)
     is_searched = id is not None or expression is not None
@@ -195,6 +204,8 @@ class _Filter:
     id: str | None
     pattern: re.Pattern[str] | None
     text_key: str
+    json_columns: tuple[str, ...]
+    """The columns that the pattern is searched in instead of the text."""
 
     def find(self, shard: Shard, sample: int) -> tuple[bool, tuple[int, int] | None]:
         """Return whether a sample is chosen, and the range of the pattern's first match."""
@@ -202,6 +213,9 @@ class _Filter:
             return False, None
         if self.pattern is None:
             return True, None
+        if self.json_columns:
+            values = shard.read_columns(sample, self.json_columns)
+            return any(map(self.pattern.search, _list_texts(values))), None
         [text] = shard.read_texts([sample], shard.column_index(self.text_key))
         match = self.pattern.search(text)
         return match is not None, match and match.span()
@@ -214,6 +228,26 @@ class _Filter:
                 f"{dataset.location} has shards without a column {ID_KEY!r}, so documents "
                 "cannot be found by ID. Search by text instead (pattern, --grep)"
             )
+
+
+def _find_json(dataset: Dataset, text_key: str | None) -> tuple[str, ...]:
+    """Return the columns of JSON in which to search, or none if the text is searched."""
+    sets = [{each.name: each.encoding for each in some} for some in dataset.table.column_sets()]
+    if text_key is not None:
+        is_json = all(encodings.get(text_key) == "json" for encodings in sets)
+        return (text_key,) if is_json else ()
+    names = [name for name in sets[0] if all(each.get(name) in _OF_CHATS for each in sets)]
+    has_text = any(TEXT_KEY in encodings for encodings in sets)
+    return () if has_text else conversation.find_columns(names, Chat())
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _list_texts(item)
 
 
 def _names(columns: Iterable[shard_entries.Column]) -> set[str]:
