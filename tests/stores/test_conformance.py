@@ -173,6 +173,37 @@ def test_an_object_is_read_from_any_byte_on(place: Place, start: int) -> None:
         assert b"".join(stream) == LARGE[start:]
 
 
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 1), (0, 9_000_001), (1, 4_500_000), (8_999_999, 9_000_001)]
+)
+def test_a_range_of_an_object_is_read(place: Place, start: int, stop: int) -> None:
+    place.put("key", LARGE)
+    assert Location(join_url(place.url, "key")).read_range(start, stop) == LARGE[start:stop]
+
+
+def test_an_object_that_ends_within_a_range_is_an_error(place: Place) -> None:
+    place.put("key", b"0123456789")
+    with pytest.raises(StoreError, match=r"key ends before byte 11, after 8 of the 9 bytes"):
+        Location(join_url(place.url, "key")).read_range(2, 11)
+
+
+@pytest.mark.parametrize("writable", ["s3", "gcs"], indirect=True)
+def test_only_the_range_is_requested(writable: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    writable.put("key", LARGE)
+    location, sent = Location(join_url(writable.url, "key")), []
+    backend = location.backend
+    opening = backend.open
+
+    def note(*args: Any) -> Any:
+        stream = opening(*args)
+        sent.append(stream.version.size)
+        return stream
+
+    monkeypatch.setattr(backend, "open", note)
+    location.read_range(1_000, 6_000)
+    assert sent == [5_000]
+
+
 @pytest.mark.parametrize("writable", [*ATOMIC], indirect=True)
 def test_an_object_that_changed_since_it_was_listed_is_refused_by_name(writable: Place) -> None:
     writable.put("key", b"before")
@@ -181,7 +212,9 @@ def test_an_object_that_changed_since_it_was_listed_is_refused_by_name(writable:
     with Location(listed.url).open(start=2, tag=listed.tag) as stream:
         assert stream.read() == b"fore"
     writable.put("key", b"behind")
-    with pytest.raises(StoreError, match=rf"{listed.url} changed since it was listed"):
+    [new] = Location(writable.url).list_objects()
+    versions = rf"its version was {listed.tag}, and is now {new.tag}"
+    with pytest.raises(StoreError, match=rf"{listed.url} changed since it was listed: {versions}"):
         Location(listed.url).open(tag=listed.tag)
 
 

@@ -111,7 +111,9 @@ def _parse_number(location: str, name: str, text: str) -> int:
 class SyntheticStore(Backend):
     """The backend of synthetic datasets. It makes an object when it is read."""
 
-    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
         data, name = _split(url)
         body = io.BytesIO(_make_object(data, name))
         body.seek(start)

@@ -91,12 +91,15 @@ class Backend(ABC):
         self._timeout_s = timeout_s
 
     @abstractmethod
-    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
         """Open a stream of the object's stored bytes, without decompressing them.
 
-        The stream's version comes from the response to this request. The stream begins at the byte
-        `start`. If `tag`, the object's tag in a listing, is not empty and differs from the object's
-        tag now, raise the error of `clients.check_tag`.
+        The stream's version comes from the response to this request. The stream has the bytes from
+        `start` to before `stop`, or to the end. A backend that cannot request a `stop` may ignore
+        it, because the caller reads no further. If `tag`, the object's tag in a listing, is not
+        empty and differs from the object's tag now, raise the error of `clients.check_tag`.
 
         If the Content-Length is known and the body is shorter, reading must raise an error. See
         `LengthCheckedReader`.

@@ -61,6 +61,13 @@ def skip_bytes(stream: Any, count: int) -> None:
         count -= skipped
 
 
+def range_header(start: int, stop: int | None) -> str:
+    """The header `Range` for the bytes from `start` to before `stop`; "" for a whole object."""
+    if stop is None:
+        return f"bytes={start}-" if start else ""
+    return f"bytes={start}-{stop - 1}"
+
+
 def check_tag(url: str, expected: str, found: str) -> None:
     """Raise `StoreError` if an object's tag, `found`, is not `expected`, its tag in a listing.
 
@@ -68,8 +75,8 @@ def check_tag(url: str, expected: str, found: str) -> None:
     """
     if expected and found and expected != found:
         raise StoreError(
-            f"{redact(url)} changed since it was listed. Restore the previous version, or start "
-            "over with --overwrite"
+            f"{redact(url)} changed since it was listed: its version was {expected}, and is now "
+            f"{found}. Restore the previous version, or start over (cloudload convert --overwrite)"
         )
 
 

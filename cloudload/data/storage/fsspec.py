@@ -33,19 +33,25 @@ class FsspecStore(Backend):
     Uploads are atomic only if the scheme's package makes them atomic.
     """
 
-    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
         if urls.scheme_of(url) in _STREAMING_TOO and not _is_served(url):
-            return StreamingStore(self._timeout_s).open(url, start, tag)
+            return StreamingStore(self._timeout_s).open(url, start, tag, stop)
         if tag:
             found = clients.call_with_timeout(self._timeout_s, lambda: _resolve(url)[0].info(url))
             clients.check_tag(url, tag, _tag(found))
-        return clients.call_with_timeout(self._timeout_s, lambda: self._open(url, start))
+        return clients.call_with_timeout(self._timeout_s, lambda: self._open(url, start, stop))
 
-    def _open(self, url: str, start: int) -> ObjectStream:
+    def _open(self, url: str, start: int, stop: int | None) -> ObjectStream:
         filesystem, _ = _resolve(url)
         # these options skip fsspec's preliminary request, which would report every failure as a
-        # missing object
-        options = {"block_size": 0, "size": 1} if urls.scheme_of(url) in ("http", "https") else {}
+        # missing object. With them, the file cannot seek, so the request names the range
+        options: dict[str, Any] = {}
+        if urls.scheme_of(url) in ("http", "https"):
+            options = {"block_size": 0, "size": 1}
+            if header := clients.range_header(start, stop):
+                options["headers"] = {"Range": header}
         with _evicted_on_failure(filesystem):
             opened = filesystem.open(url, "rb", **options)
             if start and not options:
@@ -54,7 +60,9 @@ class FsspecStore(Backend):
         body = _TimeLimitedBody(opened, filesystem, self._timeout_s)
         checked = clients.LengthCheckedReader(body, size if isinstance(size, int) else None)
         stream = ObjectStream(checked, _version_of(opened))
-        clients.skip_bytes(stream, start if options else 0)  # opened with options, it cannot seek
+        # a web server may ignore the range, and answer with the whole file
+        is_range = getattr(getattr(opened, "r", None), "status", 200) == 206
+        clients.skip_bytes(stream, start if options and not is_range else 0)
         return stream
 
     def upload(self, path: Path, url: str, deadline_s: float) -> None:
@@ -100,7 +108,9 @@ class StreamingStore(Backend):
     They download whole objects, and cannot write or list.
     """
 
-    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
         try:
             from streaming.base.storage.download import CloudDownloader
         except ImportError as error:

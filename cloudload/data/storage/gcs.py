@@ -55,7 +55,9 @@ class GCSStore(Backend):
                 return True
         return False
 
-    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
         bucket, key = urls.split_url(url)
         found = self._bucket(bucket)
         client = found.client
@@ -63,11 +65,12 @@ class GCSStore(Backend):
         # before a range is complete
         base = client._connection.API_BASE_URL
         payer = {"userProject": found.user_project} if found.user_project else {}
+        header = clients.range_header(start, stop)
         answer = client._http.get(
             f"{base}/download/storage/v1{found.blob(key).path}",
             params={"alt": "media"} | payer,
             # request the stored bytes, because decoding gzip would change the size that is checked
-            headers={"Accept-Encoding": "gzip"} | ({"Range": f"bytes={start}-"} if start else {}),
+            headers={"Accept-Encoding": "gzip"} | ({"Range": header} if header else {}),
             stream=True,
             timeout=self._timeout_s,
         )

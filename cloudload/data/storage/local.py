@@ -23,7 +23,9 @@ from cloudload.system import temp_files
 class LocalStore(Backend):
     """The backend for paths and `file://` URLs."""
 
-    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
         path = urls.local_path(url)
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

@@ -136,6 +136,21 @@ class Location:
         version = self.download(buffer, most_bytes, unless=unless)
         return buffer.getvalue(), version
 
+    def read_range(self, start: int, stop: int, tag: str = "", watch: Watch | None = None) -> bytes:
+        """Return the bytes of an object from `start` to before `stop`, and request no others.
+
+        `tag` and `watch` have the same meaning as in `download`. Also raises `StoreError` if the
+        object ends before `stop`.
+        """
+        buffer = io.BytesIO()
+        self.download(buffer, watch=watch, start=start, stop=stop, tag=tag)
+        if buffer.tell() < stop - start:
+            raise StoreError(
+                f"{self} ends before byte {stop:,}, after {buffer.tell():,} of the "
+                f"{stop - start:,} bytes to read. The file was cut off or replaced. Copy it again"
+            )
+        return buffer.getvalue()
+
     def open(self, *, start: int = 0, tag: str = "") -> BinaryIO:
         """Open an object as a stream that begins at the byte `start`.
 
@@ -154,6 +169,7 @@ class Location:
         watch: Watch | None = None,
         *,
         start: int = 0,
+        stop: int | None = None,
         tag: str = "",
         unless: Callable[[Version], bool] | None = None,
     ) -> Version:
@@ -162,8 +178,8 @@ class Location:
         `target` is truncated after the object, and is then at its end. A retry starts over. With
         `most_bytes`, only the first `most_bytes` + 1 bytes are written, so that the caller can
         detect a larger object. A caller that passes a `watch` reports its own waits; see `retries`.
-        `start` and `tag` have the same meaning as in `open`. If `unless(version)` is true,
-        downloads nothing.
+        `start` and `tag` have the same meaning as in `open`. With `stop`, requests and writes only
+        the bytes before it. If `unless(version)` is true, downloads nothing.
         """
         backend = self.backend
         before = target.tell()
@@ -173,7 +189,8 @@ class Location:
         def attempt(receive: Callable[[], None]) -> Version:
             target.seek(before)
             left = sys.maxsize if most_bytes is None else most_bytes + 1
-            with contextlib.closing(backend.open(self.url, start, tag)) as source:
+            left = left if stop is None else min(left, stop - start)
+            with contextlib.closing(backend.open(self.url, start, tag, stop)) as source:
                 if unless is not None and unless(source.version):
                     return source.version
                 while chunk := source.read(min(left, CHUNK_BYTES)):

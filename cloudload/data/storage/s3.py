@@ -120,9 +120,12 @@ class S3Store(Backend):
         buckets = [each.strip().removeprefix("s3://").rstrip("/") for each in listed]
         return {"RequestPayer": "requester"} if bucket in buckets else {}
 
-    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
         bucket, key = urls.split_url(url)
-        part = {"Range": f"bytes={start}-"} if start else {}
+        header = clients.range_header(start, stop)
+        part = {"Range": header} if header else {}
         answer = self._client().get_object(Bucket=bucket, Key=key, **part, **self._payer(bucket))
         clients.check_tag(url, tag, _tag(answer))
         body = clients.LengthCheckedReader(answer["Body"], answer.get("ContentLength"))

@@ -147,7 +147,7 @@ def _copy_range(
     if spans:
         first, stop = min(span[0] for span in spans), max(span[1] for span in spans)
         target.seek(first)
-        file.long_location.download(target, stop - first - 1, start=first, tag=file.tag)
+        file.long_location.download(target, start=first, stop=stop, tag=file.tag)
         _write_at(target, size - len(tail), tail)
 
 
