@@ -64,7 +64,9 @@ class SimulatedStore(Backend):
                     name = f"{OUT}/{segment:05}/{_shard_name(shard)}"
                     yield StoredObject(name, SHARD_BYTES, f'"{segment:032x}"')
 
-    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
         if url == f"{OUT}/.convert/plan.json" and self._plan.exists():
             return ObjectStream(self._plan.open("rb", buffering=0))
         if self._digest and url.endswith(".done.json"):

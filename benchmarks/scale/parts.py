@@ -60,8 +60,8 @@ def fill_cache(files: int) -> Row:
             began = time.process_time()
             for number in range(times):
                 path = folder / f"new-{limit}-{number}.mds"
-                with reserve(root, path, size, limit) as (part, _):
-                    publish(root, part, path)
+                with reserve(root, path, size, limit) as reserved:
+                    publish(root, reserved.path, path)
             return 1e3 * (time.process_time() - began) / times
 
         began = time.process_time()

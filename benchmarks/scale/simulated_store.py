@@ -63,7 +63,9 @@ class SimulatedStore(Backend):
         super().__init__(timeout_s=1)
         self._folder = folder
 
-    def open(self, url: str, start: int = 0, tag: str = "") -> ObjectStream:
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
         name = url.removeprefix(f"{URL}/")
         is_shard = name.endswith(".mds.zstd")
         if not is_shard and name != "index.json":

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from cloudload.data.mds import (
         codecs,
         document_columns,
+        footers,
         hashes,
         own_objects,
+        record_values,
         shard_entries,
         synthetic,
         writer,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         warn_of_missing_hashes,
     )
     from cloudload.data.mds.download import check_hash, download_shard
+    from cloudload.data.mds.file_selection import FileListing, FileSelection
     from cloudload.data.mds.open_index import read_index
     from cloudload.data.mds.own_objects import (
         JOURNAL_FOLDER,
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     )
     from cloudload.data.mds.shard_start import open_shard_start, open_temporary
     from cloudload.data.mds.shard_table import ShardTable, parse_index
+    from cloudload.data.mds.virtual_index import ColumnChoice
     from cloudload.data.storage import globs, hub, nearby, urls
     from cloudload.data.storage.base import Retry, StoredObject, check_seconds
     from cloudload.data.storage.clients import skip_bytes

@@ -164,11 +164,12 @@ class Fetcher:
             found = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        if not stat.S_ISREG(found.st_mode) or found.st_size != info.raw.bytes:
+        is_of_size = info.is_virtual or found.st_size == info.raw.bytes
+        if not stat.S_ISREG(found.st_mode) or not is_of_size:
             fault = f"is not a regular file of {info.raw.bytes:,} bytes"
             logger.warning("%s %s. Fetching it again", path, fault)
             return False
-        has_hash = fastest_hash(info.raw.hashes) is not None
+        has_hash = info.is_virtual or fastest_hash(info.raw.hashes) is not None
         checks_again = self.verify == ALWAYS and has_hash
         if self.verify == OFF or (verified_files.is_unmodified(found) and not checks_again):
             return True
@@ -194,9 +195,10 @@ class Fetcher:
     def _download(self, folder: Path, dataset: Dataset, info: shard_entries.ShardInfo) -> None:
         path, location = shard_path(folder, info), dataset.locate(info)
         began = time.monotonic()
-        with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):
+        with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as reserved:
+            part, file = reserved.path, reserved.file
             for attempt in (1, 2):
-                fault, version = self._download_once(location, info, file)
+                fault, version = self._download_once(location, info, reserved)
                 if fault is None:
                     file.flush()
                     fault = check_header(part, info)
@@ -216,7 +218,7 @@ class Fetcher:
         raise DatasetError(describe_second_fault(location, str(fault)))
 
     def _download_once(
-        self, location: Location, info: shard_entries.ShardInfo, file: BinaryIO
+        self, location: Location, info: shard_entries.ShardInfo, reserved: Reservation
     ) -> Download:
         times = [time.perf_counter_ns()]
 
@@ -227,10 +229,11 @@ class Fetcher:
         found = download_shard(
             location,
             info,
-            file,
+            reserved.file,
             checks_hash=self.verify != OFF,
             count_bytes=count_bytes,
             watch=_Watch(location, self.traffic, self._waits),
+            resize=reserved.resize,
         )
         self.traffic.count_unpacking(time.perf_counter_ns() - times[-1])
         return found
@@ -285,11 +288,37 @@ _candidates: dict[Path, deque[_Candidate]] = {}
 """The least recently used shards of each cache, the oldest first, from this process's listing."""
 
 
+@dataclass
+class Reservation:
+    """A partial file in a cache, whose bytes are reserved."""
+
+    root: Path
+    path: Path
+    file: BinaryIO
+    limit_bytes: int | None
+    bytes: int = 0
+    """The number of bytes reserved so far."""
+
+    def resize(self, size: int) -> None:
+        """Reserve `size` bytes in total, or fewer than before. Raises the errors of `reserve`."""
+        with _changing(self.root) as account:
+            if self.limit_bytes is not None and size > self.bytes:
+                _make_room(self.root, account, size - self.bytes, self.limit_bytes)
+            self.allocate(account, size)
+
+    def allocate(self, account: _Account, size: int) -> None:
+        """Change the size of the file, for which there is room, and the account."""
+        if size > self.bytes:
+            os.posix_fallocate(self.file.fileno(), self.bytes, size - self.bytes)
+        elif size < self.bytes:
+            os.ftruncate(self.file.fileno(), size)
+        account.add(size - self.bytes)
+        self.bytes = size
+
+
 @contextlib.contextmanager
-def reserve(
-    root: Path, path: Path, size: int, limit_bytes: int | None
-) -> Iterator[tuple[Path, BinaryIO]]:
-    """Reserve `size` bytes in a partial file beside `path`; yield its path and the open file.
+def reserve(root: Path, path: Path, size: int, limit_bytes: int | None) -> Iterator[Reservation]:
+    """Reserve `size` bytes in a partial file beside `path`; yield the reservation.
 
     The file is removed at the end unless the caller published it (`publish`). Shards are evicted to
     stay within `limit_bytes` (None for no limit). Raises `CacheError` if evicting all of them is
@@ -300,18 +329,17 @@ def reserve(
             if limit_bytes is not None:
                 _make_room(root, account, size, limit_bytes)
             file = stack.enter_context(part.open("w+b"))
-            if size:
-                os.posix_fallocate(file.fileno(), 0, size)
-            account.add(size)
+            reserved = Reservation(root, part, file, limit_bytes)
+            reserved.allocate(account, size)
         try:
-            yield part, file
+            yield reserved
         finally:
             if part.exists():
                 # if this fails, `partial_file` removes the file, but the account includes it until
                 # the next listing of all files
                 with contextlib.suppress(OSError), _changing(root) as account:
                     part.unlink(missing_ok=True)
-                    account.add(-size)
+                    account.add(-reserved.bytes)
 
 
 def publish(root: Path, part: Path, path: Path) -> None:

@@ -139,4 +139,6 @@ class MemoryShards:
 
 
 def _fits(dataset: Dataset, info: shard_entries.ShardInfo) -> bool:
-    return not is_in_place(dataset, info) and info.raw.bytes <= MOST_BYTES
+    # the size of a virtual shard is only known once it was written
+    is_stored_alone = not is_in_place(dataset, info) and not info.is_virtual
+    return is_stored_alone and info.raw.bytes <= MOST_BYTES

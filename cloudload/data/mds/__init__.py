@@ -2,6 +2,7 @@
 
     index.json    {"version": 2, "shards": [entry of each shard, …]}
     shard         uint32 count │ uint32 offsets[count + 1] │ JSON header │ samples
+                  stored as it is, compressed, or virtual: row groups of a Parquet file
     sample        uint32 size of each variable-sized column │ the columns' bytes, by column name
 
     open_index        open the index of a dataset       download       fetch and check a shard
@@ -11,7 +12,10 @@
     shard             read samples                      writer         samples to a shard's bytes
     shard_start       a shard's first samples           own_objects    names of our objects
     document_columns  columns of texts and token IDs    wrong_input    explain a wrong location
-    synthetic         datasets of random token IDs
+    synthetic         datasets of random token IDs      record_values  values of samples
+    file_selection    the data files of a folder        footers        footers of Parquet files
+    virtual_index     Parquet files as virtual shards   row_groups     row groups to raw shards
+    arrow_samples     rows of Arrow tables to samples
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

@@ -94,13 +94,20 @@ def decompress_into(compression: str, data: bytes, target: memoryview) -> int:
 def check_codec(compression: str) -> None:
     """Raise `DatasetError` if the package that decompresses `compression` is missing or too old."""
     try:
-        if compression == "snappy":
+        if compression == shard_entries.PARQUET:
+            import pyarrow.parquet  # noqa: F401
+        elif compression == "snappy":
             import cramjam  # noqa: F401
         elif compression.partition(":")[0] == "br":
             import brotli
 
             brotli.Decompressor().process(b"", output_buffer_limit=1)
     except (ImportError, TypeError) as error:
+        if compression == shard_entries.PARQUET:
+            raise DatasetError(
+                "the shards are row groups of Parquet files, which cloudload reads with pyarrow. "
+                "Run: pip install 'cloudload[parquet]'"
+            ) from error
         package = "cramjam" if compression == "snappy" else "'brotli>=1.2'"
         raise DatasetError(
             f"shards are compressed with {compression!r}, but the package that reads them is "

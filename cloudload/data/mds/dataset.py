@@ -24,6 +24,7 @@ from cloudload.data.mds.fingerprints import DATA, SAMPLES, find_beginning, finge
 from cloudload.data.mds.hashes import fastest_hash
 from cloudload.data.mds.open_index import open_index
 from cloudload.data.mds.shard_table import ShardTable
+from cloudload.data.mds.virtual_index import ALL_COLUMNS, ColumnChoice
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import DatasetError
@@ -77,7 +78,8 @@ class Dataset:
         return sum(
             count
             for form, count in self.table.count_forms().items()
-            if fastest_hash(dict.fromkeys((*form.raw_hashes, *(form.zipped_hashes or ())), ""))
+            if form.compression != shard_entries.PARQUET
+            and fastest_hash(dict.fromkeys((*form.raw_hashes, *(form.zipped_hashes or ())), ""))
             is None
         )
 
@@ -207,17 +209,21 @@ def open_corpus(
     locations: Sequence[Location],
     root: Path | None = None,
     *,
+    choices: Sequence[ColumnChoice] | None = None,
     may_be_empty: bool = True,
 ) -> Corpus:
     """Open the index of the dataset at each location.
 
-    With a cache folder `root`, the processes of a node share large indexes.
+    With a cache folder `root`, the processes of a node share large indexes. `choices` are the
+    columns that are read of each dataset of Parquet files; by default, all columns.
 
     Raises `StoreError` if an index cannot be read. Raises `DatasetError` if an index is invalid, if
     a location has something else, such as raw files, if a package for its compression is missing,
     if all datasets are empty, or if one is empty and `may_be_empty` is False.
     """
-    corpus = Corpus(tuple(_open_dataset(each, root) for each in locations))
+    choices = choices or [ALL_COLUMNS] * len(locations)
+    pairs = zip(locations, choices, strict=True)
+    corpus = Corpus(tuple(_open_dataset(each, root, choice) for each, choice in pairs))
     empty = [dataset for dataset in corpus.datasets if not dataset.table.samples.any()]
     if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
         urls = ", ".join(str(dataset.location) for dataset in empty)
@@ -227,12 +233,12 @@ def open_corpus(
     return corpus
 
 
-def _open_dataset(location: Location, root: Path | None) -> Dataset:
-    index = open_index(location, root)
+def _open_dataset(location: Location, root: Path | None, choice: ColumnChoice) -> Dataset:
+    index = open_index(location, root, choice)
     for form in index.shards.count_forms():
         if form.compression is not None:
             check_codec(form.compression)
-    return Dataset(location, index.shards, index.hash, index.version, index.read_s)
+    return Dataset(index.folder, index.shards, index.hash, index.version, index.read_s)
 
 
 def warn_of_missing_hashes(dataset: Dataset) -> str | None:

@@ -1,7 +1,7 @@
 """Download a shard, and check its file against its index entry.
 
     stored bytes ─ size, hash ─► decompressed ─ size ─► raw shard ─ header: count, offsets, columns
-                                                                     ─► None, or the fault
+    row groups   ─ footer ─────► decoded ─ rows ──────► raw shard      ─► None, or the fault
 
 If the index has a hash of the stored file that Python can compute, it is checked. Otherwise, the
 raw shard's hash is checked. A fault is text to append to the file's name, such as "has 10 of the 20
@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from cloudload.data.mds import shard_entries
+from cloudload.data.mds import row_groups, shard_entries
 from cloudload.data.mds.codecs import decompress, decompress_into
 from cloudload.data.mds.hashes import fastest_hash, new_hash
+from cloudload.data.mds.row_groups import Resize
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.retries import Watch
-from cloudload.data.storage.versions import Version
+from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import DatasetError
 
 
@@ -42,14 +43,20 @@ def download_shard(
     checks_hash: bool,
     count_bytes: Callable[[int], None],
     watch: Watch | None = None,
+    resize: Resize = lambda _: None,
 ) -> Download:
     """Download a shard, and write its raw bytes to `file`.
 
     Checks the sizes, and the hash if `checks_hash` is True, but not the header. Passes the number
     of downloaded bytes to `count_bytes`, even if there is a fault. A caller that passes `watch`
-    reports its own waits; see `storage.retries`. Raises `StoreError` if the download fails.
+    reports its own waits; see `storage.retries`. Passes the size of a virtual shard to `resize`, if
+    it is not the one in the index. Raises `StoreError` if the download fails.
     """
     file.seek(0)
+    if info.is_virtual:
+        folder = location.at(location.url.removesuffix(f"/{info.stored.name}"))
+        transfer = row_groups.Transfer(count_bytes, resize, watch)
+        return Download(row_groups.write_row_groups(folder, info, file, transfer), UNKNOWN)
     target = file if info.zipped is None else io.BytesIO()
     version = location.download(target, info.stored.bytes, watch)
     count_bytes(target.tell())
@@ -124,10 +131,20 @@ def check_header(path: Path, info: shard_entries.ShardInfo) -> str | None:
 def check_hash(path: Path, info: shard_entries.ShardInfo) -> str | None:
     """Check a raw shard's size, and its hash if the index has one; return the fault or None.
 
-    Raises `FileNotFoundError` if there is no file.
+    A virtual shard is checked with the hash in its own header. Raises `FileNotFoundError` if there
+    is no file.
     """
+    if info.is_virtual:
+        return check_header(path, info) or _check_samples(Shard(path, info))
     with path.open("rb") as file:
         return _check_file(file, info.raw, True)
+
+
+def _check_samples(shard: Shard) -> str | None:
+    found, expected = shard.samples_hash, shard.listed_samples_hash
+    if found == expected:
+        return None
+    return f"has samples with the hash {found}, but its header says {expected}"
 
 
 def check_data(

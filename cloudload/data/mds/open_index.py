@@ -23,13 +23,15 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from cloudload._version import __version__
-from cloudload.data.mds import shard_entries
+from cloudload.data.mds import shard_entries, virtual_index, wrong_input
 from cloudload.data.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
 from cloudload.data.mds.shard_table import ShardTable, map_table, parse_index
+from cloudload.data.mds.virtual_index import ALL_COLUMNS, ColumnChoice
 from cloudload.data.storage import urls
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.versions import Version
@@ -50,6 +52,10 @@ SHARED_FROM_BYTES = 4 << 20
 # a process that has waited longer, for example for a stopped process, reads the index itself. For
 # 500 MB, which take about 30 s to parse, the limit is about 300 s
 MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
+_FOOTER_BYTES = 1 << 16
+
+ReadTable = Callable[[], tuple[ShardTable, Version]]
+"""Reads an index and its version, without a file in the cache."""
 
 # beyond 4 tables of a dataset, 32 tables in total, or 32 files of fingerprints, the least
 # recently used files are removed
@@ -62,6 +68,8 @@ _MOST_UNUSED_S, _LEAST_UNUSED_S = 30 * 86_400.0, 3_600.0
 class OpenedIndex(NamedTuple):
     """An opened index: its shards, its hash and version, and when it was read."""
 
+    folder: Location
+    """The folder of the stored files."""
     shards: ShardTable
     hash: str
     """SHA-256 of `index.json`, in hex digits."""
@@ -72,20 +80,54 @@ class OpenedIndex(NamedTuple):
     time. Never earlier than the time at which the index was written."""
 
 
-def open_index(location: Location, root: Path | None = None) -> OpenedIndex:
+def open_index(
+    location: Location, root: Path | None = None, choice: ColumnChoice = ALL_COLUMNS
+) -> OpenedIndex:
     """Open the index of a stream's dataset. With a cache folder `root`, share a large index there.
 
-    Raises `DatasetError` if the index is invalid, and the errors of `read_index`.
+    Without an `index.json`, Parquet files get an index of the columns that `choice` names. Raises
+    `DatasetError` if the index is invalid, and the errors of `read_index`.
     """
+    if virtual_index.is_parquet(location.url):
+        return _open_virtual(location, root, choice)
     before_s = time.time()
     is_shared = _is_large if root is not None and str(location) == location.url else None
-    data, version = read_index(location, is_shared)
+    try:
+        data, version = _read_index(location, is_shared)
+    except StoreError as error:
+        if error.is_missing and wrong_input.has_parquet(location):
+            return _open_virtual(location, root, choice)
+        _explain_missing(error, location)
+        raise
     if root is not None and is_shared is not None and is_shared(version):
-        shards, version = _open_shared(location, root / INDEXES_FOLDER, version)
+        shards, version = _open_shared(
+            location, root / INDEXES_FOLDER, version, partial(_read_alone, location)
+        )
     else:
         shards = _parse(data, location)
     read_s = max(version.read_s or before_s, version.written_s or 0.0)
-    return OpenedIndex(shards, shards.fingerprints[INDEX], version, read_s)
+    return OpenedIndex(location, shards, shards.fingerprints[INDEX], version, read_s)
+
+
+def _open_virtual(location: Location, root: Path | None, choice: ColumnChoice) -> OpenedIndex:
+    """Make the index of Parquet files, or map the one that another process of this node made.
+
+    Every process lists the files. The list has their versions, so it determines the index.
+    """
+    before_s = time.time()
+    found = virtual_index.find_parquet_files(location)
+    # the size of the footers is unknown, and limits only the wait for another process
+    size = len(found.files) * _FOOTER_BYTES
+    version = Version(exact=found.identify(choice), size=size)
+
+    def build() -> tuple[ShardTable, Version]:
+        return _parse(virtual_index.build_index(found, choice), location), version
+
+    if root is not None and version.exact and str(location) == location.url:
+        shards, _ = _open_shared(location, root / INDEXES_FOLDER, version, build)
+    else:
+        shards, _ = build()
+    return OpenedIndex(found.folder, shards, shards.fingerprints[INDEX], version, before_s)
 
 
 def read_index(
@@ -96,20 +138,26 @@ def read_index(
     `unless` is as in `Location.read_version`. Raises `DatasetError` if the location has something
     else, such as raw files, and `StoreError` if the index cannot be read for another reason.
     """
-    if urls.scheme_of(location.url) in ("hf", "http", "https"):
-        from cloudload.data.mds.wrong_input import refuse_hub_name
-
-        refuse_hub_name(location)
     try:
-        return location.join(shard_entries.INDEX_NAME).read_version(
-            shard_entries.MOST_INDEX_BYTES, unless
-        )
+        return _read_index(location, unless)
     except StoreError as error:
-        if error.is_missing:
-            from cloudload.data.mds.wrong_input import raise_clearer
-
-            raise_clearer(error, location)
+        _explain_missing(error, location)
         raise
+
+
+def _read_index(
+    location: Location, unless: Callable[[Version], bool] | None = None
+) -> tuple[bytes, Version]:
+    if urls.scheme_of(location.url) in ("hf", "http", "https"):
+        wrong_input.refuse_hub_name(location)
+    index = location.join(shard_entries.INDEX_NAME)
+    return index.read_version(shard_entries.MOST_INDEX_BYTES, unless)
+
+
+def _explain_missing(error: StoreError, location: Location) -> None:
+    """Raise a clearer error about a location without an index, if the reason is known."""
+    if error.is_missing:
+        wrong_input.raise_clearer(error, location)
 
 
 def _is_large(version: Version) -> bool:
@@ -137,15 +185,17 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _open_shared(location: Location, folder: Path, version: Version) -> tuple[ShardTable, Version]:
-    """Map the table of an index's version. If it is missing, read the index, and write its table.
+def _open_shared(
+    location: Location, folder: Path, version: Version, read: ReadTable
+) -> tuple[ShardTable, Version]:
+    """Map the table of an index's version. If it is missing, `read` it, and write its table.
 
     Also returns the version of the table, which is newer than `version` if the index was published
     again in the meantime.
     """
     if (kind := machine.network_type(folder)) is not None:
         _warn(location, f"{folder} is on a network file system: {kind}")
-        return _read_alone(location)
+        return read()
     shared = _shared_path(folder, location, version)
     if (found := map_table(*shared)) is not None:
         verified_files.mark_used(shared.path)
@@ -165,7 +215,7 @@ def _open_shared(location: Location, folder: Path, version: Version) -> tuple[Sh
                 return found, version
         except OSError as error:
             _warn(location, error)
-        parsed, version = _read_alone(location)
+        parsed, version = read()
         if not can_write or not version.exact:
             return parsed, version
         return _share(parsed, location, _shared_path(folder, location, version)), version

@@ -18,13 +18,17 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from cloudload.data.mds import shard_entries
-from cloudload.data.mds.hashes import hash_samples
+from cloudload.data.mds.hashes import SAMPLES_HASH, hash_samples
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
 
 _MOST_HEADER_BYTES = 1 << 20
 
 ID_KEY = "id"
+
+NULL_TEXT = b"\xffnull"
+"""The text of a sample whose document is null in a Parquet file. It is not valid UTF-8, so that
+every reader fails on it as on any other bad document."""
 
 REPAIR_ADVICE = (
     "If the shard is in the cache, delete the cached file to fetch the shard again. If the shard "
@@ -63,7 +67,7 @@ class Shard:
         self._map: mmap.mmap | memoryview = _map_file(path, info) if data is None else data
         self._offsets = np.ascontiguousarray(self._read_offsets(), np.uint32)
         self._starts = self._offsets.data
-        self._check_header()
+        self._header = self._read_header()
         variable = [column.bytes is None for column in info.columns]
         self._sizes = struct.Struct(f"<{sum(variable)}I")
         # a column begins after the sizes and the previous columns. For each column, store the fixed
@@ -96,11 +100,14 @@ class Shard:
             )
         return offsets
 
-    def _check_header(self) -> None:
-        """Raise `DatasetError` if the header, which some writers omit, contradicts the index."""
+    def _read_header(self) -> dict[str, Any]:
+        """Read the header, which some writers omit.
+
+        Raises `DatasetError` if it contradicts the index.
+        """
         start, stop = 4 * (self.info.samples + 2), self._starts[0]
         if start == stop:
-            return
+            return {}
         try:
             if stop - start > _MOST_HEADER_BYTES:
                 raise ValueError(
@@ -120,6 +127,8 @@ class Shard:
                 f"{self.name} has the columns {str(found)[:300]}, but its index says "
                 f"{str(expected)[:300]}. {REPAIR_ADVICE}"
             )
+        known: dict[str, Any] = header
+        return known
 
     def column_index(self, name: str) -> int:
         """The index of a column. Raises `DatasetError` if there is no such column."""
@@ -154,6 +163,11 @@ class Shard:
     def samples_hash(self) -> str:
         """The `SAMPLES_HASH` of the shard, in hex digits."""
         return hash_samples(self.sample_bytes(), self.data[self._starts[0] :])
+
+    @property
+    def listed_samples_hash(self) -> str | None:
+        """The `SAMPLES_HASH` in the shard's header; None if it has none. Only virtual shards do."""
+        return self._header.get(SAMPLES_HASH)
 
     def sample_bytes(self) -> Ints:
         """The size of each sample in bytes, all columns included: int64 [samples]."""
@@ -210,6 +224,10 @@ class Shard:
                     )
                 )
         except UnicodeDecodeError as error:
+            if error.object == NULL_TEXT:
+                name = self.info.columns[column].name
+                summary = f"{self.where(sample)} has null in column {name!r}"
+                raise BadDocumentError(f"{summary}. {SKIP_ADVICE}", summary=summary) from error
             advice = "Convert the corpus again"
             if self.info.columns[column].encoding == "bytes":
                 advice = (
@@ -283,7 +301,8 @@ class Shard:
 def _map_file(path: Path, info: shard_entries.ShardInfo) -> mmap.mmap | memoryview:
     with _open_regular(path) as file:
         size = file.seek(0, 2)
-        if size != info.raw.bytes:
+        # the offsets of a virtual shard tell its size
+        if size != info.raw.bytes and not info.is_virtual:
             raise DatasetError(
                 f"{path} has {size:,} bytes, but the index says {info.raw.bytes:,}. {REPAIR_ADVICE}"
             )

@@ -30,6 +30,9 @@ MOST_INDEX_VALUES = 1 << 26
 
 COMPRESSIONS = ("zstd", "gz", "bz2", "br", "snappy")
 
+PARQUET = "parquet"
+"""The compression of virtual shards, which are stored as row groups of a Parquet file."""
+
 FIXED_FORMATS: dict[str, str] = {
     **{"int": "<q", "int8": "<b", "int16": "<h", "int32": "<i", "int64": "<q"},
     **{"uint8": "<B", "uint16": "<H", "uint32": "<I", "uint64": "<Q"},
@@ -95,7 +98,8 @@ class ShardInfo:
     """A shard, as described by the index.
 
     `zipped` is the stored file of a compressed shard. For an uncompressed one, `zipped` and
-    `compression` are None.
+    `compression` are None. A virtual shard has the compression `PARQUET`. The size of its raw file
+    is an estimate, and its raw file has the hash of its samples.
     """
 
     samples: int
@@ -112,9 +116,19 @@ class ShardInfo:
         return self.zipped or self.raw
 
     @property
+    def is_virtual(self) -> bool:
+        """Whether the shard is stored as row groups of a Parquet file; see `row_groups`."""
+        return self.compression == PARQUET
+
+    @property
     def has_hash(self) -> bool:
-        """Whether the index has a hash of the raw or stored shard that can be checked."""
-        return any(fastest_hash(file.hashes) is not None for file in (self.raw, self.stored))
+        """Whether the index has a hash of the raw or stored shard that can be checked.
+
+        Of a virtual shard, the footer is checked.
+        """
+        return self.is_virtual or any(
+            fastest_hash(file.hashes) is not None for file in (self.raw, self.stored)
+        )
 
     @property
     def has_stored_hash(self) -> bool:
@@ -222,6 +236,8 @@ def _parse_columns(
 
 
 def _parse_compression(value: object) -> str:
+    if value == PARQUET:
+        return PARQUET
     if not isinstance(value, str) or value.partition(":")[0] not in COMPRESSIONS:
         raise ValueError(f"compression is {value!r}, not one of {', '.join(COMPRESSIONS)}")
     return value

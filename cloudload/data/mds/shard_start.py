@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 
-from cloudload.data.mds import shard_entries
+from cloudload.data.mds import row_groups, shard_entries
 from cloudload.data.mds.codecs import decompress
 from cloudload.data.mds.dataset import Dataset, is_in_place
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
@@ -36,10 +38,15 @@ def open_shard_start(
 ) -> Iterator[Shard]:
     """Open a shard to read its first `num_samples` samples, or all samples if it has fewer.
 
-    An uncompressed shard of a local dataset is mapped in place. Raises `DatasetError` if the shard
+    An uncompressed shard of a local dataset is mapped in place. A virtual shard has only the
+    samples asked for, and at least one. Raises `DatasetError` if the shard
     is damaged, and `StoreError` if it cannot be read.
     """
     location = dataset.locate(info)
+    if info.is_virtual:
+        with _open_first_rows(dataset, info, max(1, num_samples)) as shard:
+            yield shard
+        return
     if is_in_place(dataset, info):
         path = urls.local_path(location.url)
         if not path.is_file():
@@ -56,6 +63,26 @@ def open_shard_start(
         file.write(_read_samples(location, info, min(num_samples, info.samples)))
         file.truncate(info.raw.bytes)
         file.flush()
+        yield open_temporary(Path(file.name), info, location)
+
+
+@contextlib.contextmanager
+def _open_first_rows(
+    dataset: Dataset, info: shard_entries.ShardInfo, num_samples: int
+) -> Iterator[Shard]:
+    """Open a virtual shard as one that has only its first samples."""
+    location = dataset.locate(info)
+    with (
+        temp_files.explained_full_disk(),
+        tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file,
+    ):
+        transfer = row_groups.Transfer(lambda _: None)
+        target = cast("BinaryIO", file)
+        if fault := row_groups.write_row_groups(
+            dataset.location, info, target, transfer, num_samples
+        ):
+            raise DatasetError(f"{location} {fault}. Repair the file, or leave it out")
+        info = replace(info, samples=min(num_samples, info.samples))
         yield open_temporary(Path(file.name), info, location)
 
 

@@ -67,9 +67,13 @@ class ShardFormat:
             "column_sizes": [column.bytes for column in self.columns],
         }
 
-    def header(self) -> bytes:
-        """The JSON header, which is stored after a shard's offsets."""
-        return json.dumps(self.config(), sort_keys=True).encode()
+    def header(self, samples_hash: str = "") -> bytes:
+        """The JSON header, which is stored after a shard's offsets.
+
+        A shard whose hash no index lists has the `SAMPLES_HASH` of its samples in its header.
+        """
+        own = {SAMPLES_HASH: samples_hash} if samples_hash else {}
+        return json.dumps(self.config() | own, sort_keys=True).encode()
 
     def empty_bytes(self) -> int:
         """The size, in bytes, of a shard without samples.
@@ -95,13 +99,14 @@ def encode_sample(columns: Sequence[shard_entries.Column], sample: Mapping[str, 
     return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *parts])
 
 
-def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
+def encode_shard_head(form: ShardFormat, sizes: Ints, samples_hash: str = "") -> bytes:
     """Encode the part of a raw shard before its samples: count, offsets, and header.
 
-    `sizes` are the sizes of the samples in bytes, int64 [samples]. Raises `ValueError` if the shard
+    `sizes` are the sizes of the samples in bytes, int64 [samples]. `samples_hash` is stored in the
+    header unless it is "". Raises `ValueError` if the shard
     would have 4 GiB or more.
     """
-    header = form.header()
+    header = form.header(samples_hash)
     offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(sizes) + 1) + len(header)
     if offsets[-1] >= 1 << 32:
         raise ValueError(

@@ -41,7 +41,7 @@ from cloudload.data.file_kinds import (
     refuse_table,
     split_name,
 )
-from cloudload.data.mds import shard_entries
+from cloudload.data.mds import shard_entries, virtual_index
 from cloudload.data.mds.own_objects import JOURNAL_FOLDER
 from cloudload.data.storage import urls
 from cloudload.data.storage.globs import Glob, find_glob
@@ -79,6 +79,25 @@ def refuse_hub_name(location: Location) -> None:
         f"a repository of MDS shards, pass hf://datasets/{name}). "
         f"{_advise_on_input(url, _output_name(name), location.split)}"
     )
+
+
+def has_parquet(location: Location) -> bool:
+    """Whether a location without an index has Parquet files, and fewer of any other format.
+
+    The location is a folder or a glob. It is surveyed as for an explanation.
+    """
+    location = location.within(DEADLINE_S)
+    try:
+        glob = find_glob(location)
+        found = _survey_folder(location.at(glob.folder) if glob else location)
+    except (StoreError, ValueError):
+        return False
+    if glob:
+        files = [name for name in found.files if glob.matches(name)]
+        return bool(files) and all(map(virtual_index.is_parquet, files))
+    taken = _choose_files(found.files)
+    is_raw = not (found.datasets or found.unfinished or found.tables)
+    return is_raw and bool(taken) and virtual_index.is_parquet(taken[0])
 
 
 def raise_clearer(error: StoreError, location: Location) -> None:

@@ -10,14 +10,15 @@ of one of its versions can be inputs, one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from cloudload.data import (
+    FileListing,
+    FileSelection,
     Location,
-    StoredObject,
     file_kinds,
     globs,
     nearby,
@@ -44,14 +45,6 @@ class FolderFiles:
     """Hidden and uncommitted files and folders, sorted. The name of a folder ends in `/`."""
 
 
-@dataclass
-class _Listing:
-    files: list[InputFile] = field(default_factory=list)
-    hidden: set[str] = field(default_factory=set)
-    tables: dict[str, str] = field(default_factory=dict)
-    """Maps the folder of a table, below the root, to its kind, or to "" if it may be a table."""
-
-
 def root_of(location: str) -> str:
     """Return the root of a path, URL, or glob; see `FolderFiles`."""
     glob = globs.find_glob(Location(location))
@@ -75,57 +68,19 @@ def find_files(location: str) -> FolderFiles:
     urls.check_location(location)
     glob = globs.find_glob(Location(location))
     root = glob.folder if glob else urls.plain_location(location)
-    listing = _list_input(root, _Selection(root, glob))
+    listing = _list_input(root, FileSelection(root, glob))
     if not listing.files:
         raise ConvertError(_explain_none(location, root, glob, listing.hidden))
-    if [file.url for file in listing.files] != [root]:
-        _refuse_tables(root, listing)
-    files = sorted(listing.files, key=lambda file: file.url)
+    files = [
+        InputFile(each.url, file_name(each.url, root), each.bytes, tag=each.tag)
+        for each in listing.files
+    ]
+    if [file.url for file in files] != [root]:
+        _refuse_tables(root, files, listing.tables)
     return FolderFiles(root, files, tuple(sorted(listing.hidden)))
 
 
-class _Selection:
-    """Chooses files by name: those that the glob matches, if any, and that are not hidden."""
-
-    def __init__(self, root: str, glob: globs.Glob | None) -> None:
-        self._root, self._glob = root, glob
-
-    def wants(self, url: str) -> bool:
-        """Whether to look at a file, or into a folder, whose URL ends in `/`."""
-        name = urls.name_below(url, self._root)
-        if self._find_hidden(name):
-            return False
-        if self._glob is None:
-            return True
-        if name.endswith("/"):
-            return self._glob.may_match_below(name[:-1])
-        return self._glob.matches(name)
-
-    def collect(self, stored: Iterator[StoredObject]) -> _Listing:
-        """Divide the objects of a listing into files, hidden names, and tables."""
-        found = _Listing()
-        for item in stored:
-            name = urls.name_below(item.url, self._root)
-            if table := file_kinds.find_table(name):
-                found.tables[table[0]] = table[1]
-            if hidden := self._find_hidden(name):
-                found.hidden.add(urls.utf8_name(hidden))
-            elif name.endswith("/"):
-                if f"/{name}".endswith("/metadata/"):  # its files were not listed
-                    found.tables.setdefault(name[: -len("metadata/")], "")
-            elif self._glob is None or self._glob.matches(name):
-                shown = file_name(item.url, self._root)
-                found.files.append(InputFile(item.url, shown, item.bytes, tag=item.tag))
-        return found
-
-    def _find_hidden(self, name: str) -> str:
-        """The hidden part of a name, or "" if it has none, or if a part of the glob is like it."""
-        hidden = file_kinds.hidden_part(name)
-        sign = hidden.rstrip("/").rpartition("/")[2][:1]
-        return "" if hidden and self._glob and self._glob.names_parts_with(sign) else hidden
-
-
-def _list_input(root: str, selection: _Selection) -> _Listing:
+def _list_input(root: str, selection: FileSelection) -> FileListing:
     try:
         return Location(root).collect(selection.collect, wanted=selection.wants)
     except StoreError as error:
@@ -149,14 +104,12 @@ def _explain_none(location: str, root: str, glob: globs.Glob | None, hidden: Ite
 # ---------------------------------------------------------------- tables
 
 
-def _refuse_tables(root: str, listing: _Listing) -> None:
+def _refuse_tables(root: str, files: Iterable[InputFile], tables: Mapping[str, str]) -> None:
     """Raise `ConvertError` if the listing selects data files of a table."""
     names = [
-        urls.name_below(file.url, root)
-        for file in listing.files
-        if file_kinds.is_table_data(file.name)
+        urls.name_below(file.url, root) for file in files if file_kinds.is_table_data(file.name)
     ]
-    for folder, kind in listing.tables.items():
+    for folder, kind in tables.items():
         if any(name.startswith(folder) for name in names):
             _refuse_table(urls.join_url(root, folder.rstrip("/")), kind)
     for above in _list_above(root) if names else ():

@@ -333,24 +333,6 @@ def replace_surrogates(value: Any) -> Any:
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def leave_out_absent(value: Any) -> Any:
-    """Leave out the null fields of mappings in lists, at any depth.
-
-    Tables store null for a field that an item of a list does not have.
-    """
-    if isinstance(value, list | tuple):
-        return [_without_nulls(item) for item in value]
-    if isinstance(value, dict):
-        return {name: leave_out_absent(item) for name, item in value.items()}
-    return value
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def describe_not_utf8(error: UnicodeDecodeError) -> str:
     """Describe the problem of a record that is not valid UTF-8."""
     fault = f"not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})"

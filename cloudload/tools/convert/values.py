@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time, timedelta
@@ -32,7 +31,7 @@ from urllib.parse import unquote
 from uuid import UUID
 
 from cloudload.config import choices
-from cloudload.data import shard_entries, urls, writer
+from cloudload.data import record_values, shard_entries, urls, writer
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.config import ConvertConfig
@@ -75,7 +74,7 @@ def values_of(
     """Return the values of a record. Raises `BadRecordError` if it cannot be converted."""
     if record.fields is None:
         raise BadRecordError(record.problem)
-    own_id = _describe_id(_optional(record.fields, config.id_key))
+    own_id = record_values.describe_id(_optional(record.fields, config.id_key))
     values, is_replaced = {"id": record.name if own_id is None else own_id}, record.is_replaced
     if config.has_text:
         values["text"], is_changed = _text(record.fields, config)
@@ -112,23 +111,6 @@ def _check_document(record: input_records.Record, config: ConvertConfig) -> None
             f"the record has no value for {name!r}, the first field to keep{_list_names(fields)}",
             "Begin keep (--keep) with a field that each record has",
         )
-
-
-def _describe_id(value: Any) -> str | None:
-    """Return the text of an ID, or None for a value that cannot be an ID.
-
-    Bytes that are not text are in hex. A float that equals an integer is written as an integer,
-    because tables with missing IDs store the others as floats.
-    """
-    if isinstance(value, bytes):
-        with contextlib.suppress(UnicodeDecodeError):
-            if (text := value.decode()).isprintable():
-                return text or None
-        return value.hex()
-    if isinstance(value, float) and math.isfinite(value):
-        return str(int(value) if value.is_integer() else value)
-    is_usable = isinstance(value, str | int | UUID) and not isinstance(value, bool)
-    return str(value) or None if is_usable else None
 
 
 def _find_kept(record: input_records.Record, column: shard_entries.Column) -> Any:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from cloudload.config import choices
-from cloudload.data import file_kinds, urls
+from cloudload.data import file_kinds, record_values, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import Record
 
 _OFFSETS = {"string": "<i4", "large_string": "<i8"}
 """Maps each Arrow string type to the NumPy dtype of its offsets."""
-_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-"""The number of decimal digits of each unit of time, in seconds."""
 
 _HEAD_BYTES = 64
 
@@ -106,7 +103,13 @@ class ArrowBlock(input_records.FileBlock):
     """The names of all columns, to list in errors, if no column has the text; otherwise empty."""
 
     def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
-        readers = dict(zip(self.batch.schema.names, map(_reader, self.batch.columns), strict=True))
+        readers = dict(
+            zip(
+                self.batch.schema.names,
+                map(record_values.value_reader, self.batch.columns),
+                strict=True,
+            )
+        )
         for position in range(self.batch.num_rows):
             row = self.start.line + position
             fields: dict[str, Any] = dict.fromkeys(self.schema)
@@ -152,7 +155,12 @@ class ArrowBlock(input_records.FileBlock):
         text = columns[names.index(text_key)]
         width = _OFFSETS.get(str(text.type))
         others = [column.type for column in columns if column is not text]
-        if width is None or text.null_count or not len(text) or any(map(_has_times, others)):
+        if (
+            width is None
+            or text.null_count
+            or not len(text)
+            or any(map(record_values.has_times, others))
+        ):
             return None
         try:
             self.batch.validate(full=True)
@@ -171,92 +179,6 @@ def _cut_texts(text: Any, offset_type: str) -> Iterator[input_records.Utf8]:
     texts = memoryview(data or b"")
     for start, end in itertools.pairwise(ends):
         yield input_records.Utf8(texts[start:end])
-
-
-def _reader(column: Any) -> Callable[[int], Any]:
-    """Return a function that returns the value at a position as a Python value.
-
-    Python's own types have neither nanoseconds, nor years above 9999, nor all time zones. So times
-    are text of ISO 8601, in UTC if they have a time zone. The function raises `ValueError` for a
-    time that has no text, and pyarrow's errors for other values that Python cannot express.
-    """
-    from pyarrow import types
-
-    kind = column.type
-    if types.is_temporal(kind) and not types.is_interval(kind):
-        texts = _describe_times(column)
-        return lambda position: _check_time(texts[position])
-    if _has_times(kind):
-        return lambda position: input_records.leave_out_absent(_read_times(column[position]))
-    if _has_structs_in_lists(kind):
-        return lambda position: input_records.leave_out_absent(column[position].as_py())
-    return lambda position: column[position].as_py()
-
-
-def _has_times(kind: Any) -> bool:
-    """Whether values of an Arrow type are, or contain, dates, times, or durations."""
-    from pyarrow import types
-
-    if types.is_dictionary(kind):
-        return _has_times(kind.value_type)
-    children = (kind.field(place).type for place in range(kind.num_fields))
-    return types.is_temporal(kind) or any(map(_has_times, children))
-
-
-def _has_structs_in_lists(kind: Any, *, is_in_list: bool = False) -> bool:
-    from pyarrow import types
-
-    if types.is_struct(kind) and is_in_list:
-        return True
-    is_in_list |= hasattr(kind, "value_type")
-    children = (kind.field(place).type for place in range(kind.num_fields))
-    return any(_has_structs_in_lists(child, is_in_list=is_in_list) for child in children)
-
-
-def _read_times(value: Any) -> Any:
-    """Convert a scalar that may contain times to Python values."""
-    import pyarrow
-    from pyarrow import types
-
-    kind = value.type
-    if not value.is_valid or not _has_times(kind) or types.is_interval(kind):
-        return value.as_py()
-    if types.is_dictionary(kind):
-        return _read_times(value.value)
-    if types.is_temporal(kind):
-        return _check_time(_describe_times(pyarrow.array([value]))[0])
-    if types.is_map(kind):
-        return [list(_read_times(pair).values()) for pair in value.values]
-    if not types.is_struct(kind):
-        return list(map(_read_times, value.values))
-    fields = {name: _read_times(inner) for name, inner in value.items()}
-    if len(fields) < kind.num_fields:
-        raise ValueError("two of its fields have the same name")
-    return fields
-
-
-def _describe_times(times: Any) -> list[str | None]:
-    import pyarrow
-    from pyarrow import types
-
-    kind = times.type
-    if types.is_duration(kind):
-        counts = times.cast(pyarrow.int64()).to_pylist()
-        return [
-            None if count is None else f"PT{Decimal(count).scaleb(-_DIGITS[kind.unit]):f}S"
-            for count in counts
-        ]
-    if types.is_timestamp(kind) and kind.tz is not None:
-        times = times.cast(pyarrow.timestamp(kind.unit, "UTC"))
-    texts: list[str | None] = times.cast(pyarrow.string()).to_pylist()
-    return texts
-
-
-def _check_time(text: str | None) -> str | None:
-    """Raise `ValueError` for text such as `<value out of range: 10000000000000>`, from pyarrow."""
-    if text is not None and text.startswith("<"):
-        raise ValueError(text.strip("<>"))
-    return text
 
 
 def local_copy(

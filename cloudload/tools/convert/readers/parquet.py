@@ -10,9 +10,7 @@ copied.
 
 from __future__ import annotations
 
-import io
 import mmap
-import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from cloudload.data import footers
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock
 from cloudload.tools.convert.readers import arrow_block
 
-_TAIL_BYTES = 1 << 16
 _MARK = b"PAR1"
 _MOST_DECODED = 128
 
@@ -49,7 +47,7 @@ class ParquetUnit(input_records.FileUnit):
                 with pyarrow.parquet.ParquetFile(path) as parquet:
                     _refuse_joined(self.file, path, parquet.metadata)
                     yield from self._batches(parquet, start, block_bytes, fields)
-            except (pyarrow.ArrowException, struct.error, OSError) as error:
+            except (pyarrow.ArrowException, footers.FooterError, OSError) as error:
                 reason = str(error).rstrip(".\n")
                 raise ConvertError(
                     f"{self.file.display_name} cannot be read as Parquet: {reason}. Repair the "
@@ -92,7 +90,11 @@ def _refuse_joined(file: input_files.InputFile, path: Path, metadata: Any) -> No
     """
     last = metadata.num_row_groups - 1
     group = metadata.row_group(last) if last >= 0 else None
-    ends = [_span(group.column(index))[1] for index in range(group.num_columns)] if group else []
+    ends = (
+        [footers.find_span(group.column(index))[1] for index in range(group.num_columns)]
+        if group
+        else []
+    )
     with path.open("rb") as stored, mmap.mmap(stored.fileno(), 0, access=mmap.ACCESS_READ) as data:
         footer = len(data) - int(metadata.serialized_size) - 8
         if data.find(_MARK + _MARK, max(ends, default=0), footer) >= 0:
@@ -108,7 +110,7 @@ def _rows_to_decode(group: Any, block_bytes: int) -> int:
 
 
 def _first_byte(group: Any) -> int:
-    return min(_span(group.column(index))[0] for index in range(group.num_columns))
+    return min(footers.find_span(group.column(index))[0] for index in range(group.num_columns))
 
 
 def _is_within(group: Any, part: input_files.Range) -> bool:
@@ -116,30 +118,17 @@ def _is_within(group: Any, part: input_files.Range) -> bool:
     return group.num_columns > 0 and part[0] <= _first_byte(group) < part[1]
 
 
-def _span(column: Any) -> input_files.Range:
-    """Return the range of bytes of a row group's column, including its dictionary if it has one.
-
-    Writers record a missing dictionary as 0 or None.
-    """
-    places = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
-    return min(places), min(places) + column.total_compressed_size
-
-
 def _copy_range(
-    file: input_files.InputFile, part: input_files.Range, path: Path, target: BinaryIO
+    file: input_files.InputFile, part: input_files.Range, _: Path, target: BinaryIO
 ) -> None:
     """Copy the metadata and a range's row groups to their offsets in a sparse file."""
-    import pyarrow.parquet
-
     size = file.bytes or 0
-    tail = _read_tail(file, size, _TAIL_BYTES)
-    if (needed := struct.unpack("<I", tail[-8:-4])[0] + 8) > len(tail):
-        tail = _read_tail(file, size, needed)
+    tail = footers.read_footer(file.location, size, file.tag)
     _write_at(target, size - len(tail), tail)
-    metadata = pyarrow.parquet.read_metadata(path)
+    metadata = footers.parse_footer(tail)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     spans = [
-        _span(group.column(index))
+        footers.find_span(group.column(index))
         for group in groups
         if _is_within(group, part)
         for index in range(group.num_columns)
@@ -149,13 +138,6 @@ def _copy_range(
         target.seek(first)
         file.long_location.download(target, start=first, stop=stop, tag=file.tag)
         _write_at(target, size - len(tail), tail)
-
-
-def _read_tail(file: input_files.InputFile, size: int, most_bytes: int) -> bytes:
-    tail, start = io.BytesIO(), max(0, size - most_bytes)
-    file.location.download(tail, start=start, tag=file.tag)
-    input_files.check_read(file, start + tail.tell())
-    return tail.getvalue()
 
 
 def _write_at(target: BinaryIO, place: int, data: bytes) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudload.config import choices
-from cloudload.data import contains_secrets, redact
+from cloudload.data import contains_secrets, record_values, redact
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
@@ -43,7 +43,7 @@ class RowsUnit:
             )
         rows = self._iterate(rows)
         if hasattr(self.rows, "features"):  # a `datasets` object, whose rows are Arrow structs
-            rows = map(input_records.leave_out_absent, rows)
+            rows = map(record_values.leave_out_absent, rows)
         for batch in _batched(rows, block_bytes, fields):
             yield RowsBlock(self.name, start, 0, batch)
             start = BlockStart(0, start.line + len(batch))

@@ -38,8 +38,8 @@ def add(root: Path, name: str, size: int, limit: int | None = LIMIT) -> Path:
     folder = root / "data"
     make_folder(folder)
     path = folder / name
-    with reserve(root, path, size, limit) as (part, _):
-        publish(root, part, path)
+    with reserve(root, path, size, limit) as reserved:
+        publish(root, reserved.path, path)
     return path
 
 
@@ -487,10 +487,10 @@ def _fill(root: Path, seed: int) -> None:
         path = root / "data" / f"{chance.randrange(40):02}"
         with contextlib.suppress(CacheError), locked(lock_path(path)):
             if not path.exists():
-                with reserve(root, path, chance.randrange(1, 120), LIMIT) as (part, _):
+                with reserve(root, path, chance.randrange(1, 120), LIMIT) as reserved:
                     time.sleep(chance.random() / 500)
                     if chance.random() < 0.8:
-                        publish(root, part, path)
+                        publish(root, reserved.path, path)
             elif chance.random() < 0.1:
                 remove(root, [path])
             else:

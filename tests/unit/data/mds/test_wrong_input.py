@@ -43,13 +43,13 @@ def command(remote: str, split: str | None = None) -> str:
     ("names", "found", "inputs"),
     [
         ([f"{n}.jsonl.gz" for n in range(5)], "Found 5 .jsonl.gz.", "corpus"),
-        (["a.parquet", "b.parquet"], "Found 2 .parquet.", "corpus"),
+        (["a.arrow", "b.arrow"], "Found 2 .arrow.", "corpus"),
         (["deep/er/a.TXT"], "Found 1 .txt.", "corpus"),
         (["a.jsonl", "b.json.zst", ".hidden", "_SUCCESS"], "1 .jsonl and 1 .json.zst.", "corpus"),
         (["a.jsonl", "README.md", "LICENSE"], "1 .md and 1 .jsonl.", "'corpus/*.jsonl'"),
         (["x/a.jsonl.gz", "b.txt"], "1 .txt and 1 .jsonl.gz.", "'corpus/**/*.jsonl.gz'"),
         (["a.txt", "b.txt", "c", "d.png"], "1 .png.", "'corpus/*.txt' corpus/c"),
-        ([f"{n}.parquet" for n in range(1_000)], "Found at least 1,000 .parquet.", "corpus"),
+        ([f"{n}.arrow" for n in range(1_000)], "Found at least 1,000 .arrow.", "corpus"),
         ([f"{n}/a.jsonl" for n in range(30)], "Found at least 19 .jsonl.", "corpus"),
     ],
 )

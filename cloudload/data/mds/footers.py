@@ -1,0 +1,109 @@
+"""Footers of Parquet files, and the ranges of bytes that they describe.
+
+    PAR1 │ row group 0: a column's bytes, … │ row group 1 … │ footer │ size of the footer │ PAR1
+
+A footer is untrusted. pyarrow parses it, and the ranges must be in front of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Set
+from typing import Any, NamedTuple
+
+from cloudload.data.storage.locations import Location
+from cloudload.data.storage.retries import Watch
+
+Span = tuple[int, int]
+"""(start, stop): a range of bytes of a file."""
+
+_MARK, _ENCRYPTED = b"PAR1", b"PARE"
+_END_BYTES = 8  # the size of the footer, and the mark
+_TAIL_BYTES = 1 << 16  # more than most footers have, so that one request is enough
+
+
+class FooterError(ValueError):
+    """A file is not a Parquet file that can be read. The message is a clause about the file."""
+
+
+def read_footer(location: Location, size: int, tag: str = "", watch: Watch | None = None) -> bytes:
+    """Read the footer of a file of `size` bytes, including the 8 bytes after it.
+
+    `tag` is the file's tag in a listing. Raises `FooterError` if there is no footer, and
+    `StoreError` if the file changed or cannot be read.
+    """
+    if size < _END_BYTES + len(_MARK):
+        raise FooterError(f"it has only {size:,} bytes, so it is not a Parquet file, or is cut off")
+    start = max(0, size - _TAIL_BYTES)
+    tail = location.read_range(start, size, tag, watch)
+    if tail[-4:] == _ENCRYPTED:
+        raise FooterError("its footer is encrypted. Write it without encryption")
+    if tail[-4:] != _MARK:
+        raise FooterError("it does not end like a Parquet file, so it is cut off or damaged")
+    needed = struct.unpack("<I", tail[-8:-4])[0] + _END_BYTES
+    if needed + len(_MARK) > size:
+        raise FooterError(
+            f"its last bytes announce a footer of {needed:,} bytes, but it has {size:,}"
+        )
+    if needed > len(tail):
+        tail = location.read_range(size - needed, start, tag, watch) + tail
+    return tail[-needed:]
+
+
+def parse_footer(footer: bytes) -> Any:
+    """Parse a footer. Returns pyarrow's `FileMetaData`. Raises `FooterError` if it is damaged."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_metadata(pyarrow.BufferReader(_MARK + footer))
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
+        reason = str(error).rstrip(".\n")
+        raise FooterError(f"its footer is damaged ({reason[:300]})") from error
+
+
+class GroupColumns(NamedTuple):
+    """Some columns of a row group."""
+
+    rows: int
+    """The number of rows of the group."""
+    spans: list[Span]
+    """The range of bytes of each column in the file."""
+    raw_bytes: int
+    """The decompressed size of the columns."""
+
+
+def find_columns(metadata: Any, index: int, names: Set[str], stop: int) -> GroupColumns:
+    """Find the columns `names` of the row group with index `index`.
+
+    `metadata` is a parsed footer, and names are paths such as `meta.text`. Raises `FooterError` if
+    a column is not in front of the footer, at `stop`.
+    """
+    group = metadata.row_group(index)
+    columns = [group.column(place) for place in range(group.num_columns)]
+    columns = [column for column in columns if column.path_in_schema in names]
+    spans, raw_bytes = [find_span(column) for column in columns], 0
+    for span, column in zip(spans, columns, strict=True):
+        size = int(column.total_uncompressed_size)
+        if not len(_MARK) <= span[0] <= span[1] <= stop or size < 0 or group.num_rows < 0:
+            raise FooterError(
+                f"its footer says that row group {index} has {group.num_rows:,} rows, and "
+                f"{size:,} bytes of the column {column.path_in_schema!r} at bytes {span[0]:,} to "
+                f"{span[1]:,}, but the footer begins at byte {stop:,}"
+            )
+        raw_bytes += size
+    return GroupColumns(int(group.num_rows), spans, raw_bytes)
+
+
+def list_names(metadata: Any) -> list[str]:
+    """The names of a file's columns, as paths such as `meta.text` and `ids.list.element`."""
+    return [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+
+
+def find_span(column: Any) -> Span:
+    """The range of bytes of a row group's column, including its dictionary if it has one.
+
+    Writers record a missing dictionary as 0 or None.
+    """
+    places = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
+    return min(places), min(places) + column.total_compressed_size

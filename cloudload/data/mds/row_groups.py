@@ -1,0 +1,340 @@
+"""Read a run of row groups of a Parquet file, and write it as a raw MDS shard.
+
+    footer ─► ranges of the columns' bytes ─► a few requests ─► batches of rows ─► samples
+    index     neighbors are read together     Location          pyarrow            Arrow, no loop
+
+Only the columns of the shard are read. The samples are the same as after a conversion: `id` is the
+value of the file's column, or else the file's name and the row's number, counted from 1. The size
+of the shard and the hash of its samples are unknown until it was written. The shard's header has
+the hash, from which a cached shard is checked.
+
+A shard names its row groups in the index like a compressed file:
+
+    {"compression": "parquet", "zip_data": {"basename": "a/b.parquet#3-7", "bytes": 20_000_000,
+     "hashes": {"footer": "96210000-96217282-5f3c…", "tag": "9b2cf…"}}, …}
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import io
+import itertools
+import mmap
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from cloudload.data.mds import arrow_samples, footers, shard_entries, writer
+from cloudload.data.mds.hashes import hash_bytes, hash_samples
+from cloudload.data.storage.locations import Location
+from cloudload.data.storage.retries import Watch
+from cloudload.errors import DatasetError, StoreError
+from cloudload.system import Ints
+
+FOOTER, TAG = "footer", "tag"
+"""The names of a stored file's footer and tag among its hashes in the index."""
+_FOOTER_HASH, _DIGITS = "sha256", 32
+
+# one request for two ranges costs less than two requests if fewer bytes than these are between them
+_MOST_GAP_BYTES = 1 << 18
+# larger batches are slower, because their memory is returned to the kernel after each one
+_BATCH_BYTES, _MOST_BATCH_ROWS = 1 << 22, 1 << 14
+_MOST_FOOTERS = 8
+_GROWTH = 5 / 4  # the room for a shard grows in steps, because each one takes a lock
+
+Resize = Callable[[int], object]
+"""Called with the size, in bytes, that the file of a shard must have room for."""
+
+
+class RowGroups(NamedTuple):
+    """The stored form of a virtual shard: row groups [first, stop) of a Parquet file."""
+
+    file: str
+    """The name of the file in the dataset's folder."""
+    first: int
+    stop: int
+    footer: footers.Span
+    """The range of the file's footer. It ends with the file."""
+    digest: str
+    """A hash of the footer."""
+    tag: str = ""
+    """The file's tag in the listing, or "" if the listing had none."""
+
+    @property
+    def stored_name(self) -> str:
+        """The name of this stored form in an index."""
+        return f"{self.file}#{self.first}-{self.stop - 1}"
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The hashes of this stored form in an index."""
+        found = {FOOTER: f"{self.footer[0]}-{self.footer[1]}-{self.digest}"}
+        return found | ({TAG: self.tag} if self.tag else {})
+
+    @staticmethod
+    def of(stored: shard_entries.FileInfo) -> RowGroups:
+        """Parse the stored file of a virtual shard. Raises `ValueError` if it is not valid."""
+        file, sign, groups = stored.name.rpartition("#")
+        first, _, last = groups.partition("-")
+        start, _, rest = stored.hashes.get(FOOTER, "").partition("-")
+        stop, _, digest = rest.partition("-")
+        numbers = first, last, start, stop
+        if not (file and sign and digest and all(each.isdecimal() for each in numbers)):
+            raise ValueError(f"{stored.name!r} does not name row groups of a Parquet file")
+        span = int(start), int(stop)
+        return RowGroups(file, int(first), int(last) + 1, span, digest, stored.hashes.get(TAG, ""))
+
+
+def hash_footer(footer: bytes) -> str:
+    """The hash of a footer in an index."""
+    return hash_bytes(_FOOTER_HASH, footer)[:_DIGITS]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How a shard is read and written: functions of the caller."""
+
+    count_bytes: Callable[[int], None]
+    """Called once with the number of downloaded bytes."""
+    resize: Resize = lambda _: None
+    """Called before the file grows, and at the end with its size."""
+    watch: Watch | None = None
+    """The observer of the requests; see `storage.retries`."""
+
+
+def write_row_groups(
+    folder: Location,
+    info: shard_entries.ShardInfo,
+    file: BinaryIO,
+    transfer: Transfer,
+    most_samples: int | None = None,
+) -> str | None:
+    """Read the row groups of a shard, and write its raw form to `file`. Returns a fault or None.
+
+    `folder` is the folder of the dataset. With `most_samples`, writes only the first samples.
+    Raises `StoreError` if the file changed or cannot be read, `DatasetError` if the raw shard would
+    be too large, and `OSError` if it cannot be written.
+    """
+    groups = RowGroups.of(info.stored)
+    count = info.samples if most_samples is None else min(most_samples, info.samples)
+    try:
+        with _faults_of_arrow():
+            source = _open_source(folder.join(groups.file), groups, info, count, transfer)
+        _write_samples(source, info, count, file, transfer.resize)
+    except _FaultError as fault:
+        return str(fault)
+    return None
+
+
+def trim_names(columns: Iterable[shard_entries.Column], names: Iterable[str]) -> list[str]:
+    """The columns of a file that are read for columns of a shard, of all `names` in the file.
+
+    Names of nested fields look like `meta.text`. A file may have no column `id`.
+    """
+    wanted = [column.name for column in columns]
+    return [name for name in names if any(f"{name}.".startswith(f"{each}.") for each in wanted)]
+
+
+class _FaultError(Exception):
+    """The fault of a file, as text to put after its name."""
+
+
+@contextlib.contextmanager
+def _faults_of_arrow() -> Iterator[None]:
+    """Raise the errors of pyarrow as `_FaultError`."""
+    import pyarrow
+
+    known = (pyarrow.ArrowException, footers.FooterError, arrow_samples.BadColumnError)
+    try:
+        yield
+    except (StoreError, _FaultError):
+        raise
+    except (*known, OSError, ValueError, MemoryError) as error:
+        reason = str(error).rstrip(".\n")
+        raise _FaultError(f"cannot be read as Parquet ({reason[:500]})") from error
+
+
+# ---------------------------------------------------------------- read
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The batches of a shard's rows, and where they are in their file."""
+
+    file: str
+    first_row: int
+    """The number of the first row in the file, from 1."""
+    batches: Iterator[Any]
+    """Each is a `pyarrow.RecordBatch`."""
+
+
+def _open_source(
+    location: Location,
+    groups: RowGroups,
+    info: shard_entries.ShardInfo,
+    count: int,
+    transfer: Transfer,
+) -> _Source:
+    """Read the bytes of the columns, and begin to decode them. Only the first `count` rows are
+    needed, so later row groups are not read."""
+    import pyarrow.parquet
+
+    metadata = _find_footer(location, groups, transfer.watch)
+    if metadata.num_row_groups < groups.stop:
+        raise footers.FooterError(f"it has only {metadata.num_row_groups:,} row groups")
+    rows = [metadata.row_group(index).num_rows for index in range(groups.stop)]
+    first_row = 1 + sum(rows[: groups.first])
+    ends = list(itertools.accumulate(rows[groups.first :]))
+    stop = groups.first + bisect.bisect_left(ends, count) + 1
+    chosen = range(groups.first, min(stop, groups.stop))
+    names = trim_names(info.columns, footers.list_names(metadata))
+    stop = groups.footer[0]
+    found = [footers.find_columns(metadata, index, set(names), stop) for index in chosen]
+    spans = sorted(span for each in found for span in each.spans)
+    parts = _read_spans(location, groups.tag, spans, transfer)
+    parquet = pyarrow.parquet.ParquetFile(
+        _Parts(parts, groups.footer[1]), metadata=metadata, pre_buffer=False
+    )
+    row_bytes = sum(each.raw_bytes for each in found) // max(1, sum(each.rows for each in found))
+    batches = parquet.iter_batches(
+        min(max(1, _BATCH_BYTES // max(1, row_bytes)), _MOST_BATCH_ROWS, count),
+        row_groups=list(chosen),
+        columns=names,
+        use_threads=False,
+    )
+    return _Source(groups.file, first_row, batches)
+
+
+_footers: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
+"""The parsed footers that this process used last, by URL, hash, and tag."""
+
+
+def _find_footer(location: Location, groups: RowGroups, watch: Watch | None) -> Any:
+    key = location.url, groups.digest, groups.tag
+    if (found := _footers.get(key)) is None:
+        data = location.read_range(*groups.footer, groups.tag, watch)
+        if hash_footer(data) != groups.digest:
+            raise StoreError(
+                f"{location} changed since the run began: its footer had the hash {groups.digest}, "
+                f"and now has {hash_footer(data)}. Restore the file, or start a new run"
+            )
+        found = _footers[key] = footers.parse_footer(data)
+    while len(_footers) > _MOST_FOOTERS:
+        _footers.popitem(last=False)
+    return found
+
+
+def join_spans(spans: Iterable[footers.Span]) -> list[footers.Span]:
+    """Join ascending ranges that are close to each other, so that one request reads them."""
+    joined: list[footers.Span] = []
+    for start, stop in spans:
+        if joined and start - joined[-1][1] <= _MOST_GAP_BYTES:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _read_spans(
+    location: Location, tag: str, spans: list[footers.Span], transfer: Transfer
+) -> list[tuple[int, bytes]]:
+    """Read ranges of a file. Returns (start, bytes) of each request."""
+    parts = [
+        (start, location.read_range(start, stop, tag, transfer.watch))
+        for start, stop in join_spans(spans)
+        if start < stop
+    ]
+    transfer.count_bytes(sum(len(data) for _, data in parts))
+    return parts
+
+
+class _Parts(io.RawIOBase):
+    """A file of which only some parts can be read, for pyarrow."""
+
+    def __init__(self, parts: list[tuple[int, bytes]], size: int) -> None:
+        self._parts = [(start, memoryview(data)) for start, data in parts]
+        self._size, self._at = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> memoryview:
+        """Return a view, because pyarrow does not copy it."""
+        place = bisect.bisect_right(self._parts, self._at, key=lambda part: part[0]) - 1
+        start, data = self._parts[place] if place >= 0 else (0, memoryview(b""))
+        found = data[self._at - start : self._at - start + size]
+        if len(found) < size:
+            raise ValueError("a column's data is outside the bytes that the footer lists for it")
+        self._at += size
+        return found
+
+
+# ---------------------------------------------------------------- write
+
+
+def _write_samples(
+    source: _Source, info: shard_entries.ShardInfo, count: int, file: BinaryIO, resize: Resize
+) -> None:
+    """Write the first `count` samples as a raw shard. Its head comes last, as it has their hash."""
+    form = writer.ShardFormat(info.columns, compression=None, hashes=())
+    start = end = len(writer.encode_shard_head(form, np.zeros(count, np.int64), "0" * _DIGITS))
+    room, sizes = info.raw.bytes, np.zeros(0, np.int64)
+    file.seek(start)
+    found: list[Ints] = []
+    for rows in _encode_batches(source, info, count):
+        end += len(rows.data)
+        if end > shard_entries.MOST_SHARD_BYTES:
+            raise DatasetError(_explain_size(info))
+        if end > room:
+            resize(room := int(end * _GROWTH))
+        file.write(rows.data)
+        found.append(rows.sizes)
+    sizes = np.concatenate([sizes, *found])
+    if len(sizes) != count:
+        raise _FaultError(
+            f"has {len(sizes):,} rows in these row groups, but its footer lists {count:,}"
+        )
+    file.truncate(end)
+    resize(end)
+    file.flush()
+    with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as written:
+        digest = hash_samples(sizes, memoryview(written)[start:])
+    file.seek(0)
+    file.write(writer.encode_shard_head(form, sizes, digest))
+    file.flush()
+
+
+def _encode_batches(
+    source: _Source, info: shard_entries.ShardInfo, count: int
+) -> Iterator[arrow_samples.EncodedRows]:
+    done = 0
+    while done < count:
+        with _faults_of_arrow():
+            if (batch := next(source.batches, None)) is None:
+                return
+            batch = batch.slice(0, count - done)
+            row = source.first_row + done
+            rows = arrow_samples.encode_rows(batch, info.columns, source.file, row)
+        yield rows
+        done += batch.num_rows
+
+
+def _explain_size(info: shard_entries.ShardInfo) -> str:
+    return (
+        f"the row groups {info.stored.name} have more than 4 GiB of values, which is the limit of "
+        "a shard. Write the file with smaller row groups, or convert it (cloudload convert)"
+    )

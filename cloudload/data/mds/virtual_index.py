@@ -1,0 +1,305 @@
+"""The index of Parquet files that are read where they are, as virtual shards.
+
+    a.parquet   row groups 0 1 2 3 │ 4 5 6        a shard has about 64 MB of the columns read
+    b.parquet   row group  0                      a larger row group is a shard
+
+    listing: names, sizes, tags ─► footers, many at a time ─► index of virtual shards
+
+The index is a function of the listing and the footers, so each node makes the same bytes. Its
+shards have the listing's order. It names the columns that a run reads, so a run that reads other
+columns has another index. Sizes of raw shards are estimates, from which the cache reserves space.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from cloudload._version import __version__
+from cloudload.data import file_kinds
+from cloudload.data.mds import arrow_samples, footers, shard_entries, writer
+from cloudload.data.mds.codecs import check_codec
+from cloudload.data.mds.file_selection import FileSelection
+from cloudload.data.mds.row_groups import RowGroups, hash_footer, trim_names
+from cloudload.data.mds.shard import ID_KEY
+from cloudload.data.storage import urls
+from cloudload.data.storage.base import StoredObject
+from cloudload.data.storage.globs import find_glob
+from cloudload.data.storage.locations import Location
+from cloudload.data.storage.redaction import redact
+from cloudload.errors import DatasetError
+from cloudload.system import DaemonThreadPool, run_in_order
+
+EXTENSIONS = (".parquet", ".pq")
+_AT_ONCE = 32
+_MOST_NAMED = 30
+
+
+class ColumnChoice(NamedTuple):
+    """The columns of Parquet files that a run reads, besides `id`."""
+
+    key: str | None = None
+    """The column of the documents, as text or token IDs. A nested field looks like `meta.text`."""
+    has_others: bool = True
+    """Whether to read all other columns, too, as for a transform. If not, the `key` must exist."""
+
+
+ALL_COLUMNS = ColumnChoice()
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """Parquet files as they were listed."""
+
+    location: Location
+    """The location that the user passed: a file, a folder, or a glob."""
+    folder: Location
+    """The folder of the files."""
+    files: tuple[StoredObject, ...]
+
+    def name_of(self, file: StoredObject) -> str:
+        """The name of a file in the folder."""
+        return urls.name_below(file.url, self.folder.url)
+
+    def identify(self, choice: ColumnChoice) -> str:
+        """A digest of everything on which the index depends; "" if a file has no tag."""
+        if not all(file.tag for file in self.files):
+            return ""
+        digest = hashlib.sha256(repr((__version__, tuple(choice))).encode())
+        for file in self.files:
+            digest.update(repr((self.name_of(file), file.bytes, file.tag)).encode())
+        return digest.hexdigest()
+
+
+def is_parquet(name: str) -> bool:
+    """Whether a file, or what a glob selects, is Parquet according to its name."""
+    return file_kinds.split_name(name)[0] in EXTENSIONS and not file_kinds.split_name(name)[1]
+
+
+def find_parquet_files(location: Location) -> ParquetFiles:
+    """List the Parquet files at a location: a file, a folder, or a glob.
+
+    Raises `DatasetError` if there are none, or if they belong to a table such as Delta, and
+    `StoreError` if they cannot be listed.
+    """
+    glob = find_glob(location)
+    root = glob.folder if glob else urls.plain_location(location.url)
+    selection = FileSelection(root, glob)
+    listing = location.at(root).collect(selection.collect, wanted=selection.wants)
+    files = tuple(file for file in listing.files if is_parquet(file.url))
+    if not files:
+        raise DatasetError(f"found no Parquet files in {location}. Check the location")
+    names = [urls.name_below(file.url, root) for file in files]
+    for folder, kind in listing.tables.items():
+        if kind and any(name.startswith(folder) for name in names):
+            table = urls.join_url(root, folder.rstrip("/"))
+            raise DatasetError(file_kinds.refuse_table(redact(table), kind))
+    # the folder of a single file is the one that has it
+    folder = root.rpartition("/")[0] or ("/" if root.startswith("/") else ".")
+    return ParquetFiles(location, location.at(folder if names == [""] else root), files)
+
+
+def build_index(found: ParquetFiles, choice: ColumnChoice) -> bytes:
+    """Read the footers of Parquet files, and return their `index.json`.
+
+    Raises `DatasetError` if a file cannot be read as Parquet, or lacks the column, and `StoreError`
+    if a file changed since it was listed, or cannot be read.
+    """
+    check_codec(shard_entries.PARQUET)
+    threads = DaemonThreadPool(_AT_ONCE, "cloudload-index")
+    try:
+        read = partial(_read_entries, found, choice)
+        several = run_in_order(partial(threads.submit, read), found.files, 2 * _AT_ONCE)
+        return writer.encode_index([entry for _, entries in several for entry in entries])
+    finally:
+        threads.close(timeout_s=1.0)
+
+
+def _read_entries(
+    found: ParquetFiles, choice: ColumnChoice, file: StoredObject
+) -> list[dict[str, Any]]:
+    """The index entries of a file's shards."""
+    name, location = found.name_of(file), found.folder.at(file.url)
+    if fault := shard_entries.fault_of_name(name):
+        raise DatasetError(f"the name of {location} {fault}. Rename the file")
+    try:
+        footer = footers.read_footer(location, file.bytes, file.tag)
+        metadata = footers.parse_footer(footer)
+        columns = plan_columns(metadata, choice)
+        form = writer.ShardFormat(columns, compression=None, hashes=())
+        start, digest = file.bytes - len(footer), hash_footer(footer)
+        return [
+            _describe(
+                run, form, RowGroups(name, *run.groups, (start, file.bytes), digest, file.tag)
+            )
+            for run in cut_runs(_measure_groups(metadata, columns, name, start))
+        ]
+    except footers.FooterError as error:
+        raise DatasetError(
+            f"{location} cannot be read as Parquet: {error}. Repair the file, or leave it out"
+        ) from error
+    except _ColumnError as error:
+        raise DatasetError(f"{location} {error}") from error
+
+
+# ---------------------------------------------------------------- columns
+
+
+class _ColumnError(Exception):
+    """The columns of a file cannot be read. The message continues the file's name."""
+
+
+def plan_columns(metadata: Any, choice: ColumnChoice) -> tuple[shard_entries.Column, ...]:
+    """The columns of a file's virtual shards, sorted by name.
+
+    Text without nulls is `str`, also in other columns than the `key`. With nulls, it is `json`.
+    Columns that have no encoding are left out.
+    """
+    try:
+        schema = metadata.schema.to_arrow_schema()
+    except Exception as error:  # pyarrow raises various errors for types that it does not know
+        raise _ColumnError(f"has a schema that pyarrow cannot read ({error})") from error
+    if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        raise _ColumnError(f"has two columns named {twice[0]!r}. Rename one of them")
+    encodings = {ID_KEY: "str"}
+    if choice.has_others:
+        encodings |= dict(_list_others(metadata, schema))
+    if choice.key is not None and (kind := _find_type(schema, choice.key)) is not None:
+        encodings[choice.key] = _encoding_of_key(choice.key, kind)
+    elif choice.key is not None and not choice.has_others:
+        names = schema.names[:_MOST_NAMED] + ["…"] * (len(schema.names) > _MOST_NAMED)
+        raise _ColumnError(
+            f"has no column {choice.key!r}. Set text_key or tokens_key to one of its columns: "
+            f"{', '.join(names)}"
+        )
+    return tuple(
+        shard_entries.Column.of(name, encoding) for name, encoding in sorted(encodings.items())
+    )
+
+
+def _find_type(schema: Any, name: str) -> Any:
+    """The Arrow type of a column, or of a nested field such as `meta.text`; None without one."""
+    if name in schema.names:
+        return schema.field(name).type
+    outer, dot, inner = name.partition(".")
+    if not dot or outer not in schema.names:
+        return None
+    kind = schema.field(outer).type
+    for part in inner.split("."):
+        places = [index for index in range(kind.num_fields) if kind.field(index).name == part]
+        if len(places) != 1 or not str(kind).startswith("struct<"):
+            return None
+        kind = kind.field(places[0]).type
+    return kind
+
+
+def _encoding_of_key(name: str, kind: Any) -> str:
+    encoding = arrow_samples.encoding_of(kind)
+    if encoding is None or encoding == "json":
+        raise _ColumnError(
+            f"has the column {name!r} of type {kind}, which is neither text nor a list of token "
+            "IDs. Choose another column, a field in it such as "
+            f"{name}.text, or convert the files (cloudload convert)"
+        )
+    return encoding
+
+
+def _list_others(metadata: Any, schema: Any) -> Iterator[tuple[str, str]]:
+    """Yield the name and the encoding of each column that has an encoding."""
+    with_nulls = _find_columns_with_nulls(metadata)
+    for field in schema:
+        encoding = arrow_samples.encoding_of(field.type)
+        if encoding is not None and field.name in with_nulls and encoding != "bytes":
+            encoding = "json"
+        if encoding is not None:
+            yield field.name, encoding
+
+
+def _find_columns_with_nulls(metadata: Any) -> set[str]:
+    """The names of columns that have nulls, or may have them, because there are no statistics."""
+    found = set()
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        for place in range(group.num_columns):
+            column = group.column(place)
+            known = column.statistics if column.is_stats_set else None
+            if known is None or not known.has_null_count or known.null_count:
+                found.add(column.path_in_schema.partition(".")[0])
+    return found
+
+
+# ---------------------------------------------------------------- shards
+
+
+class GroupSize(NamedTuple):
+    """A row group: its rows, and the bytes of the columns read, decoded and stored."""
+
+    rows: int
+    raw_bytes: int
+    stored_bytes: int
+
+
+class GroupRun(NamedTuple):
+    """Consecutive row groups [start, stop) that become a shard."""
+
+    groups: tuple[int, int]
+    size: GroupSize
+
+
+def cut_runs(
+    sizes: Iterable[GroupSize], most_bytes: int = writer.DEFAULT_SHARD_BYTES
+) -> list[GroupRun]:
+    """Cut the row groups of a file into runs of about `most_bytes`. Runs without rows are left out.
+
+    >>> [run.groups for run in cut_runs([GroupSize(1, size, 0) for size in (3, 3, 3, 9, 1)], 8)]
+    [(0, 3), (3, 4), (4, 5)]
+    """
+    runs: list[GroupRun] = []
+    start, rows, raw, stored = 0, 0, 0, 0
+    for index, size in enumerate(sizes):
+        # end a run where its size is closest to the limit
+        if rows and raw + size.raw_bytes / 2 > most_bytes:
+            runs.append(GroupRun((start, index), GroupSize(rows, raw, stored)))
+            start, rows, raw, stored = index, 0, 0, 0
+        rows, raw, stored = rows + size.rows, raw + size.raw_bytes, stored + size.stored_bytes
+        stop = index + 1
+    return [*runs, GroupRun((start, stop), GroupSize(rows, raw, stored))] if rows else runs
+
+
+def _measure_groups(
+    metadata: Any, columns: Sequence[shard_entries.Column], name: str, stop: int
+) -> Iterator[GroupSize]:
+    """Yield the size of each row group. Its bytes must be in front of the footer at `stop`."""
+    read = set(trim_names(columns, footers.list_names(metadata)))
+    # a sample has an offset, and the size of each value. The ID may be the name of the file
+    row_bytes = 4 + 4 * len(columns) + (0 if ID_KEY in read else len(name.encode()) + 8)
+    for index in range(metadata.num_row_groups):
+        rows, spans, size = footers.find_columns(metadata, index, read, stop)
+        raw = size + rows * row_bytes
+        if raw > shard_entries.MOST_SHARD_BYTES:
+            raise footers.FooterError(
+                f"row group {index} has {raw:,} bytes of the columns to read, and a shard may have "
+                "4 GiB. Write smaller row groups, or convert the file (cloudload convert)"
+            )
+        yield GroupSize(rows, raw, sum(last - first for first, last in spans))
+
+
+def _describe(run: GroupRun, form: writer.ShardFormat, groups: RowGroups) -> dict[str, Any]:
+    """The entry of a virtual shard. Its identity does not depend on where the file is."""
+    names = f"{groups.digest} {groups.first} {groups.stop} {form.config()['column_names']}"
+    identity = hashlib.sha256(names.encode()).hexdigest()[:32]
+    raw = {
+        "basename": f"{groups.stored_name}.mds",
+        "bytes": run.size.raw_bytes + form.empty_bytes(),
+        "hashes": {shard_entries.PARQUET: identity},
+    }
+    stored = {
+        "basename": groups.stored_name,
+        "bytes": run.size.stored_bytes,
+        "hashes": groups.hashes,
+    }
+    config = form.config() | {"compression": shard_entries.PARQUET}
+    return {"samples": run.size.rows, "raw_data": raw, "zip_data": stored} | config
