@@ -77,9 +77,12 @@ def find_columns(metadata: Any, index: int, names: Set[str], stop: int) -> Group
     """Find the columns `names` of the row group with index `index`.
 
     `metadata` is a parsed footer, and names are paths such as `meta.text`. Raises `FooterError` if
-    a column is not in front of the footer, at `stop`.
+    a column is not in front of the footer, at `stop`. A group without rows has no bytes, whatever
+    its writer recorded.
     """
     group = metadata.row_group(index)
+    if not group.num_rows:
+        return GroupColumns(0, [], 0)
     columns = [group.column(place) for place in range(group.num_columns)]
     columns = [column for column in columns if column.path_in_schema in names]
     spans, raw_bytes = [find_span(column) for column in columns], 0

@@ -202,7 +202,7 @@ def _open_source(
     row_bytes = sum(each.raw_bytes for each in found) // max(1, sum(each.rows for each in found))
     batches = parquet.iter_batches(
         min(max(1, _BATCH_BYTES // max(1, row_bytes)), _MOST_BATCH_ROWS, count),
-        row_groups=list(chosen),
+        row_groups=[index for index in chosen if rows[index]],
         columns=names,
         use_threads=False,
     )

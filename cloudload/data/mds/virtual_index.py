@@ -34,6 +34,8 @@ from cloudload.errors import DatasetError
 from cloudload.system import DaemonThreadPool, run_in_order
 
 EXTENSIONS = (".parquet", ".pq")
+SHARD_BYTES = writer.DEFAULT_SHARD_BYTES
+"""About how many bytes of the columns read a shard has."""
 _AT_ONCE = 32
 _MOST_NAMED = 30
 
@@ -68,7 +70,7 @@ class ParquetFiles:
         """A digest of everything on which the index depends; "" if a file has no tag."""
         if not all(file.tag for file in self.files):
             return ""
-        digest = hashlib.sha256(repr((__version__, tuple(choice))).encode())
+        digest = hashlib.sha256(repr((__version__, SHARD_BYTES, *choice)).encode())
         for file in self.files:
             digest.update(repr((self.name_of(file), file.bytes, file.tag)).encode())
         return digest.hexdigest()
@@ -130,12 +132,11 @@ def _read_entries(
         metadata = footers.parse_footer(footer)
         columns = plan_columns(metadata, choice)
         form = writer.ShardFormat(columns, compression=None, hashes=())
-        start, digest = file.bytes - len(footer), hash_footer(footer)
+        span = file.bytes - len(footer), file.bytes
+        sizes = _measure_groups(metadata, columns, name, span[0])
         return [
-            _describe(
-                run, form, RowGroups(name, *run.groups, (start, file.bytes), digest, file.tag)
-            )
-            for run in cut_runs(_measure_groups(metadata, columns, name, start))
+            _describe(run, form, RowGroups(name, *run.groups, span, hash_footer(footer), file.tag))
+            for run in cut_runs(sizes, SHARD_BYTES)
         ]
     except footers.FooterError as error:
         raise DatasetError(
@@ -249,9 +250,7 @@ class GroupRun(NamedTuple):
     size: GroupSize
 
 
-def cut_runs(
-    sizes: Iterable[GroupSize], most_bytes: int = writer.DEFAULT_SHARD_BYTES
-) -> list[GroupRun]:
+def cut_runs(sizes: Iterable[GroupSize], most_bytes: int) -> list[GroupRun]:
     """Cut the row groups of a file into runs of about `most_bytes`. Runs without rows are left out.
 
     >>> [run.groups for run in cut_runs([GroupSize(1, size, 0) for size in (3, 3, 3, 9, 1)], 8)]

@@ -42,7 +42,7 @@ from cloudload.data.file_kinds import (
     split_name,
 )
 from cloudload.data.mds import shard_entries, virtual_index
-from cloudload.data.mds.own_objects import JOURNAL_FOLDER
+from cloudload.data.mds.own_objects import JOURNAL_FOLDER, is_of_dataset
 from cloudload.data.storage import urls
 from cloudload.data.storage.globs import Glob, find_glob
 from cloudload.data.storage.locations import MOST_PEEKED, Location
@@ -84,7 +84,8 @@ def refuse_hub_name(location: Location) -> None:
 def has_parquet(location: Location) -> bool:
     """Whether a location without an index has Parquet files, and fewer of any other format.
 
-    The location is a folder or a glob. It is surveyed as for an explanation.
+    The location is a folder or a glob. It is surveyed as for an explanation. Raises `DatasetError`
+    for a folder of splits, because one run seldom reads several.
     """
     location = location.within(DEADLINE_S)
     try:
@@ -95,9 +96,18 @@ def has_parquet(location: Location) -> bool:
     if glob:
         files = [name for name in found.files if glob.matches(name)]
         return bool(files) and all(map(virtual_index.is_parquet, files))
-    taken = _choose_files(found.files)
+    taken = _choose_files([name for name in found.files if not is_of_dataset(name)])
     is_raw = not (found.datasets or found.unfinished or found.tables)
-    return is_raw and bool(taken) and virtual_index.is_parquet(taken[0])
+    if not is_raw or not taken or not virtual_index.is_parquet(taken[0]):
+        return False
+    if len(splits := sorted({name.partition("/")[0] for name in taken})) > 1 and (
+        _SPLITS.issuperset(splits)
+    ):
+        raise DatasetError(
+            f"{location} has Parquet files of several splits: {', '.join(splits)}. Pass "
+            f"Stream({redact(location.url)!r}, split={splits[0]!r}) as data, or a list of splits"
+        )
+    return True
 
 
 def raise_clearer(error: StoreError, location: Location) -> None:

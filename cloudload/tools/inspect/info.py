@@ -152,7 +152,7 @@ class DatasetInfo:
     shards: int
     """Number of shards."""
     raw_bytes: int
-    """Bytes of the shards before compression."""
+    """Bytes of the shards before compression; an estimate for Parquet files."""
     stored_bytes: int
     """Bytes of the shards as stored."""
     columns: tuple[ColumnInfo, ...]
@@ -186,7 +186,8 @@ class DatasetInfo:
         yield self.dataset
         yield f"  samples      {self.samples:,}"
         yield f"  shards       {self.shards:,}"
-        yield f"  bytes        {self.raw_bytes:,} raw, {self.stored_bytes:,} stored{ratio}"
+        about = "about " if shard_entries.PARQUET in self.compression else ""
+        yield f"  bytes        {about}{self.raw_bytes:,} raw, {self.stored_bytes:,} stored{ratio}"
         if self.text_bytes:
             yield f"  text         {counted(self.text_bytes, 'byte')} of UTF-8"
         width = max(len(escape(column.name)) for column in self.columns)
@@ -245,7 +246,9 @@ def read_info(
     stream = Stream(os.fspath(dataset), split=split)
     [found] = open_corpus([stream.locate(retry or Retry())]).datasets
     shards = tuple(found.shards)
-    chosen = spread_shards([shard for shard in shards if shard.samples], sample)
+    # the offsets of a virtual shard are only known once it was written
+    stored = [shard for shard in shards if shard.samples and not shard.is_virtual]
+    chosen = spread_shards(stored, sample)
     samples = sum(shard.samples for shard in shards)
     report = _read_report(found.location, samples)
     return DatasetInfo(

@@ -1,0 +1,563 @@
+"""Parquet files that are read where they are give the same samples and rows as after a conversion,
+on every world, and a file that is damaged or that changes is an error that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import io
+import itertools
+import os
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from cloudload import Stream
+from cloudload.convert import convert_to_mds
+from cloudload.data.cache import cache_folder, fetch
+from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds import footers, row_groups, shard_entries, virtual_index
+from cloudload.data.mds.dataset import Corpus, open_corpus
+from cloudload.data.mds.virtual_index import ColumnChoice
+from cloudload.data.storage.locations import Location
+from cloudload.errors import CacheError, DatasetError, StoreError, StreamChangedError
+from cloudload.testing import Leg, check_resume, check_worlds, run_legs
+from testkit.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
+from testkit.counted import count
+from testkit.loaders import make_loader, ranks, rows_of
+from testkit.parquet_files import WRITERS, write_corpus, write_parquet
+from testkit.shard_caches import flip, texts_of
+from testkit.whole_documents import open_epoch, read_all
+
+DOCUMENTS = [*random_documents(5, 240), "", "é 狐 \x00", "z" * 5_000]
+TEXT_ONLY = ColumnChoice("text", has_others=False)
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual_index, "SHARD_BYTES", 5_000)
+
+
+def open_files(location: Path | str, choice: ColumnChoice = TEXT_ONLY) -> Corpus:
+    return open_corpus([Location(str(location))], choices=[choice])
+
+
+def samples_of(corpus: Corpus, root: Path) -> list[bytes]:
+    """The bytes of each sample, with the sizes of its values."""
+    cache = ShardCache(corpus, root, threads=3, verify="always")
+    try:
+        shards = [cache.shard(number) for number in range(len(corpus.shard_sizes))]
+        starts = [np.cumsum([0, *shard.sample_bytes()]) for shard in shards]
+        bodies = [
+            bytes(shard.data)[-int(ends[-1]) :] for shard, ends in zip(shards, starts, strict=True)
+        ]
+        return [
+            body[start:stop]
+            for body, ends in zip(bodies, starts, strict=True)
+            for start, stop in itertools.pairwise(ends)
+        ]
+    finally:
+        cache.close()
+
+
+# ---------------------------------------------------------------- the same samples
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_samples_are_the_same_bytes_as_after_a_conversion(
+    tmp_path: Path, writer: str, has_ids: bool
+) -> None:
+    documents = [text for text in DOCUMENTS if text]  # a conversion leaves out empty documents
+    rows = [{"id": f"d{n}", "text": text, "n": n} for n, text in enumerate(documents)]
+    rows = rows if has_ids else [{"text": row["text"], "n": row["n"]} for row in rows]
+    if not has_ids and writer in ("dictionary", "large_string", "string_view"):
+        pytest.skip("the schema of this writer has IDs")
+    for number in range(2):
+        WRITERS[writer](tmp_path / "in" / f"{number}.parquet", rows[number::2])
+    convert_to_mds(str(tmp_path / "in"), str(tmp_path / "out"), progress=False, processes=1)
+    converted = open_corpus([Location(str(tmp_path / "out"))])
+    found = samples_of(open_files(tmp_path / "in"), tmp_path / "cache")
+    assert found == samples_of(converted, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", ["int64", "float64", "null", "binary", "bool"])
+def test_ids_of_any_type_are_those_of_a_conversion(tmp_path: Path, kind: str) -> None:
+    values: dict[str, list[Any]] = {
+        "int64": [7, None, -1],
+        "float64": [7.0, 0.5, None],
+        "null": [None, None, None],
+        "binary": [b"a", b"\xff", b""],
+        "bool": [True, False, None],
+    }
+    types = {"null": pyarrow.null(), "bool": pyarrow.bool_()}
+    kinds = types.get(kind) or getattr(pyarrow, kind)()
+    schema = pyarrow.schema([("id", kinds), ("text", pyarrow.string())])
+    rows = [{"id": value, "text": f"t{n}"} for n, value in enumerate(values[kind])]
+    write_parquet(tmp_path / "in" / "a.parquet", rows, schema=schema)
+    convert_to_mds(str(tmp_path / "in"), str(tmp_path / "out"), progress=False, processes=1)
+    converted = samples_of(open_corpus([Location(str(tmp_path / "out"))]), tmp_path / "cache")
+    assert samples_of(open_files(tmp_path / "in"), tmp_path / "cache") == converted
+
+
+def test_rows_are_the_same_where_shards_are_cut_alike(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS, num_files=2)
+    corpus = open_files(tmp_path / "in")
+    sizes = corpus.shard_sizes.tolist()
+    assert len(sizes) > 4
+    assert len(set(sizes)) > 1
+    write_mds(tmp_path / "out", DOCUMENTS, shard_samples=sizes)
+    legs = [Leg(2, batches=5), Leg(3, workers=2, batches=5)]
+    found, expected = (
+        run_legs(ranks(str(folder), local=tmp_path / "cache", num_canonical_nodes=2), legs)
+        for folder in (tmp_path / "in", tmp_path / "out")
+    )
+    assert found == expected
+
+
+def test_every_world_reads_the_same_rows(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    legs = [Leg(batches=2), Leg(12, batches=2), Leg(6, batch_size=3), Leg(4, workers=2, batches=9)]
+    check_worlds(ranks(f"{tmp_path}/in/*.parquet", local=tmp_path / "cache"), legs)
+
+
+def test_saved_after_every_batch_the_remainder_is_the_same(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    make = ranks(str(tmp_path / "in"), local=tmp_path / "cache")
+    check_resume(make, global_batch=8, num_batches=4)
+
+
+def test_forked_workers_decode_after_the_parent_read_footers(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    with open_epoch(str(tmp_path / "in"), tmp_path / "a") as loader:
+        expected = rows_of(loader)
+    for start_method in ("fork", "spawn"):
+        settings = {"num_workers": 2, "start_method": start_method}
+        with open_epoch(str(tmp_path / "in"), tmp_path / start_method, **settings) as loader:
+            assert rows_of(loader) == expected
+
+
+# ---------------------------------------------------------------- locations
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "in",
+        "in/",
+        "in/*.parquet",
+        "in/**/*.parquet",
+        ["in/part-000.parquet", "in/part-00[12].parquet"],
+    ],
+)
+def test_a_folder_a_glob_and_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str | list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(Path("in"), DOCUMENTS)
+    Path("in/README.md").write_text("# the data")
+    Path("in/_temporary").mkdir()
+    Path("in/_temporary/a.parquet").write_bytes(b"unfinished")
+    locations = [Location(each) for each in (data if isinstance(data, list) else [data])]
+    corpus = open_corpus(locations, choices=[TEXT_ONLY] * len(locations))
+    assert texts_of(corpus, tmp_path / "cache") == DOCUMENTS
+
+
+def test_a_folder_of_splits_is_refused_and_a_split_is_read(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_corpus(tmp_path / split, [f"{split} {n}" for n in range(5)], num_files=1)
+    with pytest.raises(DatasetError, match=r"several splits: test, train\. Pass Stream\("):
+        make_loader(str(tmp_path))
+    with make_loader(Stream(str(tmp_path), split="test"), local=tmp_path / "c") as loader:
+        assert loader.num_samples == 5
+
+
+def test_the_index_is_the_same_on_every_node_and_made_once_on_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    read: list[str] = []
+    monkeypatch.setattr(footers, "read_footer", _noting(read, footers.read_footer))
+    hashes = set()
+    for node in ("a", "a", "b"):
+        [dataset] = open_corpus([Location(str(tmp_path / "in"))], tmp_path / node).datasets
+        hashes.add(dataset.index_hash)
+        assert len(read) == (3 if node == "a" else 6)
+    assert len(hashes) == 1
+
+
+def _noting(read: list[str], function: Callable[..., Any]) -> Callable[..., Any]:
+    def note(location: Location, *arguments: Any) -> Any:
+        read.append(location.url)
+        return function(location, *arguments)
+
+    return note
+
+
+def test_only_the_ranges_of_the_columns_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_groups, "_MOST_GAP_BYTES", 0)
+    rows = [
+        {"id": f"{n}", "junk": os.urandom(2_000), "text": text} for n, text in enumerate(DOCUMENTS)
+    ]
+    path = write_parquet(tmp_path / "in" / "a.parquet", rows)
+    corpus = open_files(path)
+    [dataset] = corpus.datasets
+    read: list[int] = []
+    reading = Location.read_range
+
+    def note(self: Location, start: int, stop: int, *arguments: Any) -> bytes:
+        read.append(stop - start)
+        return reading(self, start, stop, *arguments)
+
+    monkeypatch.setattr(Location, "read_range", note)
+    row_groups._footers.clear()
+    assert texts_of(corpus, tmp_path / "cache") == DOCUMENTS
+    footer = pyarrow.parquet.read_metadata(path).serialized_size + 8
+    assert sum(read) == sum(info.stored.bytes for info in dataset.shards) + footer
+    assert sum(read) < path.stat().st_size / 10
+
+
+# ---------------------------------------------------------------- columns
+
+
+def ids_of(text: str) -> list[int]:
+    return [*byte_tokenizer().encode(text).ids, EOS_ID]
+
+
+def test_a_nested_text_and_another_column_are_read(tmp_path: Path) -> None:
+    rows = [{"meta": {"text": text, "n": 1}, "body": text[::-1]} for text in DOCUMENTS]
+    write_parquet(tmp_path / "a.parquet", rows)
+    for key, turn in (("meta.text", 1), ("body", -1)):
+        with open_epoch(str(tmp_path / "a.parquet"), tmp_path / key, text_key=key) as loader:
+            found = read_all(loader)
+        expected = {(0, n): ids_of(text[::turn]) for n, text in enumerate(DOCUMENTS)}
+        assert found == expected
+
+
+@pytest.mark.parametrize("kind", ["list of int64", "list of uint16", "fixed list", "binary"])
+def test_token_ids_are_read(tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(1)
+    documents = [
+        rng.integers(0, 250, 8 if kind == "fixed list" else n % 30).tolist() for n in range(99)
+    ]
+    types = {
+        "list of int64": pyarrow.list_(pyarrow.int64()),
+        "list of uint16": pyarrow.large_list(pyarrow.uint16()),
+        "fixed list": pyarrow.list_(pyarrow.int32(), 8),
+        "binary": pyarrow.binary(),
+    }
+    values: list[Any] = documents
+    if kind == "binary":
+        values = [np.array(ids, "<u2").tobytes() for ids in documents]
+    rows = [{"ids": value} for value in values]
+    write_parquet(tmp_path / "a.parquet", rows, schema=pyarrow.schema([("ids", types[kind])]))
+    options: dict[str, Any] = {"tokens_key": "ids", "tokenizer": None, "eos": None}
+    options["tokens_dtype"] = "uint16" if kind == "binary" else None
+    with open_epoch(str(tmp_path / "a.parquet"), tmp_path / "cache", **options) as loader:
+        found = read_all(loader)
+    assert found == {(0, n): ids for n, ids in enumerate(documents) if ids}
+
+
+def title_and_text(sample: dict[str, Any]) -> str:
+    return f"{sample['title']}/{sample['text']}/{sample['when']}/{sample['n']}"
+
+
+def test_a_transform_gets_all_columns_with_their_nulls(tmp_path: Path) -> None:
+    when = datetime.datetime(2024, 2, 29, 12)
+    rows = [
+        {"title": None if n % 2 else f"t{n}", "text": f"x{n}", "when": when, "n": n, "raw": b"\xff"}
+        for n in range(9)
+    ]
+    write_parquet(tmp_path / "a.parquet", rows, row_group_size=4)
+    options = {"transform": title_and_text}
+    with open_epoch(str(tmp_path / "a.parquet"), tmp_path / "cache", **options) as loader:
+        found = [ids for _, ids in sorted(read_all(loader).items())]
+    titles = ["None" if n % 2 else f"t{n}" for n in range(9)]
+    time = "2024-02-29 12:00:00.000000"
+    assert found == [ids_of(f"{title}/x{n}/{time}/{n}") for n, title in enumerate(titles)]
+
+
+def test_a_null_text_is_a_bad_document(tmp_path: Path) -> None:
+    rows = [{"id": f"d{n}", "text": None if n == 3 else f"text {n}"} for n in range(9)]
+    write_parquet(tmp_path / "a.parquet", rows)
+    message = r"sample 3 of .*a\.parquet#0-0 \(id 'd3'\) has null in column 'text'"
+    with (
+        pytest.raises(DatasetError, match=message),
+        open_epoch(str(tmp_path / "a.parquet"), tmp_path / "cache") as loader,
+    ):
+        rows_of(loader)
+    skipping = open_epoch(str(tmp_path / "a.parquet"), tmp_path / "cache", on_error="skip")
+    assert sorted(sample for _, sample in read_all(skipping)) == [0, 1, 2, 4, 5, 6, 7, 8]
+
+
+# ---------------------------------------------------------------- faults
+
+
+def write_one(folder: Path, **columns: Any) -> Path:
+    table = pyarrow.table(columns or {"text": ["a", "b"]})
+    folder.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(table, folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"body": ["a"]}, r"a\.parquet has no column 'text'\. Set text_key .* columns: body$"),
+        ({"text": [1, 2]}, r"has the column 'text' of type int64, which is neither text nor"),
+        ({"text": [{"a": "b"}]}, r"has the column 'text' of type struct<a: string>, .* text\.text"),
+        ({"text": [["a"]]}, r"has the column 'text' of type list<.*string>, which is neither"),
+        ({"text": [[1, 2]]}, r"has ndarray:int64, not text, in column 'text'"),
+    ],
+)
+def test_a_column_that_is_not_text_is_named(
+    tmp_path: Path, columns: dict[str, Any], message: str
+) -> None:
+    path = write_one(tmp_path / "in", **columns)
+    with pytest.raises(DatasetError, match=message):
+        make_loader(str(path), local=tmp_path / "cache")
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garble_footer(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    [size] = struct.unpack("<I", data[-8:-4])
+    data[-8 - size : -8] = b"\xff" * size
+    path.write_bytes(data)
+
+
+def announce_more(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8] + struct.pack("<I", 1 << 30) + b"PAR1")
+
+
+def encrypt_footer(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4] + b"PARE")
+
+
+def drop_rows(path: Path) -> None:
+    """Remove the row groups, and keep the footer, which then lists bytes after the file's end."""
+    data = path.read_bytes()
+    [size] = struct.unpack("<I", data[-8:-4])
+    path.write_bytes(b"PAR1" + data[-8 - size :])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_off, "it does not end like a Parquet file, so it is cut off or damaged"),
+        (empty, "it has only 0 bytes"),
+        (garble_footer, r"its footer is damaged \("),
+        (announce_more, "its last bytes announce a footer of 1,073,741,832 bytes"),
+        (encrypt_footer, "its footer is encrypted"),
+        (drop_rows, "its footer says that row group 0 has 2 rows, .* the footer begins at byte 4"),
+    ],
+)
+def test_a_damaged_footer_is_an_error_that_names_the_file(
+    tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    path = write_one(tmp_path / "in", text=["a", "b"], other=["c" * 99] * 2)
+    damage(path)
+    with pytest.raises(DatasetError, match=rf"a\.parquet cannot be read as Parquet: .*{message}"):
+        make_loader(str(tmp_path / "in" / "*.parquet"), local=tmp_path / "cache")
+
+
+def test_damaged_pages_are_an_error_that_names_the_row_groups(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS, num_files=1, compression="zstd")
+    path = tmp_path / "in" / "part-000.parquet"
+    data = bytearray(path.read_bytes())
+    data[100:600] = bytes(500)
+    path.write_bytes(data)
+    message = r"part-000\.parquet#0-\d cannot be read as Parquet \(.*the second invalid download"
+    with (
+        pytest.raises(DatasetError, match=message),
+        open_epoch(str(tmp_path / "in"), tmp_path / "cache", shuffle=False) as loader,
+    ):
+        rows_of(loader)
+
+
+def test_files_without_rows_and_empty_row_groups_are_read(tmp_path: Path) -> None:
+    schema = pyarrow.schema([("text", pyarrow.string())])
+    write_parquet(tmp_path / "in" / "0.parquet", [], schema=schema)
+    WRITERS["many small row groups"](
+        tmp_path / "in" / "1.parquet", [{"text": t} for t in DOCUMENTS]
+    )
+    assert texts_of(open_files(tmp_path / "in"), tmp_path / "cache") == DOCUMENTS
+    with pytest.raises(DatasetError, match="found no samples in"):
+        open_files(tmp_path / "in" / "0.parquet")
+
+
+def test_a_shard_that_is_too_large_names_its_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"id": str(n), "text": "the same text " * 50} for n in range(100)]
+    write_parquet(tmp_path / "a.parquet", rows, row_group_size=100)  # a dictionary of one text
+    corpus = open_files(tmp_path / "a.parquet")
+    monkeypatch.setattr(shard_entries, "MOST_SHARD_BYTES", 20_000)
+    with pytest.raises(DatasetError, match=r"row groups a\.parquet#0-0 have more than 4 GiB"):
+        texts_of(corpus, tmp_path / "cache")
+    monkeypatch.setattr(shard_entries, "MOST_SHARD_BYTES", 1_000)
+    with pytest.raises(DatasetError, match=r"row group 0 has [\d,]+ bytes of the columns to read"):
+        open_files(tmp_path / "a.parquet")
+
+
+def test_without_pyarrow_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_one(tmp_path / "in")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DatasetError, match=r"pip install 'cloudload\[parquet\]'"):
+        make_loader(str(tmp_path / "in"), local=tmp_path / "cache")
+
+
+# ---------------------------------------------------------------- files that change
+
+
+def rewrite(path: Path) -> None:
+    write_parquet(path, [{"id": "d0", "text": "new text"}])
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(1, 1))
+
+
+def append_bytes(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+@pytest.mark.parametrize("change", [rewrite, touch, append_bytes])
+def test_a_file_that_changes_during_a_run_is_an_error_with_both_versions(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    corpus = open_files(tmp_path / "in")
+    change(tmp_path / "in" / "part-001.parquet")
+    message = r"part-001\.parquet changed since it was listed: its version was \d+-\d+, and is now"
+    with pytest.raises(StoreError, match=message):
+        texts_of(corpus, tmp_path / "cache")
+
+
+def test_a_file_without_a_version_that_changes_is_an_error(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    [dataset] = open_files(tmp_path / "in").datasets
+    info = dataset.shards[0]
+    groups = row_groups.RowGroups.of(info.stored)._replace(tag="")
+    stored = shard_entries.FileInfo(groups.stored_name, 1, groups.hashes)
+    path = tmp_path / "in" / groups.file
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    row_groups._footers.clear()
+    info = dataclasses.replace(info, zipped=stored)
+    with pytest.raises(
+        StoreError, match=r"part-000\.parquet changed since the run began: its footer"
+    ):
+        row_groups.write_row_groups(
+            dataset.location, info, io.BytesIO(), row_groups.Transfer(lambda _: None)
+        )
+
+
+def test_a_file_that_vanishes_during_a_run_is_named(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    corpus = open_files(tmp_path / "in")
+    (tmp_path / "in" / "part-002.parquet").unlink()
+    row_groups._footers.clear()
+    with pytest.raises(StoreError, match=r"part-002\.parquet"):
+        texts_of(corpus, tmp_path / "cache")
+
+
+def test_a_state_is_resumed_from_a_copy_but_not_after_a_change(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    with make_loader(str(tmp_path / "in"), local=tmp_path / "cache") as loader:
+        before = rows_of(loader.take(2))
+        state, expected = loader.state_dict(), rows_of(loader.take(3))
+    assert before != expected
+    shutil.copytree(tmp_path / "in", tmp_path / "moved")  # with other versions
+    with make_loader(str(tmp_path / "moved"), local=tmp_path / "cache") as loader:
+        loader.load_state_dict(state)
+        assert rows_of(loader.take(3)) == expected
+    rewrite(tmp_path / "moved" / "part-001.parquet")
+    with (
+        make_loader(str(tmp_path / "moved"), local=tmp_path / "cache") as loader,
+        pytest.raises(StreamChangedError, match="data"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_run_continues_with_its_own_files_after_others_were_added(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    with make_loader(str(tmp_path / "in"), local=tmp_path / "cache") as loader:
+        rows_of(loader.take(2))
+        state, expected = loader.state_dict(), rows_of(loader.take(20))
+    write_parquet(tmp_path / "in" / "part-003.parquet", [{"id": "new", "text": "new " * 500}])
+    with make_loader(str(tmp_path / "in"), local=tmp_path / "cache") as loader:
+        loader.load_state_dict(state)
+        assert rows_of(loader.take(20)) == expected
+
+
+# ---------------------------------------------------------------- the cache
+
+
+def cached_shards(root: Path) -> list[Path]:
+    return sorted(root.glob("*/*.mds"))
+
+
+@pytest.mark.parametrize("verify", ["once", "always"])
+def test_a_damaged_shard_in_the_cache_is_read_again(tmp_path: Path, verify: str) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    corpus = open_files(tmp_path / "in")
+    texts_of(corpus, tmp_path / "cache", verify=verify)
+    paths = cached_shards(tmp_path / "cache")
+    assert len(paths) == len(corpus.shard_sizes) > 4
+    flip(paths[0], paths[0].stat().st_size - 1)
+    paths[1].write_bytes(paths[1].read_bytes()[:-1])
+    assert texts_of(corpus, tmp_path / "cache", verify=verify) == DOCUMENTS
+
+
+def test_a_shard_that_is_larger_than_its_estimate_is_reserved_as_it_grows(tmp_path: Path) -> None:
+    rows = [{"id": f"{n}", "text": f"{n % 3} the same text " * 400} for n in range(300)]
+    write_parquet(tmp_path / "in" / "a.parquet", rows, row_group_size=100)
+    corpus = open_files(tmp_path / "in")
+    root = tmp_path / "cache"
+    estimate, limit = int(corpus.datasets[0].table.raw_bytes.sum()), 3_000_000
+    cache_folder.open_cache_folder(root)
+    assert len(texts_of(corpus, root, limit_bytes=limit)) == 300
+    used = sum(path.stat().st_size for path in cached_shards(root))
+    assert 10 * estimate < used < limit
+    assert fetch._read(root).used == used
+    with pytest.raises(CacheError, match=r"cache_limit 500,000 is too small"):
+        texts_of(corpus, tmp_path / "small", limit_bytes=500_000)
+    assert not list((tmp_path / "small").rglob("*.part"))
+
+
+# ---------------------------------------------------------------- lengths
+
+
+def test_lengths_are_counted_and_used(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    with open_epoch(str(tmp_path / "in"), tmp_path / "cache") as loader:
+        expected = rows_of(loader)
+    count(tmp_path / "in")
+    settings: dict[str, Any] = {"lengths": "require"}
+    with open_epoch(str(tmp_path / "in"), tmp_path / "cache", **settings) as loader:
+        assert len(loader) == -(-len(expected) // 2)
+        assert rows_of(loader)[: len(expected)] == expected
+    [dataset] = open_files(tmp_path / "in").datasets
+    assert {info.compression for info in dataset.shards} == {shard_entries.PARQUET}
