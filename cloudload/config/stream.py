@@ -35,15 +35,16 @@ _SHARED_FOLDER = re.compile(
 @option_help.explained
 @dataclass(frozen=True)
 class Stream:
-    """An MDS dataset: its location, and how much of it to read.
+    """A dataset: its location, and how much of it to read.
 
     Raises `ValueError` if an option other than `repeat` is invalid. The loader checks `repeat`, and
     that a stream with `max_epochs` is in a mixture.
     """
 
     remote: str
-    """URL or folder that contains `index.json`, or that contains the folder `split`. `synthetic:`
-    is a dataset of random token IDs, for tests of shapes and speed."""
+    """URL or folder that contains `index.json`, or that contains the folder `split`. A file, a
+    folder, or a glob of Parquet files is read where it is. `synthetic:` is a dataset of random
+    token IDs, for tests of shapes and speed."""
     split: str | None = None
     """Subfolder to read, such as `train`."""
     proportion: float | None = None
@@ -78,7 +79,7 @@ class Stream:
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
             raise ValueError(
-                f"a stream's remote is {self.remote!r}. Use the URL or folder of an MDS dataset"
+                f"a stream's remote is {self.remote!r}. Use the URL or folder of a dataset"
             )
         if synthetic.is_synthetic(self.remote):
             self._settle_synthetic()
@@ -185,7 +186,7 @@ def as_streams(data: Any) -> tuple[Stream, ...]:
                 "cloudload.convert_to_mds(data, 'corpus-mds'), and pass 'corpus-mds'"
             )
         raise ValueError(
-            f"data is {wrong[0]!r}. Pass the URL or folder of an MDS dataset, a Stream, or a "
-            "list of them"
+            f"data is {wrong[0]!r}. Pass the URL or folder of a dataset, a Stream, or a list of "
+            "them"
         )
     return tuple(item if isinstance(item, Stream) else Stream(os.fspath(item)) for item in items)

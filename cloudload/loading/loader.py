@@ -67,8 +67,9 @@ class CloudLoader:
     traces. A signal handler may do so too, except for traces. All other calls belong to one thread.
 
     Args:
-        data: URL or folder of an MDS dataset, a `Stream`, or a list of these. A list is read as one
-            corpus, or as a mixture if its streams have proportions or `schedule` is set. `data` can
+        data: URL or folder of an MDS dataset, or of Parquet files, which may be a glob; a `Stream`;
+            or a list of these. A list is read as one corpus, or as a mixture if its streams have
+            proportions or `schedule` is set. `data` can
             also be a `StreamingDataset`, whose settings become options of the loader, or a list of
             `streaming.Stream`, whose proportions set how many samples an epoch reads.
         tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,

@@ -8,13 +8,13 @@ Arrow type                  encoding           null
 string                      str                `NULL_TEXT`, which makes a document bad
 binary                      bytes              no bytes
 list of integers            ndarray:<dtype>    an error
-any other, without bytes    json               null
+any other, without bytes    json               null, as in a conversion
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from cloudload.data.mds.shard import ID_KEY, NULL_TEXT
 from cloudload.system import Ints
 
 _ARRAY = "ndarray:"
+_BAD_JSON = b"\xff"  # reading it fails, as for any other bad document
 
 
 class EncodedRows(NamedTuple):
@@ -199,8 +200,7 @@ def _encode_column(array: Any, column: shard_entries.Column) -> Any:
     if array is None:
         raise BadColumnError(f"it has no column {column.name!r}")
     if column.encoding == "json":
-        read = record_values.value_reader(array)
-        values = [json.dumps(read(row), default=str).encode() for row in range(len(array))]
+        values = list(map(_encode_json(array), range(len(array))))
         return pyarrow.array(values, pyarrow.large_binary())
     array = _plain(array)
     if column.encoding.startswith(_ARRAY):
@@ -209,6 +209,19 @@ def _encode_column(array: Any, column: shard_entries.Column) -> Any:
     null = NULL_TEXT if column.encoding == "str" else b""
     kind = pyarrow.large_binary()
     return compute.fill_null(values, pyarrow.scalar(null, kind)) if array.null_count else values
+
+
+def _encode_json(array: Any) -> Callable[[int], bytes]:
+    """A function that encodes the value of a row. A value that JSON cannot express is a bad one."""
+    read = record_values.value_reader(array)
+
+    def encode(row: int) -> bytes:
+        try:
+            return json.dumps(read(row), default=str).encode()
+        except Exception:  # pyarrow and Python raise various errors for such values
+            return _BAD_JSON
+
+    return encode
 
 
 def _encode_arrays(array: Any, column: shard_entries.Column) -> Any:

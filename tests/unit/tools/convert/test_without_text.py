@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.convert import convert_to_mds
-from cloudload.tools.convert.input_records import leave_out_absent
+from cloudload.data.mds.record_values import leave_out_absent
 from testkit.conversions import QUIET, convert, convert_and_read, read_dataset, refuse
 
 Rows = list[dict[str, Any]]
