@@ -73,7 +73,7 @@ class GroupColumns(NamedTuple):
     """The decompressed size of the columns."""
 
 
-def find_columns(metadata: Any, index: int, names: Set[str], stop: int) -> GroupColumns:
+def measure_group(metadata: Any, index: int, names: Set[str], stop: int) -> GroupColumns:
     """Find the columns `names` of the row group with index `index`.
 
     `metadata` is a parsed footer, and names are paths such as `meta.text`. Raises `FooterError` if

@@ -193,7 +193,7 @@ def _open_source(
     chosen = range(groups.first, min(stop, groups.stop))
     names = trim_names(info.columns, footers.list_names(metadata))
     stop = groups.footer[0]
-    found = [footers.find_columns(metadata, index, set(names), stop) for index in chosen]
+    found = [footers.measure_group(metadata, index, set(names), stop) for index in chosen]
     spans = sorted(span for each in found for span in each.spans)
     parts = _read_spans(location, groups.tag, spans, transfer)
     parquet = pyarrow.parquet.ParquetFile(

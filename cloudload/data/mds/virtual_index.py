@@ -276,7 +276,7 @@ def _measure_groups(
     # a sample has an offset, and the size of each value. The ID may be the name of the file
     row_bytes = 4 + 4 * len(columns) + (0 if ID_KEY in read else len(name.encode()) + 8)
     for index in range(metadata.num_row_groups):
-        rows, spans, size = footers.find_columns(metadata, index, read, stop)
+        rows, spans, size = footers.measure_group(metadata, index, read, stop)
         raw = size + rows * row_bytes
         if raw > shard_entries.MOST_SHARD_BYTES:
             raise footers.FooterError(
