@@ -193,7 +193,7 @@ def test_the_command_takes_the_data_of_a_config_as_the_loader_does(
         cli(*command, *flags, "--write-golden", golden, "--rows", "5")
         assert "golden: all 5 rows are the same" in cli(*command, *flags, "--golden", golden).out
     config.write_text(head + "[object()]")
-    assert "Pass the URL or folder of an MDS dataset" in cli(*command, status=1).err
+    assert "Pass the URL or folder of a dataset" in cli(*command, status=1).err
 
 
 def test_rows_after_the_last_recorded_one_of_a_run_that_ended_are_found(
