@@ -8,6 +8,7 @@
     delivery   `DeliveryConfig`               checks       errors for wrong values
     stream     `Stream`, names of streams     code_digest  a digest of a function's code
     transform  `Text`, names of transforms    chat         `Chat`
+    source     what documents are made of
 
 `cloudload.system.option_help` turns the docstring below each field into help and documentation.
 """
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
         Verification,
     )
     from cloudload.config.delivery import DeliveryConfig, alone, settle_together
-    from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig, TokensColumn
+    from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig
+    from cloudload.config.source import DocumentSource, TokensColumn
     from cloudload.config.stream import Stream, as_streams, name_streams
     from cloudload.config.transform import GIVEN_ID, Text, Transform, show_function
 else:

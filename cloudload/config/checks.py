@@ -95,8 +95,11 @@ def as_token_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(sorted({as_integer(f"a token ID in {name}", each, 0) for each in numbers}))
 
 
-def check_tokens_column(key: Any, dtype: Any, where: str = "") -> None:
-    """Check `tokens_key` and `tokens_dtype`. Error messages put `where` after an option's name."""
+def check_tokens_column(key: Any, dtype: Any, labels_key: Any, where: str = "") -> None:
+    """Check `tokens_key`, `tokens_dtype` and `labels_key`. Error messages put `where` after an
+    option's name."""
+    if labels_key is not None and (not isinstance(labels_key, str) or not labels_key):
+        raise ValueError(f"labels_key{where} is {labels_key!r}. Use the name of a column, or None")
     if key is not None and (not isinstance(key, str) or not key):
         raise ValueError(f"tokens_key{where} is {key!r}. Use the name of a column, or None")
     if dtype is not None and dtype not in (*TOKEN_DTYPES, SAME):
@@ -107,6 +110,11 @@ def check_tokens_column(key: Any, dtype: Any, where: str = "") -> None:
         raise ValueError(
             f"tokens_dtype{where} is {dtype!r}, but tokens_key is not set. Set tokens_key to the "
             "column of token IDs, or omit tokens_dtype"
+        )
+    if key is None and labels_key not in (None, SAME):
+        raise ValueError(
+            f"labels_key{where} is {labels_key!r}, but tokens_key is not set. Set tokens_key to "
+            "the column of token IDs, or omit labels_key"
         )
 
 

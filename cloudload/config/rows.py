@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from cloudload.config import checks
 from cloudload.config.checks import Count, within
@@ -21,23 +21,20 @@ from cloudload.config.choices import (
     Stopping,
     TokenDtype,
 )
+from cloudload.config.source import (
+    DocumentSource,
+    TokensColumn,
+    check_transform_id,
+    name_transform,
+)
 from cloudload.config.stream import Stream, name_streams
-from cloudload.config.transform import GIVEN_ID, Transform, as_transform, name_function
+from cloudload.config.transform import Transform, as_transform
 from cloudload.data import redact
 from cloudload.system import divisors, option_help
 
 MAX_LANES = 1 << 22
 
 TEXT_KEY = "text"
-
-
-class TokensColumn(NamedTuple):
-    """A column that holds the documents of a stream as token IDs."""
-
-    key: str
-    """The column's name."""
-    dtype: str | None
-    """The dtype of the IDs, if the column holds bytes."""
 
 
 @option_help.explained
@@ -110,6 +107,10 @@ class RowsConfig:
     tokens_dtype: TokenDtype | None = None
     """The dtype of the token IDs in a column of bytes, such as `uint16`, because the index does not
     record it. llm-foundry writes `int64`."""
+    labels_key: str | None = None
+    """The column that says which tokens of pre-tokenized data are trained: labels, which are the
+    IDs or -100, or 0 and 1. The label of a token that is not trained is -100, and a document
+    without trained tokens is filtered out. None means that all tokens are trained."""
     strip_tokens: Annotated[Sequence[int], checks.as_token_ids] = ()
     """Token IDs to remove from both ends of documents that are token IDs, such as the bos, eos, or
     padding that the writer of the data added. `bos`, `eos`, and `min_tokens` apply to the rest."""
@@ -147,7 +148,7 @@ class RowsConfig:
             object.__setattr__(self, "schedule", _read_schedule(self.schedule, self.streams))
         if not self.streams:
             raise ValueError("data is empty. Pass a URL, a Stream, or a list of them")
-        checks.check_tokens_column(self.tokens_key, self.tokens_dtype)
+        checks.check_tokens_column(self.tokens_key, self.tokens_dtype, self.labels_key)
         checks.check_fields(self)
         self._check_order()
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
@@ -162,8 +163,7 @@ class RowsConfig:
                 f"seq_len is {self.seq_len}, but row_bos is {self.row_bos!r}, which leaves no "
                 "place for the tokens of documents. Use a larger seq_len"
             )
-        self._check_tokens_columns()
-        self._check_transform_id()
+        self._check_sources()
         self._check_mixing()
 
     def _check_order(self) -> None:
@@ -179,62 +179,89 @@ class RowsConfig:
                 f"{divisors(lanes)}, or a different num_lanes"
             )
 
-    def _check_tokens_columns(self) -> None:
-        if SAME in (self.tokens_key, self.tokens_dtype):
+    def _check_sources(self) -> None:
+        columns = {"tokens_key": self.tokens_key, "tokens_dtype": self.tokens_dtype}
+        columns["labels_key"] = self.labels_key
+        if same := [name for name, value in columns.items() if value == SAME]:
             raise ValueError(
-                f"tokens_key is {self.tokens_key!r} and tokens_dtype is {self.tokens_dtype!r}, but "
-                "'same' is valid only for a Stream. Use a column and a dtype, or omit them"
+                f"{same[0]} is 'same', which is valid only for a Stream. Use a column or a dtype, "
+                "or omit it"
             )
-        columns = self.token_columns
-        if self.transform is not None and any(columns):
+        if self.transform is not None and self.tokens_key is not None:
             raise ValueError(
                 "transform makes text from samples, but tokens_key says that samples are token "
-                "IDs. Omit transform or tokens_key"
+                "IDs. Omit transform or tokens_key, or set them for single streams: "
+                "Stream(url, transform=...)"
             )
-        if self.text_key != TEXT_KEY and all(columns):
+        check_transform_id(self.transform, self.transform_id)
+        sources = self.sources  # named now, because calls may change a transform's values
+        if self.transform is not None and all(each.transform is None for each in sources):
+            raise ValueError(
+                "transform applies to no stream, because each has its own tokens_key. Omit "
+                "transform"
+            )
+        if any(each.is_text for each in sources):
+            if self.strip_tokens and all(each.is_text for each in sources):
+                raise ValueError(
+                    f"strip_tokens is {list(self.strip_tokens)}, which applies only to token IDs, "
+                    "but all documents are text. Set tokens_key, or omit strip_tokens"
+                )
+            return
+        if self.text_key != TEXT_KEY:
             raise ValueError(
                 f"text_key is {self.text_key!r}, but all documents are token IDs, because "
                 "tokens_key is set. Omit text_key or tokens_key"
             )
-        if self.on_error != RAISE and all(columns):
+        if self.on_error != RAISE:
             raise ValueError(
                 f"on_error is {self.on_error!r}, which does not apply to token IDs. All documents "
                 "are token IDs, because tokens_key is set. Omit on_error or tokens_key"
             )
 
-        if self.strip_tokens and not any(columns):
-            raise ValueError(
-                f"strip_tokens is {list(self.strip_tokens)}, which applies only to token IDs, but "
-                "all documents are text. Set tokens_key, or omit strip_tokens"
-            )
-
     @property
     def has_text(self) -> bool:
         """Whether the documents of any stream are text, which must be tokenized."""
-        return not all(self.token_columns)
+        return any(source.is_text for source in self.sources)
 
     @property
     def token_columns(self) -> list[TokensColumn | None]:
         """The column of token IDs of each stream, or None for a stream of text."""
-        return [self.token_column(stream) for stream in self.streams]
+        return [source.tokens for source in self.sources]
 
-    def token_column(self, stream: Stream) -> TokensColumn | None:
-        """The column of token IDs of one stream, or None for a stream of text."""
-        key, dtype = stream.tokens_key, stream.tokens_dtype
-        key = self.tokens_key if key == SAME else key
-        dtype = self.tokens_dtype if dtype == SAME else dtype
-        return None if key is None else TokensColumn(key, dtype)
+    @cached_property
+    def sources(self) -> tuple[DocumentSource, ...]:
+        """What the documents of each stream are made of."""
+        return tuple(map(self.source_of, self.streams))
 
-    def _check_transform_id(self) -> None:
-        given = self.transform_id
-        if given is not None and (
-            self.transform is None or not isinstance(given, str) or not given
-        ):
-            raise ValueError(
-                f"transform_id is {given!r}. Use a name, such as 'clean-v2', together with a "
-                "transform"
-            )
-        _ = self.transform_name  # compute it now, because calls may change the values
+    def source_of(self, stream: Stream) -> DocumentSource:
+        """What the documents of one stream are made of: what it sets, or what the loader sets."""
+        text_key = self.text_key if stream.text_key == SAME else stream.text_key
+        if stream.tokens_key not in (SAME, None):
+            return DocumentSource(text_key, self._tokens_column(stream))
+        if callable(stream.transform):
+            name = name_transform(stream.transform, stream.transform_id)
+            return DocumentSource(text_key, transform=stream.transform, transform_name=name)
+        if stream.text_key != SAME:
+            return DocumentSource(text_key)
+        if stream.tokens_key == SAME and self.tokens_key is not None:
+            return DocumentSource(text_key, self._tokens_column(stream))
+        if stream.transform == SAME and self.transform is not None:
+            name = self._transform_name
+            return DocumentSource(text_key, transform=self.transform, transform_name=name)
+        return DocumentSource(text_key)
+
+    @cached_property
+    def _transform_name(self) -> str | None:
+        return name_transform(self.transform, self.transform_id)
+
+    def _tokens_column(self, stream: Stream) -> TokensColumn:
+        """The column of token IDs of a stream that has one."""
+        given = stream.tokens_key, stream.tokens_dtype, stream.labels_key
+        of_loader = self.tokens_key, self.tokens_dtype, self.labels_key
+        pairs = zip(given, of_loader, strict=True)
+        key, dtype, labels_key = (other if own == SAME else own for own, other in pairs)
+        assert key is not None
+        return TokensColumn(key, dtype, labels_key)
 
     def _check_mixing(self) -> None:
         labels = [stream.label for stream in self.streams]
@@ -308,14 +335,6 @@ class RowsConfig:
         return self.schedule is not None or any(
             stream.proportion is not None for stream in self.streams
         )
-
-    @cached_property
-    def transform_name(self) -> str | None:
-        """The name that identifies the transform in a state; None if there is no transform."""
-        if self.transform is None:
-            return None
-        given = self.transform_id
-        return name_function(self.transform) if given is None else f"{GIVEN_ID}{given}"
 
 
 def _read_schedule(

@@ -20,6 +20,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cloudload.config import checks, choices
+from cloudload.config.source import check_transform_id
+from cloudload.config.transform import Transform, as_transform
 from cloudload.data import Location, Retry, redact, synthetic, urls
 from cloudload.system import option_help
 
@@ -75,6 +77,19 @@ class Stream:
     tokens_dtype: str | None = choices.SAME
     """The dtype of the IDs in a column of bytes, or `same`, which is the loader's
     `tokens_dtype`."""
+    labels_key: str | None = choices.SAME
+    """The column that says which tokens of this stream are trained, None if all are, or `same`,
+    which is the loader's `labels_key`."""
+    text_key: str = choices.SAME
+    """The column that holds this stream's documents as text, or `same`, which is the loader's
+    `text_key`. If it is set, the loader's `tokens_key` and `transform` do not apply to this
+    stream."""
+    transform: Transform | str | None = choices.SAME
+    """A function that returns the text of a sample of this stream, None for no function, or `same`,
+    which is the loader's `transform`."""
+    transform_id: str | None = None
+    """Name that identifies this stream's own transform on resume, like the loader's
+    `transform_id`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
@@ -102,7 +117,25 @@ class Stream:
         for name in ("bos", "eos"):
             token = checks.as_token(f"{name} of {self.label}", getattr(self, name))
             object.__setattr__(self, name, token)
-        checks.check_tokens_column(self.tokens_key, self.tokens_dtype, f" of {self.label}")
+        self._check_source(f" of {self.label}")
+
+    def _check_source(self, where: str) -> None:
+        checks.check_tokens_column(self.tokens_key, self.tokens_dtype, self.labels_key, where)
+        checks.as_text(f"text_key{where}", self.text_key)
+        given = self.transform
+        own = None if given in (choices.SAME, None) else as_transform(f"transform{where}", given)
+        check_transform_id(own, self.transform_id, where)
+        kinds = {"tokens_key": self.tokens_key, "transform": own, "text_key": self.text_key}
+        names = [name for name, value in kinds.items() if value not in (choices.SAME, None)]
+        if "text_key" in names and len(names) > 1:
+            raise ValueError(
+                f"{self.label} has both {names[0]} and text_key. Omit text_key, which is not read"
+            )
+        if len(names) > 1:
+            raise ValueError(
+                f"{self.label} has a transform, which makes text from samples, but tokens_key says "
+                "that samples are token IDs. Omit transform or tokens_key"
+            )
 
     def _settle_synthetic(self) -> None:
         """Check the location of synthetic data, and read its column of token IDs by default."""

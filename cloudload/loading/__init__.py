@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cloudload.loading.workers.document_reader import DocumentReader, ShardSource
     from cloudload.loading.workers.lane_reader import MOST_EAGERNESS
     from cloudload.loading.workers.prefetch import count_documents_ahead
+    from cloudload.loading.workers.token_reader import TokenReader
     from cloudload.loading.workers.trace import TracedSpan, WholeDocument
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -31,7 +31,7 @@ from cloudload.loading.workers.documents import open_cache, open_documents
 from cloudload.loading.workers.held_documents import HeldDocuments
 from cloudload.loading.workers.piece_reader import PieceReader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
-from cloudload.rows import Framing, fill_rows, list_spans, tables
+from cloudload.rows import Framing, fill_rows, hide_untrained, list_spans, tables
 from cloudload.run import (
     Position,
     Recipe,
@@ -286,6 +286,7 @@ class RegularReader:
         self._finder = RowFinder(lengths, position)
         self._delivery, self._most_rows, self._seq_len = delivery, most_rows, packing.seq_len
         self._num_lead, self._row_bos = recipe.config.num_lead, recipe.tokenizer.row_bos
+        self._has_masks = recipe.has_masks
         self._framing = Framing.of(recipe.tokenizer.frames, delivery.pad_id)
         self._arrays: dict[str, Array] = {}
         """The arrays of the loaded rows, by field name: [rows, …]."""
@@ -369,6 +370,8 @@ class RegularReader:
         ids = np.pad(tokens.astype(np.int64), ((0, 0), (lead, 0)))
         begin_rows(ids, self._row_bos, self._delivery.pad_id, num_tokens)
         labels = ids.copy()
+        if self._has_masks:
+            hide_untrained(ids, labels, IGNORED_LABEL)
         labels[:, :lead] = IGNORED_LABEL
         mask_after(labels, num_tokens + lead)
         fields = compute_fields(labels, spans, self._delivery, lead)

@@ -50,5 +50,6 @@ if TYPE_CHECKING:
         frame_without_tokenizer,
         load_tokenizer,
     )
+    from cloudload.rows.trained import hide_untrained, ids_of, mark_untrained
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -118,11 +118,12 @@ def check_on_change(on_change: Mapping[str, str]) -> None:
 def find_changes(saved: Saved, recipe: Recipe) -> Changes:
     """Find the fields in which a state and a recipe differ. Added streams are ignored."""
     found, grows = recipe.fields, len(recipe.components) > len(saved.position.cursors)
+    of_known = recipe.source_fields(len(saved.position.counts)) if grows else {}
     changes = {}
     for name, value in saved.fields.items():
         if name == state_fields.SAMPLES_FIELD:
             continue  # compared only if `data` differs
-        now = found[name]
+        now = of_known.get(name, found[name])
         if grows and name in _GROWING_FIELDS and isinstance(value, str):
             now = ",".join(now.split(",")[: len(value.split(","))])
         if value != now:

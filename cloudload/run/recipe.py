@@ -90,10 +90,17 @@ class Recipe:
         config = self.config
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
         has_limits = config.min_tokens > 1 or config.max_tokens is not None
-        keeps_all = config.transform is None and not has_limits and config.on_error == choices.RAISE
+        [*sources] = config.sources
+        may_filter = has_limits or any(each.transform or each.may_mask for each in sources)
+        keeps_all = not may_filter and config.on_error == choices.RAISE
         has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
         is_one = len(self.components) == 1 and config.streams[0].max_epochs is None
         return is_cut and keeps_all and has_tokens and is_one
+
+    @cached_property
+    def has_masks(self) -> bool:
+        """Whether some tokens of documents may not be trained."""
+        return any(source.may_mask for source in self.config.sources)
 
     def components_of(self, rows: Ints) -> Ints:
         """The index of the component of each row of the run: int64 [rows]."""
@@ -119,7 +126,7 @@ class Recipe:
         ]
         return {
             **{name: getattr(self.config, name) for name in state_fields.HELD_CONFIG_FIELDS},
-            "transform": self.config.transform_name,
+            **self.source_fields(len(self.labels)),
             "num_lanes": self.layout.num_lanes,
             "num_canonical_nodes": ",".join(map(str, self.layout.canonical_nodes)),
             "shuffle_block_size": ",".join(map(str, self.layout.shuffle_block_sizes)),
@@ -146,6 +153,17 @@ class Recipe:
             state_fields.FAIR_FIELD: state_fields.FAIR
             if self.packing.has_residue and self.fair_from is not None
             else "",
+        }
+
+    def source_fields(self, num_streams: int) -> dict[str, Any]:
+        """The `fields` about what the documents of the first streams are made of.
+
+        If the streams differ, the values are joined by commas.
+        """
+        sources = self.config.sources[:num_streams]
+        return {
+            "text_key": _join_values([each.text_key for each in sources]),
+            "transform": _join_values([each.transform_name for each in sources]),
         }
 
     @cached_property
@@ -289,7 +307,7 @@ def frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:
     """The bos and eos of a stream. For a stream of token IDs, "auto" adds no tokens, because the
     data already contains them."""
     has_own_column = stream.tokens_key not in (choices.SAME, None)
-    is_text = config.token_column(stream) is None
+    is_text = config.source_of(stream).is_text
     bos, eos = (
         (choices.AUTO if has_own_column else of_loader) if token == choices.SAME else token
         for token, of_loader in ((stream.bos, config.bos), (stream.eos, config.eos))
@@ -309,16 +327,29 @@ def _choose_columns(config: RowsConfig, column: TokensColumn | None) -> ColumnCh
 
 
 def _check_columns(config: RowsConfig, corpus: Corpus) -> None:
-    for dataset, column in zip(corpus.datasets, config.token_columns, strict=True):
-        if column is not None:
+    for dataset, source in zip(corpus.datasets, config.sources, strict=True):
+        if (column := source.tokens) is not None:
             document_columns.check_token_column([dataset], column.key, column.dtype)
-        elif config.transform is None:
-            document_columns.check_text_column([dataset], config.text_key)
+            if column.labels_key is not None:
+                document_columns.check_labels_column([dataset], column.labels_key, column.dtype)
+        elif source.is_column:
+            document_columns.check_text_column([dataset], source.text_key)
+
+
+def _join_values(values: Sequence[str | None]) -> str | None:
+    """The value of a field with a value per stream: the value itself if all streams have it."""
+    if len(set(values)) == 1:
+        return values[0]
+    return ",".join((value or "").replace("%", "%25").replace(",", "%2C") for value in values)
 
 
 def _describe_column(column: TokensColumn | None) -> str:
-    """A column of token IDs as `name` or `name:dtype`; "" for text."""
-    return ":".join(quote(part, safe="") for part in column or () if part is not None)
+    """A column of token IDs as `name`, `name:dtype` or `name:dtype:labels`; "" for text."""
+    if column is None:
+        return ""
+    parts = column if column.labels_key is not None else column[:2]
+    shown = [quote(part or "", safe="") for part in parts]
+    return ":".join(shown if column.labels_key or column.dtype else shown[:1])
 
 
 def _settle(

@@ -66,8 +66,9 @@ _MOST = {
 }
 """The largest value of each field that is a whole number."""
 _COMPARED_FIELDS = (
-    *(*state_fields.HELD_CONFIG_FIELDS, "transform", "num_lanes", "num_canonical_nodes"),
-    *("shuffle_block_size", "choose", "shards", "data", "tokenizer", "bos_eos", "token_ids"),
+    *(*state_fields.HELD_CONFIG_FIELDS, "text_key", "transform", "num_lanes"),
+    *("num_canonical_nodes", "shuffle_block_size", "choose", "shards", "data", "tokenizer"),
+    *("bos_eos", "token_ids"),
     *(state_fields.SAMPLES_FIELD, state_fields.ORDER_FIELD, state_fields.TOKENS_FIELD),
     *(state_fields.STRIP_FIELD, state_fields.ROW_BOS_FIELD, state_fields.MAX_EPOCHS_FIELD),
 )

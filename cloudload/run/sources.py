@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from cloudload.config import RowsConfig, Stream, choices
@@ -16,7 +16,7 @@ from cloudload.data import redact
 from cloudload.errors import StreamChangedError
 from cloudload.rows import TokenName
 
-_OPTIONS = ("bos", "eos", "tokens_key", "tokens_dtype")
+_OPTIONS = ("bos", "eos", "tokens_key", "tokens_dtype", "labels_key", "text_key")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,11 @@ class Sources:
     is_mixed: bool
     tokens_key: str | None
     tokens_dtype: str | None
+    labels_key: str | None
+    text_key: str | None
+    """None in older states, which have it only as a field."""
+    own_transforms: list[str]
+    """The names of the streams that have a transform of their own, which a state cannot store."""
 
     @property
     def urls(self) -> str:
@@ -57,15 +62,28 @@ def describe_sources(config: RowsConfig, tokenizer: Any) -> str:
         if isinstance(tokenizer, str | os.PathLike)
         else getattr(tokenizer, "name_or_path", None)
     )
-    streams = [{**asdict(stream), "remote": redact(stream.remote)} for stream in config.streams]
     return json.dumps(
         {
-            "streams": streams,
+            "streams": list(map(_describe_stream, config.streams)),
+            "own_transforms": [
+                stream.label
+                for stream in config.streams
+                if stream.transform not in (choices.SAME, None)
+            ],
             "is_mixed": config.is_mixed,
             "tokenizer": name or None,
             **{name: getattr(config, name) for name in _OPTIONS},
         }
     )
+
+
+def _describe_stream(stream: Stream) -> dict[str, Any]:
+    """The options of a stream that differ from their defaults, without secrets."""
+    given = {each.name: (getattr(stream, each.name), each.default) for each in fields(stream)}
+    shown = {name: value for name, (value, default) in given.items() if value != default}
+    of_transform = ("transform", "transform_id") if stream.transform is not None else ()
+    kept = {name: value for name, value in shown.items() if name not in of_transform}
+    return {**kept, "remote": redact(stream.remote)}
 
 
 def read_sources(text: str) -> Sources:
@@ -75,7 +93,8 @@ def read_sources(text: str) -> Sources:
         streams = [Stream(**stream) for stream in saved["streams"]]
         others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
         # older states lack these options
-        others |= {name: saved.get(name) for name in ("tokens_key", "tokens_dtype")}
+        others |= {name: saved.get(name) for name in _OPTIONS[2:]}
+        others["own_transforms"] = list(saved.get("own_transforms", ()))
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise StreamChangedError(
             f"sources: {error!r:.200}. The state is damaged. Load an earlier one"

@@ -19,7 +19,7 @@ from cloudload.data import redact
 from cloudload.errors import StreamChangedError
 
 HELD_CONFIG_FIELDS = (
-    *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
+    *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs"),
     *("min_tokens", "max_tokens", "on_error"),
 )
 """Fields of `RowsConfig` that a state stores as they are; `max_tokens` only if it is not None, and

@@ -79,6 +79,28 @@ def check_token_column(datasets: Iterable[Dataset], name: str, dtype: str | None
             raise DatasetError(f"{url} has no column {name!r}. {advice}")
 
 
+def check_labels_column(datasets: Iterable[Dataset], name: str, dtype: str | None) -> None:
+    """Raise `DatasetError` unless every shard has a column `name` that says which tokens are
+    trained.
+
+    `dtype` is the dtype of the token IDs, which labels in a column of bytes also have.
+    """
+    for url, columns in _list_columns(datasets):
+        found = {column.name: column for column in columns}
+        if name not in found:
+            names = ", ".join(each.name for each in columns if holds_tokens(each.encoding))
+            raise DatasetError(
+                f"{url} has no column {name!r}. Set labels_key to the column of labels or of a "
+                f"mask, or omit it. Columns of integers: {names}"
+            )
+        _check_encoding(f"column {name!r} of {url}", found[name], _dtype_of(found[name], dtype))
+
+
+def _dtype_of(column: shard_entries.Column, dtype: str | None) -> str | None:
+    """The dtype of labels: that of the token IDs if the column is bytes, else its own."""
+    return dtype if column.encoding == "bytes" else None
+
+
 def holds_tokens(encoding: str) -> bool:
     """Whether a column of this encoding can hold the token IDs of a sample."""
     kind, colon, rest = encoding.partition(":")

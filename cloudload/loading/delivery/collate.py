@@ -19,7 +19,7 @@ from cloudload.config import DeliveryConfig
 from cloudload.loading.batch import Batch, SpanParts
 from cloudload.loading.workers.block import Block
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.rows import tables
+from cloudload.rows import hide_untrained, tables
 from cloudload.segments import (
     FIELDS,
     IGNORED_LABEL,
@@ -106,6 +106,8 @@ def _join(
     lengths = None if is_full else _count_tokens(num_rows, parts)
     begin_rows(ids, plan.recipe.tokenizer.row_bos, delivery.pad_id, lengths)
     targets[:] = ids
+    if plan.recipe.has_masks:
+        hide_untrained(ids, targets, IGNORED_LABEL)
     targets[:, :num_lead] = IGNORED_LABEL
     if lengths is not None:
         mask_after(targets, lengths + num_lead)

@@ -115,7 +115,8 @@ def _rows(plan: WorkerPlan) -> Iterator[Setting]:
     names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "min_tokens", "max_tokens"]
     ending = _ending_of_mixture(plan)
     names += ["stopping"] * (ending is not None) + ["text_key"] * plan.recipe.has_text
-    names += ["tokens_key", "tokens_dtype", "strip_tokens"] * any(config.token_columns)
+    of_tokens = ["tokens_key", "tokens_dtype", "labels_key", "strip_tokens"]
+    names += of_tokens * any(config.token_columns)
     for name in names + ["open_rows"] * (config.packing == "best_fit"):
         yield _option(config, name)
     if config.packing == "best_fit":

@@ -28,7 +28,8 @@ The modules:
     piece_reader     documents of any rows
     held_documents   documents in memory
     tail_reader      the end of a finite run
-    documents        find, fetch, tokenize
+    documents        find, fetch, read
+    token_reader     tokens of samples
     document_reader  texts or IDs of samples
     bad_documents    errors to skip, texts to warn of
     prefetch         fetch shards ahead of use

@@ -8,38 +8,66 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from cloudload.config import choices, show_function
+from cloudload.config import DocumentSource, Text, Transform, choices, show_function
 from cloudload.data import SKIP_ADVICE, BadDocumentError, Shard, document_columns
 from cloudload.errors import DatasetError
 from cloudload.loading.workers.bad_documents import TextCheck, find_foreign_cause
+from cloudload.rows import ids_of, mark_untrained
 from cloudload.run import Recipe
+from cloudload.segments import IGNORED_LABEL
 from cloudload.stats import FETCH, READ_SHARDS, TRANSFORM
-from cloudload.system import Ints, Tokens, activity, stage
+from cloudload.system import Flags, Ids, Ints, Tokens, activity, stage
 
 TextOrError = str | BadDocumentError | None
 """The text of a sample; None if the transform filters it out; an error if on_error="skip" leaves it
 out."""
 
 
-def strip_ends(ids: Tokens, sizes: Ints, stripped: Tokens) -> tuple[Tokens, Ints]:
-    """Remove the IDs `stripped` from both ends of each document. Returns the IDs and sizes left.
+class TokenPart(NamedTuple):
+    """The tokens of some of the samples that were read."""
+
+    indices: Ints
+    """The samples' indices among those that were read, ascending: int64 [n]."""
+    tokens: Tokens
+    """The tokens of all documents, concatenated: int32 [tokens]. May be read-only."""
+    sizes: Ints
+    """The number of tokens of each: int64 [n]."""
+
+
+def strip_ends(tokens: Tokens, sizes: Ints, stripped: Tokens) -> tuple[Tokens, Ints]:
+    """Remove the IDs `stripped` from both ends of each document. Returns the tokens and sizes left.
 
     Example: stripping 0 and 2 from IDs 0 7 2 8 2 2 | 2 of sizes 6 1 gives 7 2 8 of sizes 3 0.
     """
     stops = np.cumsum(sizes)
-    kept = np.flatnonzero(~np.isin(ids, stripped))
+    kept = np.flatnonzero(~np.isin(ids_of(tokens), stripped))
     first, last = np.searchsorted(kept, [stops - sizes, stops])
     is_left = first < last
     starts, ends = kept[first[is_left]], kept[last[is_left] - 1] + 1
     left = np.zeros_like(sizes)
     left[is_left] = ends - starts
-    parts = [ids[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    return np.concatenate([ids[:0], *parts]), left
+    parts = [tokens[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.concatenate([tokens[:0], *parts]), left
+
+
+def find_trained(labels: Ids, ids: Tokens) -> Flags | None:
+    """Which tokens of a document its labels say are trained: bool [tokens].
+
+    `labels` are the IDs or -100, or a mask of 0 and 1. None if they are neither, or if there are
+    not as many as `ids` (int32 [tokens]).
+    """
+    if len(labels) != len(ids):
+        return None
+    is_hidden: Flags = labels == IGNORED_LABEL
+    is_one: Flags = labels == 1
+    if (is_hidden | (labels == ids)).all():
+        return ~is_hidden
+    return is_one if (is_one | (labels == 0)).all() else None
 
 
 class ShardSource(Protocol):
@@ -62,12 +90,11 @@ class DocumentReader:
 
     def __init__(self, recipe: Recipe, cache: ShardSource) -> None:
         self._corpus, self._cache = recipe.corpus, cache
-        self._text_key, self._transform = recipe.config.text_key, recipe.config.transform
-        self._columns = recipe.config.token_columns
+        self._sources = recipe.config.sources
         self._strip_tokens = np.array(recipe.config.strip_tokens, np.int32)
         self._skips = recipe.config.on_error == choices.SKIP
         self._vocab_size = recipe.tokenizer.vocab_size
-        of_text = [stream for stream, column in enumerate(self._columns) if column is None]
+        of_text = [stream for stream, source in enumerate(self._sources) if source.is_text]
         self._labels, self._text_check = recipe.labels, TextCheck(of_text)
         self._doubts: dict[int, str] = {}
 
@@ -80,7 +107,8 @@ class DocumentReader:
         """
         texts: list[TextOrError] = [None] * len(samples)
         for shard, indices, within in self._by_shard(samples):
-            found = self._read_shard(self._open(shard), within.tolist())
+            source = self._sources[self._corpus.find_owner(shard)[0]]
+            found = self._read_shard(self._open(shard), within.tolist(), source)
             if not self._text_check.is_over:
                 self._check_texts(shard, samples[indices], found)
             if len(indices) == len(samples):
@@ -101,13 +129,13 @@ class DocumentReader:
         doubt = self._text_check.look(stream, samples, good)
         if doubt is None:
             return
-        key = self._text_key
-        documents = f"in column {key!r}" if self._transform is None else "from the transform"
+        key, is_column = self._sources[stream].text_key, self._sources[stream].is_column
+        documents = f"in column {key!r}" if is_column else "from the transform"
         advice = (
             f"Set text_key to a column of text. If {key!r} contains token IDs, set "
             f"tokens_key={key!r} instead"
         )
-        if self._transform is not None:
+        if not is_column:
             advice = "Fix the transform, or set text_key to a column of text"
         self._doubts[stream] = (
             f"most of the first documents of stream {self._labels[stream]!r} {documents} do not "
@@ -115,53 +143,58 @@ class DocumentReader:
             f"with {doubt.excerpt}. {advice}. Training continues on these documents"
         )
 
-    def _read_shard(self, shard: Shard, samples: Sequence[int]) -> Sequence[TextOrError]:
-        if self._transform is not None:
+    def _read_shard(
+        self, shard: Shard, samples: Sequence[int], source: DocumentSource
+    ) -> Sequence[TextOrError]:
+        if source.transform is not None:
             what = f"running the transform on {len(samples):,} documents of {shard.url}"
             with activity.doing(what), stage(TRANSFORM):
-                return [self._read_or_skip(shard, sample) for sample in samples]
+                return [self._read_or_skip(shard, sample, source) for sample in samples]
         try:
             with stage(READ_SHARDS):
-                return shard.read_texts(samples, shard.column_index(self._text_key))
+                return shard.read_texts(samples, shard.column_index(source.text_key))
         except BadDocumentError:
             if not self._skips:
                 raise
-        return [self._read_or_skip(shard, sample) for sample in samples]
+        return [self._read_or_skip(shard, sample, source) for sample in samples]
 
-    def _read_or_skip(self, shard: Shard, sample: int) -> TextOrError:
+    def _read_or_skip(self, shard: Shard, sample: int, source: DocumentSource) -> TextOrError:
         try:
-            if self._transform is not None:
-                return self._transformed(shard, sample)
-            [text] = shard.read_texts([sample], shard.column_index(self._text_key))
+            if source.transform is not None:
+                return self._transformed(shard, sample, source.transform)
+            [text] = shard.read_texts([sample], shard.column_index(source.text_key))
             return text
         except BadDocumentError as error:
             if not self._skips:
                 raise
             return BadDocumentError(error.summary)  # drop the frames, which keep the sample alive
 
-    def read_tokens(self, samples: Ints) -> list[tuple[Ints, Tokens, Ints]]:
-        """Read the IDs of pre-tokenized `samples` (int64 [samples]).
+    def read_tokens(self, samples: Ints) -> list[TokenPart]:
+        """Read the tokens of pre-tokenized `samples` (int64 [samples]).
 
-        Returns one item for each dtype in which IDs are stored: the indices in `samples` of those
-        that have it, ascending, int64 [n]; their IDs, concatenated, int32 [tokens]; and the number
-        of IDs of each, int64 [n]. Opens each shard once. Raises
-        `DatasetError` if a sample is damaged, or has an ID that is negative or not in the
-        vocabulary, and the errors of `ShardCache.shard`.
+        Returns one part for each dtype in which IDs are stored. Opens each shard once. Raises
+        `DatasetError` if a sample is damaged, has labels that do not match its IDs, or has an ID
+        that is negative or not in the vocabulary, and the errors of `ShardCache.shard`.
         """
         values: list[memoryview] = [memoryview(b"")] * len(samples)
+        labels: dict[int, Ids] = {}
         indices_of: defaultdict[np.dtype[Any], list[Ints]] = defaultdict(list)
         for shard_index, indices, within in self._by_shard(samples):
             shard, owner = self._open(shard_index), self._corpus.find_owner(shard_index)[0]
-            column = self._columns[owner]
+            column = self._sources[owner].tokens
             assert column is not None
             with stage(READ_SHARDS):
-                for raw in document_columns.open_token_column(shard, *column).read(shard, within):
+                for raw in _read_integers(shard, column.key, column.dtype, within):
                     indices_of[raw.dtype].append(indices[raw.indices])
                     for index, value in zip(indices[raw.indices].tolist(), raw.values, strict=True):
                         values[index] = value
+                if column.labels_key is not None:
+                    for raw in _read_integers(shard, column.labels_key, column.dtype, within):
+                        found = [np.frombuffer(value, raw.dtype) for value in raw.values]
+                        labels |= zip(indices[raw.indices].tolist(), found, strict=True)
         with stage(READ_SHARDS):
             return [
-                self._join(np.sort(np.concatenate(indices)), values, dtype, samples)
+                self._join(np.sort(np.concatenate(indices)), values, dtype, samples, labels)
                 for dtype, indices in indices_of.items()
             ]
 
@@ -170,10 +203,15 @@ class DocumentReader:
             return self._cache.shard(shard)
 
     def _join(
-        self, indices: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
-    ) -> tuple[Ints, Tokens, Ints]:
-        """Join the IDs in `values` at `indices`, check that all are in the vocabulary, and strip
-        `strip_tokens`."""
+        self,
+        indices: Ints,
+        values: Sequence[memoryview],
+        dtype: np.dtype[Any],
+        samples: Ints,
+        labels: Mapping[int, Ids],
+    ) -> TokenPart:
+        """Join the IDs in `values` at `indices`, check that all are in the vocabulary, mark those
+        that `labels` hides, and strip `strip_tokens`."""
         chosen = [values[index] for index in indices.tolist()]
         sizes = np.fromiter(map(len, chosen), np.int64, len(chosen)) // dtype.itemsize
         stored = np.frombuffer(b"".join(chosen), dtype)
@@ -185,9 +223,31 @@ class DocumentReader:
             within = index - int(sizes[:document].sum())
             raise self._wrong_id(int(samples[indices[document]]), within, int(stored[index]), dtype)
         ids = stored.astype(np.int32, copy=False).view(np.int32)
+        if labels:
+            parts = np.split(ids, np.cumsum(sizes)[:-1])
+            is_trained = [
+                self._find_trained(int(samples[index]), labels.get(index, part), part)
+                for index, part in zip(indices.tolist(), parts, strict=True)
+            ]
+            ids = mark_untrained(ids, np.concatenate(is_trained))
         if len(self._strip_tokens):
             ids, sizes = strip_ends(ids, sizes, self._strip_tokens)
-        return indices, ids, sizes
+        return TokenPart(indices, ids, sizes)
+
+    def _find_trained(self, sample: int, labels: Ids, ids: Tokens) -> Flags:
+        """Which tokens of a sample are trained. Raises `DatasetError` for impossible labels."""
+        is_trained = find_trained(labels, ids)
+        if is_trained is not None:
+            return is_trained
+        if len(labels) != len(ids):
+            what = f"has {len(labels):,} labels, but {len(ids):,} token IDs"
+        else:
+            index = int(np.argmax((labels != ids) & (labels != IGNORED_LABEL)))
+            what = f"has the label {labels[index]} at token {index:,}, whose ID is {ids[index]}"
+        raise DatasetError(
+            f"{self.where(sample)} {what}. A label is its token's own ID, not that of the next "
+            "token, or -100; in a mask, it is 0 or 1. Set labels_key to such a column, or omit it"
+        )
 
     def _wrong_id(self, sample: int, index: int, found: int, dtype: np.dtype[Any]) -> DatasetError:
         return DatasetError(
@@ -251,18 +311,19 @@ class DocumentReader:
         """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
         self._cache.prefetch(dict.fromkeys(self._corpus.shards_of(samples).tolist()))
 
-    def _transformed(self, shard: Shard, sample: int) -> str | None:
-        assert self._transform is not None
+    def _transformed(self, shard: Shard, sample: int, transform: Transform) -> str | None:
         with stage(READ_SHARDS):
             values = shard.read(sample)
         try:
-            text = self._transform(values)
+            text = transform(values)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # otherwise, sys.exit() would look like a dead worker
-            raise self._explain_failure(error, shard.where(sample)) from error
+            raise self._explain_failure(error, transform, shard.where(sample)) from error
+        if isinstance(text, Text) and text.trained == ():
+            return None  # without trained tokens, it is filtered out
         if text is not None and (fault := _find_fault(text)):
-            what = f"the transform {show_function(self._transform)} returned {fault}"
+            what = f"the transform {show_function(transform)} returned {fault}"
             summary = f"{what} for {shard.where(sample)}"
             raise BadDocumentError(
                 f"{summary}. Return valid text, or None to filter this sample out. {SKIP_ADVICE}",
@@ -270,10 +331,11 @@ class DocumentReader:
             )
         return text
 
-    def _explain_failure(self, error: BaseException, where: str) -> DatasetError:
-        assert self._transform is not None
+    def _explain_failure(
+        self, error: BaseException, transform: Transform, where: str
+    ) -> DatasetError:
         [*_, what] = traceback.format_exception_only(error)
-        summary = f"the transform {show_function(self._transform)} failed on {where}: {what}"
+        summary = f"the transform {show_function(transform)} failed on {where}: {what}"
         message = f"{summary}{traceback.format_exc()}"
         cause = find_foreign_cause(error)
         if cause is None:
@@ -287,6 +349,12 @@ class DocumentReader:
                 "from the transform"
             )
         return DatasetError(f"{message}{advice}")
+
+
+def _read_integers(
+    shard: Shard, name: str, dtype: str | None, samples: Ints
+) -> Iterator[document_columns.RawIds]:
+    return document_columns.open_token_column(shard, name, dtype).read(shard, samples)
 
 
 def _find_fault(text: Any) -> str | None:

@@ -10,22 +10,23 @@ are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 
 from cloudload.config import DeliveryConfig, choices
-from cloudload.data import BadDocumentError, ShardCache
-from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
+from cloudload.data import ShardCache
+from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loading.workers.bad_documents import SkipLog
-from cloudload.loading.workers.document_reader import DocumentReader, TextOrError
+from cloudload.loading.workers.document_reader import DocumentReader
+from cloudload.loading.workers.token_reader import SampleTokens, TokenReader
 from cloudload.order import EpochOrders
 from cloudload.rows import DocumentTokenizer, decode_ids, residue_spans, tables
 from cloudload.run import Position, Recipe, RunInputs, length_files
-from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED, TOKENIZE
-from cloudload.system import NEVER, Flags, Ints, Tokens, activity, stage
+from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
+from cloudload.system import NEVER, Flags, Ints, Tokens
 
 CHANGED_ADVICE = (
     "The transform, the tokenizer or the data changed in a way that the state's fingerprints do "
@@ -99,19 +100,16 @@ class LaneDocuments:
         self,
         recipe: Recipe,
         orders: Sequence[EpochOrders],
-        reader: DocumentReader,
-        tokenizer: DocumentTokenizer | None,
+        reader: TokenReader,
         *,
         lengths: length_files.CorpusLengths | None = None,
     ) -> None:
         self._corpus, self._components = recipe.corpus, recipe.components
         config, self._num_lanes = recipe.config, recipe.num_lanes
         self._min_tokens, self._max_tokens = config.min_tokens, config.max_tokens or NEVER
-        self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
-        self._lengths = lengths
+        self._orders, self._reader, self._lengths = orders, reader, lengths
         self._text, self._labels = recipe.tokenizer.json, recipe.labels
         self._skips, self._skip_log = recipe.config.on_error == choices.SKIP, SkipLog()
-        self._is_tokenized = np.array([bool(each) for each in recipe.config.token_columns])
         frames = recipe.tokenizer.frames
         self._num_bos = np.array([bos is not None for bos, _ in frames], np.int64)
         num_eos = np.array([eos is not None for _, eos in frames], np.int64)
@@ -164,20 +162,20 @@ class LaneDocuments:
         has_begun = None if begun_sizes is None else begun_sizes != tables.Size.ABSENT
         table = self.describe(found)
         streams = table[:, tables.STREAM]
-        left_out, num_ids = np.zeros((2, len(found)), np.int64)
-        buffers: list[memoryview] = []
-        for indices, ids, numbers in self._read_ids(found.samples, streams, left_out, has_begun):
+        read = self._reader.read(found.samples)
+        if self._skips:
+            self._log_skips(streams, read, has_begun)
+        for buffer, part in enumerate(read.parts):
             # `BASE` is where token 0 would be, and if that is the bos, it is before the text
-            firsts = np.cumsum(numbers) - numbers
-            table[indices, tables.BASE] = firsts - self._num_bos[streams[indices]]
-            table[indices, tables.BUFFER], num_ids[indices] = len(buffers), numbers
-            buffers.append(ids.data)
+            firsts = np.cumsum(part.sizes) - part.sizes
+            table[part.indices, tables.BASE] = firsts - self._num_bos[streams[part.indices]]
+            table[part.indices, tables.BUFFER] = buffer
         if self._lengths is not None:
-            lengths = _find_lengths(num_ids, left_out)
-            self._check_lengths(self._lengths, found.samples, lengths)
-        sizes = num_ids + self._num_framing[streams]
+            self._check_lengths(self._lengths, found.samples, read.lengths)
+        sizes = read.sizes + self._num_framing[streams]
         if begun_sizes is not None:
             self._check_sizes(found, sizes, begun_sizes)
+        left_out = read.left_out
         is_filtered = (sizes < self._min_tokens) | (sizes > self._max_tokens)
         left_out[is_filtered & (left_out == 0)] = FILTERED
         # a document that was accepted before stays in the rows
@@ -188,26 +186,7 @@ class LaneDocuments:
         table[:, tables.COUNT] = np.where(
             is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY)
         )
-        return tables.Documents(table, buffers)
-
-    def _read_ids(
-        self, samples: Ints, streams: Ints, left_out: Ints, has_begun: Flags | None
-    ) -> Iterator[tuple[Ints, Tokens, Ints]]:
-        """Read the IDs of documents, and record in `left_out` which texts are left out.
-
-        Yields, for some of the documents at a time, their indices, their IDs, concatenated, int32
-        [tokens], and the number of IDs of each, int64 [n].
-        """
-        is_tokenized = self._is_tokenized[streams]
-        if len(tokenized := np.flatnonzero(is_tokenized)):
-            for indices, ids, numbers in self._reader.read_tokens(samples[tokenized]):
-                yield tokenized[indices], ids, numbers
-        # all other documents are text
-        if len(tokenized) < len(samples):
-            indices = np.flatnonzero(~is_tokenized)
-            texts = self._reader.read_texts(samples[indices])
-            left_out[indices] = self._find_left_out(texts, streams[indices], indices, has_begun)
-            yield indices, *self._tokenize(samples[indices], texts)
+        return tables.Documents(table, [part.tokens.data for part in read.parts])
 
     def describe(self, found: FoundDocuments) -> Ints:
         """Return the document table of documents without reading them: int64 [documents, 10].
@@ -222,50 +201,40 @@ class LaneDocuments:
         return table
 
     def compare(self, samples: Ints, reader: DocumentReader) -> None:
-        """Read `samples` of the corpus (int64 [samples]), and compare each with its counted length.
+        """Read `samples` of the corpus (int64 [samples]) with `reader`, and compare each with its
+        counted length.
 
         Raises the errors of `read`, and `DatasetError` for a sample with a different length.
         """
-        other, nowhere = copy(self), np.zeros_like(samples)
-        other._reader, other._skip_log = reader, SkipLog()
-        other.read(FoundDocuments(nowhere, nowhere, nowhere, samples))
+        other = copy(self._reader)
+        other.samples = reader
+        assert self._lengths is not None
+        self._check_lengths(self._lengths, samples, other.read(samples).lengths)
 
     def _check_sizes(self, found: FoundDocuments, sizes: Ints, begun_sizes: Ints) -> None:
         """Raise `StreamChangedError` if a document's size differs from the one in `begun_sizes`."""
         changed = np.flatnonzero((begun_sizes > 0) & (sizes != begun_sizes))
         if len(changed):
             index = int(changed[0])
+            where = self._reader.samples.where(int(found.samples[index]))
             raise StreamChangedError(
-                f"{self._reader.where(int(found.samples[index]))} has {sizes[index]:,} tokens, but "
-                f"had {begun_sizes[index]:,} when the run first read a part of it, in lane "
-                f"{found.flat_lanes[index] % self._num_lanes}. {CHANGED_ADVICE}"
+                f"{where} has {sizes[index]:,} tokens, but had {begun_sizes[index]:,} when the run "
+                f"first read a part of it, in lane {found.flat_lanes[index] % self._num_lanes}. "
+                f"{CHANGED_ADVICE}"
             )
 
-    def _find_left_out(
-        self, texts: Sequence[TextOrError], streams: Ints, indices: Ints, has_begun: Flags | None
-    ) -> Ints:
-        """Find the texts that are left out. Returns `FILTERED`, `FAILED`, or 0 for each.
-
-        The result is int64 [texts]. Logs bad documents. Raises `StreamChangedError` for a bad
-        document that the run has begun to read.
-        """
-        left_out = np.zeros(len(texts), np.int64)
-        if self._skips:
-            labels = [self._labels[stream] for stream in streams.tolist()]
-            self._skip_log.count_read(labels)
-            for index, text in enumerate(texts):
-                if isinstance(text, BadDocumentError):
-                    if has_begun is not None and has_begun[indices[index]]:
-                        raise StreamChangedError(
-                            f"{text.summary}. The run has already read a part of this document. "
-                            f"{CHANGED_ADVICE}"
-                        )
-                    left_out[index] = FAILED
-                    self._skip_log.record(labels[index], text)
-
-        if None in texts:
-            left_out[[text is None for text in texts]] = FILTERED
-        return left_out
+    def _log_skips(self, streams: Ints, read: SampleTokens, has_begun: Flags | None) -> None:
+        """Log bad documents, which are left out. Raises `StreamChangedError` for one that the run
+        has begun to read."""
+        labels = [self._labels[stream] for stream in streams.tolist()]
+        self._skip_log.count_read(labels)
+        for index, error in read.failures.items():
+            if has_begun is not None and has_begun[index]:
+                raise StreamChangedError(
+                    f"{error.summary}. The run has already read a part of this document. "
+                    f"{CHANGED_ADVICE}"
+                )
+            self._skip_log.record(labels[index], error)
 
     def _check_lengths(self, lengths: length_files.CorpusLengths, samples: Ints, now: Ints) -> None:
         """Raise `DatasetError` if a document does not have the length that was counted."""
@@ -274,25 +243,12 @@ class LaneDocuments:
             return
         index = int(np.argmax(counted != now))
         was, has = (_describe_length(int(each[index])) for each in (counted, now))
+        where = self._reader.samples.where(int(samples[index]))
         raise DatasetError(
-            f"{self._reader.where(int(samples[index]))} {was} in the token lengths, but now {has}. "
-            "The text, the transform, or the tokenizer changed. If the change is intended, run "
-            "cloudload count --again, or set lengths='off'"
+            f"{where} {was} in the token lengths, but now {has}. The text, the transform, or the "
+            "tokenizer changed. If the change is intended, run cloudload count --again, or set "
+            "lengths='off'"
         )
-
-    def _tokenize(self, samples: Ints, texts: Sequence[TextOrError]) -> tuple[Tokens, Ints]:
-        """Encode texts to IDs, int32 [tokens], of these numbers, int64 [texts]; 0 for no text."""
-        assert self._tokenizer is not None
-        kept = [text if isinstance(text, str) else "" for text in texts]
-        try:
-            with activity.doing(f"tokenizing {len(kept):,} documents"), stage(TOKENIZE):
-                ids, offsets = self._tokenizer.encode_flat(kept)
-                return ids, np.diff(offsets)
-        except TokenizerError as error:
-            for text, sample in zip(kept, samples.tolist(), strict=True):
-                if failure := self._tokenizer.explain_failure(text):
-                    raise TokenizerError(f"{self._reader.where(sample)}: {failure}") from error
-            raise
 
     def has_order(self, component: int, epoch: int) -> bool:
         """Whether the order of an epoch is in memory, is on disk, or is cheap to build."""
@@ -315,23 +271,11 @@ class LaneDocuments:
     def take_doubts(self) -> dict[int, str]:
         """Return and clear the warnings that a stream's documents do not look like text, by stream
         index."""
-        return self._reader.take_doubts()
+        return self._reader.samples.take_doubts()
 
     def prefetch(self, samples: Ints) -> None:
         """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
-        self._reader.prefetch(samples)
-
-
-def _find_lengths(num_ids: Ints, left_out: Ints) -> Ints:
-    """The lengths of documents, as `cloudload count` stores them: int64 [documents].
-
-    `left_out` is int64 [documents], and does not include what `min_tokens` or `max_tokens` filters
-    out.
-    """
-    lengths = num_ids.copy()
-    lengths[left_out == FILTERED] = tables.Size.FILTERED
-    lengths[left_out == FAILED] = tables.Size.FAILED
-    return lengths
+        self._reader.samples.prefetch(samples)
 
 
 def _describe_length(length: int) -> str:
@@ -352,8 +296,8 @@ def open_documents(inputs: RunInputs, cache: ShardCache, *, compares: bool = Tru
     tokenizer = None
     if recipe.has_text:
         tokenizer = DocumentTokenizer(recipe.tokenizer, inputs.backend.name, compares=compares)
-    reader = DocumentReader(recipe, cache)
-    return LaneDocuments(recipe, orders, reader, tokenizer, lengths=inputs.lengths)
+    reader = TokenReader(recipe, DocumentReader(recipe, cache), tokenizer)
+    return LaneDocuments(recipe, orders, reader, lengths=inputs.lengths)
 
 
 def open_cache(

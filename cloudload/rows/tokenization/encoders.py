@@ -31,6 +31,7 @@ import numpy as np
 
 from cloudload.config import Text, choices
 from cloudload.errors import TokenizerError
+from cloudload.rows.tokenization import marked_texts
 from cloudload.rows.tokenization.loading import has_hf, load_fastokens, load_hf, load_special_hf
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
 from cloudload.system import Ints, Tokens
@@ -280,10 +281,11 @@ class DocumentTokenizer:
         """The (bos, eos) IDs of each stream's documents; None for no token."""
 
     def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """Encode documents to IDs, int32 [tokens], and offsets, int64 [documents + 1].
+        """Encode documents to tokens, int32 [tokens], and offsets, int64 [documents + 1].
 
         Adds no bos or eos. The names of special tokens are encoded as text, except in a `Text` with
-        `special_tokens=True`. The arrays may be read-only. Raises `TokenizerError` for a document
+        `special_tokens=True`, and tokens are trained, except in a `Text` that says otherwise; see
+        `rows.trained`. The arrays may be read-only. Raises `TokenizerError` for a document
         that cannot be encoded, or if an earlier comparison of fastokens with hf found different
         IDs.
         """
@@ -292,7 +294,10 @@ class DocumentTokenizer:
         return self._encode_mixed(documents)
 
     def _encode_mixed(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """Encode documents in two calls: those with `has_special_tokens`, and the others."""
+        """Encode documents in two calls: those with `has_special_tokens`, and the others.
+
+        A document with literal parts is encoded again.
+        """
         parts: dict[int, Tokens] = {}
         for is_special in (False, True):
             indices = [
@@ -304,6 +309,9 @@ class DocumentTokenizer:
                 encoder = self._special_encoder if is_special else self._encoder
                 ids, offsets = encoder.encode([str(documents[index]) for index in indices])
                 parts |= dict(zip(indices, np.split(ids, offsets[1:-1]), strict=True))
+        for index, document in enumerate(documents):
+            if isinstance(document, Text) and (document.trained is not None or document.literal):
+                parts[index] = marked_texts.mark(document, parts[index], self._json)
         in_order = [parts[index] for index in range(len(documents))]
         offsets = np.zeros(len(in_order) + 1, np.int64)
         np.cumsum([len(part) for part in in_order], out=offsets[1:])

@@ -163,11 +163,13 @@ def _identify(shards: Iterable[shard_entries.ShardInfo], key: LengthsKey) -> str
 
 def make_key(recipe: Recipe, stream: int) -> LengthsKey:
     """The key of the lengths of one stream of a recipe, given by its index."""
-    config = recipe.config
-    column = config.token_columns[stream]
-    if column is not None:
+    config, source = recipe.config, recipe.config.sources[stream]
+    if (column := source.tokens) is not None:
         stripped = [config.strip_tokens] if config.strip_tokens else []
-        return LengthsKey("", "", json.dumps(["tokens", *column, *stripped]))
+        labels = [{"labels": column.labels_key}] if column.labels_key is not None else []
+        return LengthsKey(
+            "", "", json.dumps(["tokens", column.key, column.dtype, *stripped, *labels])
+        )
     skips = [config.on_error] if config.on_error != choices.RAISE else []
-    documents = json.dumps(["text", config.text_key, config.transform_name, *skips])
+    documents = json.dumps(["text", source.text_key, source.transform_name, *skips])
     return LengthsKey(recipe.tokenizer.fingerprint, recipe.tokenizer.token_ids, documents)

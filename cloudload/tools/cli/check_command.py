@@ -185,7 +185,7 @@ def _check_datasets(
     of_run = {"tokenizer": run.get("tokenizer"), "text_key": rows.text_key}
     for stream in rows.streams:
         bos, eos = frame_of(rows, stream)
-        column = rows.token_column(stream)
+        column = rows.source_of(stream).tokens
         own = {"bos": bos, "eos": eos, "tokens_key": None if column is None else column.key}
         where = {"dataset": stream.remote, "split": stream.split}
         yield _check_one({**of_run, **own, **given, **where}, options)

@@ -27,7 +27,7 @@ from cloudload.data import (
     explain,
 )
 from cloudload.errors import DatasetError
-from cloudload.loading import DocumentReader, ShardSource
+from cloudload.loading import DocumentReader, ShardSource, TokenReader
 from cloudload.rows import DocumentTokenizer, TokenizerSpec, tables
 from cloudload.run import Recipe, length_files, lengths_index
 from cloudload.system import Ints, temp_files
@@ -211,17 +211,17 @@ class LengthMeter:
     def __init__(self, recipe: Recipe, backend: str, shards: ShardSource) -> None:
         self._shards, self._corpus = shards, recipe.corpus
         self.reader = DocumentReader(recipe, shards)
-        has_text, config = recipe.has_text, recipe.config
         self._recipe, self._backend = recipe, backend
+        [source] = recipe.config.sources
         # a transform changes the text, so its size differs from that of the stored column
-        has_stored_text = has_text and config.transform is None
-        self._stored_column = config.text_key if has_stored_text else None
+        self._stored_column = source.text_key if source.is_column else None
 
     @functools.cached_property
-    def _tokenizer(self) -> DocumentTokenizer | None:
-        """The tokenizer, opened when the first sample is measured, or None for token IDs."""
+    def _tokens(self) -> TokenReader:
+        """The reader of tokens, whose tokenizer is opened when the first sample is measured."""
         recipe = self._recipe
-        return _open_tokenizer(recipe.tokenizer, self._backend) if recipe.has_text else None
+        tokenizer = _open_tokenizer(recipe.tokenizer, self._backend) if recipe.has_text else None
+        return TokenReader(recipe, self.reader, tokenizer)
 
     def measure(self, samples: Ints) -> tuple[Ints, int]:
         """Return the lengths of samples of one shard, and the total bytes of their texts.
@@ -235,11 +235,10 @@ class LengthMeter:
         within = samples - self._corpus.shard_starts[index]
         ends = np.cumsum(shard.sample_bytes()[within]) // BYTES_AT_ONCE
         parts = np.split(samples, np.flatnonzero(np.diff(ends)) + 1)
-        measure = self._measure_tokens if self._tokenizer is None else self._measure_texts
-        found = [measure(part) for part in parts]
-        lengths = np.concatenate([part for part, _ in found])
+        found = [self._tokens.read(part) for part in parts]
+        lengths = np.concatenate([each.lengths for each in found])
         if self._stored_column is None:
-            return lengths, sum(size for _, size in found)
+            return lengths, sum(each.text_bytes for each in found)
         return lengths, int(self._stored_bytes(shard, within)[lengths != tables.Size.FAILED].sum())
 
     def shard(self, index: int) -> Shard:
@@ -248,36 +247,11 @@ class LengthMeter:
         self._shards.prefetch(range(index, min(index + 1 + _SHARDS_AHEAD, last)))
         return self._shards.shard(index)
 
-    def _measure_texts(self, samples: Ints) -> tuple[Ints, int]:
-        """Return the lengths of samples, and the bytes of their texts.
-
-        Returns 0 bytes if `_stored_bytes` counts them instead.
-        """
-        assert self._tokenizer is not None
-        texts = self.reader.read_texts(samples)
-        kept = [text for text in texts if isinstance(text, str)]
-        _, offsets = self._tokenizer.encode_flat(kept)
-        size = 0 if self._stored_column else sum(len(text.encode()) for text in kept)
-        if len(kept) == len(texts):
-            return np.diff(offsets), size
-        lengths = np.array(
-            [tables.Size.FILTERED if text is None else tables.Size.FAILED for text in texts],
-            np.int64,
-        )
-        lengths[[isinstance(text, str) for text in texts]] = np.diff(offsets)
-        return lengths, size
-
     def _stored_bytes(self, shard: Shard, within: Ints) -> Ints:
         """Return the size of each sample's text in a shard, in bytes: int64 [samples]."""
         assert self._stored_column is not None
         starts, stops = shard.find_values(within, shard.column_index(self._stored_column))
         return stops - starts
-
-    def _measure_tokens(self, samples: Ints) -> tuple[Ints, int]:
-        sizes = np.zeros(len(samples), np.int64)
-        for locations, _, found in self.reader.read_tokens(samples):
-            sizes[locations] = found
-        return sizes, 4 * int(sizes.sum())
 
 
 @contextlib.contextmanager

@@ -127,6 +127,11 @@ def open_run(
             f"the run used the transform {state['transform']!r}. Pass the same transform "
             "(--transform)"
         )
+    if sources.own_transforms:
+        raise ValueError(
+            f"{sources.own_transforms[0]} has a transform of its own, which a state does not "
+            "store. Create the loader with the same streams, load the state, and use loader.trace"
+        )
     global_batch = global_batch or saved.position.global_batch
     if not global_batch:
         raise ValueError(
@@ -150,6 +155,8 @@ def open_run(
         "eos": sources.eos,
         "tokens_key": sources.tokens_key,
         "tokens_dtype": sources.tokens_dtype,
+        "labels_key": sources.labels_key,
+        "text_key": sources.text_key or saved.fields["text_key"],
         "strip_tokens": saved.strip_tokens,
         "row_bos": saved.fields[state_fields.ROW_BOS_FIELD],
         "schedule": schedule if sources.is_mixed else None,

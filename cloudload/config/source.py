@@ -1,0 +1,78 @@
+"""What the documents of a stream are made of: a column of text or of token IDs, or whole samples.
+
+    Stream(url)                                  the loader's text_key, tokens_key or transform
+    Stream(url, tokens_key="input_ids")          its own, instead of the loader's
+    Stream(url, transform=join_turns)            its own, instead of the loader's
+
+The three exclude each other. A stream that sets one of them ignores the other two of the loader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cloudload.config.transform import GIVEN_ID, Transform, name_function
+
+
+class TokensColumn(NamedTuple):
+    """A column that holds the documents of a stream as token IDs."""
+
+    key: str
+    """The column's name."""
+    dtype: str | None
+    """The dtype of the IDs, if the column holds bytes."""
+    labels_key: str | None = None
+    """The column that says which tokens are trained: labels with -100, or 0 and 1. None if all
+    are."""
+
+
+@dataclass(frozen=True)
+class DocumentSource:
+    """What the documents of one stream are made of."""
+
+    text_key: str
+    """The column of text; not used if there is a `tokens` or a `transform`."""
+    tokens: TokensColumn | None = None
+    """The column of token IDs, if there is one."""
+    transform: Transform | None = None
+    """The function from a sample to its text, if there is one."""
+    transform_name: str | None = None
+    """The name that identifies the transform in a state."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the documents are text, which must be tokenized."""
+        return self.tokens is None
+
+    @property
+    def is_column(self) -> bool:
+        """Whether the documents are the texts of a column, as they are."""
+        return self.tokens is None and self.transform is None
+
+    @property
+    def may_mask(self) -> bool:
+        """Whether some of the documents' tokens may not be trained."""
+        return self.transform is not None or bool(self.tokens and self.tokens.labels_key)
+
+
+def name_transform(transform: Transform | None, given: str | None) -> str | None:
+    """The name that identifies a transform in a state; None if there is no transform.
+
+    `given` is the user's `transform_id`.
+    """
+    if transform is None:
+        return None
+    return name_function(transform) if given is None else f"{GIVEN_ID}{given}"
+
+
+def check_transform_id(transform: Transform | None, given: str | None, where: str = "") -> None:
+    """Raise `ValueError` unless `given`, a transform's `transform_id`, is a name or None.
+
+    The error puts `where` after the option's name.
+    """
+    if given is not None and (transform is None or not isinstance(given, str) or not given):
+        raise ValueError(
+            f"transform_id{where} is {given!r}. Use a name, such as 'clean-v2', together with a "
+            "transform"
+        )

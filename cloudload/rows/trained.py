@@ -1,0 +1,37 @@
+"""The bit of a token that says whether a model is trained to predict it: the sign of its int32.
+
+    ID 17, trained        17
+    ID 17, not trained    17 - 2^31, which is negative
+
+IDs are below 2^31, so their sign is free. The bit travels with the ID, from the document to the
+batch, where it becomes the label -100. Only streams with masks have tokens that are not trained.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.system import Flags, Ints, Tokens
+
+MOST_ID = (1 << 31) - 1
+_UNTRAINED = np.int32(-1 - MOST_ID)
+
+
+def mark_untrained(ids: Tokens, is_trained: Flags) -> Tokens:
+    """Return IDs (int32 [tokens]) as tokens, of which those with `is_trained` are trained."""
+    return np.where(is_trained, ids, ids | _UNTRAINED)
+
+
+def ids_of(tokens: Tokens) -> Tokens:
+    """Return the IDs of tokens, whether they are trained or not: int32, of the same shape."""
+    ids: Tokens = tokens & np.int32(MOST_ID)
+    return ids
+
+
+def hide_untrained(ids: Ints, labels: Ints, ignored: int) -> None:
+    """Turn tokens into IDs, and set the labels of tokens that are not trained to `ignored`.
+
+    Both arrays are int64 [rows, seq_len], and change in place. `ids` are tokens at first.
+    """
+    labels[ids < 0] = ignored
+    np.bitwise_and(ids, MOST_ID, out=ids)
