@@ -72,6 +72,10 @@ class StreamStats:
     have the same value. With `best_fit`, documents that wait in open rows count as read."""
     share: float
     """The stream's share of the run's tokens, from 0 to 1; 0 before the first token."""
+    trained: int | None = field(default=None, compare=False)
+    """Number of trained tokens in the batches that this rank has received since the loader was
+    created. None if all tokens are trained. Like `Stats.delivery`, it is not saved in the
+    state."""
 
 
 class Traffic(NamedTuple):
@@ -311,6 +315,8 @@ class DeliveryMeter:
         """Seconds that this rank waited for other ranks."""
         self.num_received = 0
         """Number of blocks received in the current iteration."""
+        self.trained: list[int] = []
+        """Number of trained tokens of each stream in batches; empty if all tokens are trained."""
         # single tuples, so that no other thread counts a wait or an iteration's work twice
         self._work = _Work()
         self._stall: tuple[float, float | None] = (0.0, None)
@@ -332,6 +338,10 @@ class DeliveryMeter:
         if not arrivals or now - self._stages_at >= _STAGES_EVERY_S:
             self._stages_at, self._stage_ns = now, self._work.stage_ns()
         arrivals.append(_Arrival(now, self._stall[0], self.exchange_s, self._stage_ns))
+
+    def count_trained(self, numbers: Sequence[int]) -> None:
+        """Add the numbers of trained tokens of each stream in a batch."""
+        self.trained = list(map(operator.add, self.trained or [0] * len(numbers), numbers))
 
     def forget_arrivals(self) -> None:
         """Leave what comes before the next batch out of `recent`, such as the start of workers."""
@@ -480,11 +490,13 @@ class Stats:
 
     def _streams(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Return the head and the rows of the table of streams."""
-        heads = ("stream", "tokens", "share", "epoch", *COUNTS[1:5], COUNTS[6])
+        has_masks = any(each.trained is not None for each in self.streams.values())
+        counts = (*COUNTS[1:5], COUNTS[6], *(("trained",) if has_masks else ()))
+        heads = ("stream", "tokens", "share", "epoch", *counts)
         rows = [
             (
                 *(name, f"{each.tokens:,}", f"{each.share:.2%}", f"{each.epoch:.3f}"),
-                *(f"{getattr(each, count):,}" for count in heads[4:]),
+                *(f"{getattr(each, count) or 0:,}" for count in counts),
             )
             for name, each in self.streams.items()
         ]
@@ -502,8 +514,9 @@ class Stats:
         """
         numbers = {name: value for name, value in asdict(self).items() if name not in _NOT_NUMBERS}
         for stream, stats in self.streams.items():
+            counts = asdict(stats).items()
             numbers.update(
-                {f"streams/{stream}/{name}": value for name, value in asdict(stats).items()}
+                {f"streams/{stream}/{name}": value for name, value in counts if value is not None}
             )
         numbers.update(
             {f"delivery/{name}": value for name, value in self.delivery.numbers().items()}

@@ -41,11 +41,7 @@ FRONT = [
 """Public modules in front of the rooms, which no room may import."""
 FLOORS = {
     "data": ["file_kinds storage", "mds", "cache"],
-<<<<<<< HEAD
-    "rows": ["tokenization packing", "chat"],
-=======
-    "rows": ["trained", "tokenization packing"],
->>>>>>> 9bd2d709 (Each stream can have its own text column or transform, and tokens carry a bit that says whether they are trained)
+    "rows": ["trained", "tokenization packing", "chat"],
     "loading": [
         *("batch workers", "delivery", "current_run", "preparation", "reader", "loader"),
         "evaluation row_dataset",

@@ -39,6 +39,6 @@ if TYPE_CHECKING:
     from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig
     from cloudload.config.source import DocumentSource, TokensColumn
     from cloudload.config.stream import Stream, as_streams, name_streams
-    from cloudload.config.transform import GIVEN_ID, Text, Transform, show_function
+    from cloudload.config.transform import GIVEN_ID, Spans, Text, Transform, show_function
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -184,8 +184,8 @@ class RowsConfig:
         columns["labels_key"] = self.labels_key
         if same := [name for name, value in columns.items() if value == SAME]:
             raise ValueError(
-                f"{same[0]} is 'same', which is valid only for a Stream. Use a column or a dtype, "
-                "or omit it"
+                f"{same[0]} is 'same', but 'same' is valid only for a Stream. Use a column or a "
+                "dtype, or omit it"
             )
         if self.transform is not None and self.tokens_key is not None:
             raise ValueError(

@@ -56,7 +56,6 @@ def make_worker_plan(run: CurrentRun, member: Membership) -> WorkerPlan:
     )
 
 
-<<<<<<< HEAD
 def take_share(
     inputs: RunInputs, delivery: DeliveryConfig, world: World, cores: tuple[int, int] | None = None
 ) -> RankShare:
@@ -73,12 +72,6 @@ def take_share(
     num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))
     lanes = [component.lanes for component in recipe.components]
     return share_rows(lanes, world, StepShape.of(delivery, world.size), num_workers)
-=======
-def is_worker_fast(recipe: Recipe, backend: Choice) -> bool:
-    """Whether a single worker is fast enough for a rank; see `default_num_workers`."""
-    has_transform = any(source.transform for source in recipe.config.sources)
-    return backend.name != choices.HF and not has_transform
->>>>>>> 9bd2d709 (Each stream can have its own text column or transform, and tokens carry a bit that says whether they are trained)
 
 
 def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:

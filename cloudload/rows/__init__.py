@@ -4,8 +4,8 @@
       ▲
      chat ◄─ conversations
 
-    tokenization  text to token IDs     packing  documents to rows
-    chat          conversations to text
+    tokenization  text to token IDs        packing  documents to rows
+    chat          conversations to text    trained  which tokens are trained
 
 Nothing here depends on ranks, workers, or the order of documents.
 """

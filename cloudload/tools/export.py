@@ -2,8 +2,9 @@
 
     CloudLoader ─► batches ─► rows without padding ─► shards ─► index.json
 
-Every row becomes a sample with one column, `tokens`. Only one shard is in memory at a time. The
-index is stored last, so readers never open a partial dataset.
+Every row becomes a sample with the column `tokens` and, if some tokens are not trained, the column
+`trained` of 0 and 1. Only one shard is in memory at a time. The index is stored last, so readers
+never open a partial dataset.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from cloudload.data import (
 )
 from cloudload.errors import ConvertError
 from cloudload.rows import MOST_IDS, tables
-from cloudload.system import Ids, counted, option_help, reports
+from cloudload.segments import IGNORED_LABEL
+from cloudload.system import Flags, Ids, counted, option_help, reports
 
 if TYPE_CHECKING:
     from cloudload.loading import Batch, CloudLoader  # which import torch
 
 logger = logging.getLogger("cloudload.export")
 
-TOKENS_COLUMN = "tokens"
+TOKENS_COLUMN, TRAINED_COLUMN = "tokens", "trained"
 EXPORT_ENCODINGS = ("ndarray", "bytes")
 
 
@@ -56,10 +58,12 @@ class ExportReport:
     shards: int
     raw_bytes: int
     stored_bytes: int
+    columns: tuple[str, ...]
+    """The names of the columns: `tokens`, and `trained` if some tokens are not trained."""
     encoding: str
-    """The MDS encoding of the column `tokens`."""
+    """The MDS encoding of the columns."""
     dtype: str
-    """The dtype of the token IDs."""
+    """The dtype of the token IDs, and of the 0 and 1 of `trained`."""
 
     def describe(self) -> Iterator[str]:
         """Yield the report as lines of text."""
@@ -72,7 +76,7 @@ class ExportReport:
             f"  output     {counted(self.shards, 'shard')}, {counted(self.stored_bytes, 'byte')} "
             f"({self.raw_bytes:,} raw)"
         )
-        yield f"  columns    tokens: {self.encoding} ({self.dtype})"
+        yield f"  columns    {', '.join(self.columns)}: {self.encoding} ({self.dtype})"
 
     def to_json(self) -> str:
         """Return the report as JSON text."""
@@ -95,8 +99,9 @@ def export_rows(
     """Write the next rows of a loader as pre-tokenized MDS, which StreamingDataset can also read.
 
     Starts at the loader's position, which `load_state_dict` and `seek` can set. A sample holds the
-    tokens of one row without its padding, in the column `tokens`. Exporting the same rows again
-    writes the same bytes.
+    tokens of one row without its padding, in the column `tokens`. If a stream has tokens that are
+    not trained, the column `trained` has 1 for each token whose label is its ID, and 0 for the
+    others; pass it as `labels_key`. Exporting the same rows again writes the same bytes.
 
     Args:
         loader: the loader of a run, on one rank.
@@ -135,21 +140,22 @@ def export_rows(
         )
     recipe = loader.recipe
     dtype = _choose_dtype(dtype, encoding, recipe.tokenizer.vocab_size)
-    column = shard_entries.Column.of(
-        TOKENS_COLUMN, encoding if encoding == "bytes" else f"ndarray:{dtype}"
-    )
-    form = writer.ShardFormat((column,), compression, tuple(hashes), shard_bytes)
+    stored = encoding if encoding == "bytes" else f"ndarray:{dtype}"
+    names = (TOKENS_COLUMN, TRAINED_COLUMN) if recipe.has_masks else (TOKENS_COLUMN,)
+    columns = tuple(shard_entries.Column.of(name, stored) for name in names)
+    form = writer.ShardFormat(columns, compression, tuple(hashes), shard_bytes)
     data = [dataset.url for dataset in recipe.corpus.datasets]
     location, old = _open_location(os.fspath(out), data, overwrite=overwrite)
     shard_writer = _ShardWriter(location, form, old)
     tokens = padded = batches = 0
     for batch in loader if num_batches is None else loader.take(num_batches):
         batches += 1
-        for row in _list_rows(batch):
-            tokens += len(row)
-            padded += len(row) < loader.seq_len
-            ids = row.astype(dtype)
-            shard_writer.add({TOKENS_COLUMN: ids.tobytes() if encoding == "bytes" else ids})
+        for ids, is_trained in _list_rows(batch):
+            tokens += len(ids)
+            padded += len(ids) < loader.seq_len
+            arrays = [ids.astype(dtype), is_trained.astype(dtype)]
+            values = [each.tobytes() for each in arrays] if encoding == "bytes" else arrays
+            shard_writer.add(dict(zip(names, values, strict=False)))
     shard_writer.finish()
     return ExportReport(
         out=redact(location),
@@ -162,7 +168,8 @@ def export_rows(
         stored_bytes=sum(
             (entry["zip_data"] or entry["raw_data"])["bytes"] for entry in shard_writer.entries
         ),
-        encoding=column.encoding,
+        columns=names,
+        encoding=stored,
         dtype=dtype,
     )
 
@@ -221,14 +228,19 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
     return location, sorted(own, key=lambda name: (name != shard_entries.INDEX_NAME, name))
 
 
-def _list_rows(batch: Batch) -> Iterator[Ids]:
-    """Yield each row's tokens without padding: int64 [tokens]. Skips rows that are all padding."""
+def _list_rows(batch: Batch) -> Iterator[tuple[Ids, Flags]]:
+    """Yield each row's IDs without padding, and which of them are trained.
+
+    Each is int64 [tokens] and bool [tokens]. Skips rows that are all padding.
+    """
     rows, spans = batch["input_ids"].numpy(), batch.spans
+    is_trained = batch["labels"].numpy() != IGNORED_LABEL
     sizes = spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START]
     lengths = np.bincount(spans[:, tables.SPAN_ROW], sizes, len(rows)).astype(np.int64)
-    for row, length in zip(rows, lengths.tolist(), strict=True):
+    for row, length in enumerate(lengths.tolist()):
         if length:
-            yield row[: batch.num_lead + length]
+            own = row, slice(batch.num_lead + length)
+            yield rows[own], is_trained[own]
 
 
 class _ShardWriter:

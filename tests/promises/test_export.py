@@ -77,6 +77,7 @@ def test_streaming_and_a_loader_read_the_rows_of_an_epoch(
         shards=report.shards,
         raw_bytes=report.raw_bytes,
         stored_bytes=report.stored_bytes,
+        columns=("tokens",),
         encoding=stored,
         dtype="int64" if stored == "bytes" else stored.partition(":")[2],
     )

@@ -119,6 +119,20 @@ def _join(
     return batch
 
 
+def count_trained(batch: Batch, num_streams: int) -> list[int]:
+    """Count the tokens of each stream in a batch whose labels are not -100."""
+    spans, is_trained = batch.spans, batch["labels"].numpy() != IGNORED_LABEL
+    trained_before = np.append(0, np.cumsum(is_trained))
+    sizes = spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START]
+    rows, within = spans[:, tables.SPAN_ROW], np.cumsum(sizes) - sizes
+    # the spans of a row begin at its token `num_lead`, one after the other
+    firsts = within[np.searchsorted(rows, rows)]
+    starts = rows * is_trained.shape[1] + batch.num_lead + within - firsts
+    numbers = trained_before[starts + sizes] - trained_before[starts]
+    counts = np.bincount(spans[:, tables.SPAN_STREAM], numbers, num_streams)
+    return [int(number) for number in counts.tolist()]
+
+
 def _new(shape: tuple[int, int], pin_memory: bool) -> tuple[torch.Tensor, Ints]:
     """Allocate an int64 tensor. Returns the tensor, and an array that shares its memory."""
     if pin_memory:

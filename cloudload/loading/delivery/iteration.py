@@ -36,7 +36,7 @@ from cloudload.errors import WorkerError
 from cloudload.loading.batch import Batch
 from cloudload.loading.delivery import progress, tail_sharing
 from cloudload.loading.delivery.block_stream import BlockStream
-from cloudload.loading.delivery.collate import join_blocks
+from cloudload.loading.delivery.collate import count_trained, join_blocks
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
@@ -129,6 +129,9 @@ class Iteration(Iterator[Batch]):
             self._log.meter.end_wait()
         if not self._is_skipping:
             self._log.watch(self._plan)
+            if self._plan.recipe.has_masks:
+                numbers = count_trained(batch, len(self._plan.recipe.labels))
+                self._log.meter.count_trained(numbers)
         return batch
 
     def skip(self, number: int) -> None:

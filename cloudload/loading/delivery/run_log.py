@@ -185,6 +185,7 @@ class RunLog:
                     **each,
                     epoch=num_read / component.lanes.num_positions,
                     share=each["tokens"] / num_tokens,
+                    trained=self.meter.trained[stream] if self.meter.trained else None,
                 )
         return Stats(
             rows=position.rows,

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.config import Text
-from cloudload.config.transform import Spans
+from cloudload.config import Spans, Text
 from cloudload.errors import TokenizerError
 from cloudload.rows.tokenization.loading import load_hf, load_special_hf
 from cloudload.rows.trained import mark_untrained

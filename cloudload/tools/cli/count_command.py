@@ -32,8 +32,9 @@ def add_count(parser: command.CommandParser) -> None:
     from cloudload.tools.count.count import count_tokens
 
     add = command.set_up(parser, _count, after_interrupt="Run the same command again to resume")
-    names = "dataset tokenizer split text_key tokens_key tokens_dtype strip_tokens transform "
-    names += "transform_id on_error tokenizer_backend out by again processes worker"
+    names = "dataset tokenizer split text_key tokens_key tokens_dtype labels_key "
+    names += "strip_tokens transform transform_id on_error tokenizer_backend out by again "
+    names += "processes worker"
     add_declared(add, count_tokens, names, processes=command.COUNT)
     command.add_engine_options(add)
     sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"

@@ -56,6 +56,7 @@ def count_tokens(
     text_key: str = TEXT_KEY,
     tokens_key: str | None = None,
     tokens_dtype: TokenDtype | None = None,
+    labels_key: str | None = None,
     strip_tokens: Sequence[int] = (),
     transform: Transform | None = None,
     transform_id: str | None = None,
@@ -83,6 +84,7 @@ def count_tokens(
         text_key: the column that contains the document.
         tokens_key: the column that contains the document as token IDs, for pre-tokenized data.
         tokens_dtype: dtype of the IDs, if that column contains bytes.
+        labels_key: as for `CloudLoader`. Documents without trained tokens count as filtered.
         strip_tokens: as for `CloudLoader`.
         transform: as for `CloudLoader`.
         transform_id: as for `CloudLoader`.
@@ -150,6 +152,7 @@ def estimate_tokens(
     text_key: str = TEXT_KEY,
     tokens_key: str | None = None,
     tokens_dtype: TokenDtype | None = None,
+    labels_key: str | None = None,
     strip_tokens: Sequence[int] = (),
     transform: Transform | None = None,
     transform_id: str | None = None,
@@ -168,6 +171,7 @@ def estimate_tokens(
         text_key: as for `count_tokens`.
         tokens_key: as for `count_tokens`.
         tokens_dtype: as for `count_tokens`.
+        labels_key: as for `count_tokens`.
         strip_tokens: as for `count_tokens`.
         transform: as for `count_tokens`.
         transform_id: as for `count_tokens`.

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from cloudload.config import alone, checks
@@ -30,6 +31,7 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loading import Batch, CloudLoader
 from cloudload.rows import tables
 from cloudload.run import read_state
+from cloudload.segments import IGNORED_LABEL
 from cloudload.tools.provenance.describe_state import (
     Difference,
     compare_options,
@@ -206,7 +208,8 @@ def _has_effect(change: Difference) -> bool:
 
 @contextmanager
 def _open_alone(options: Mapping[str, Any]) -> Iterator[CloudLoader]:
-    with CloudLoader(**{**options, **alone(), "num_workers": 0, "stop_every": None}) as loader:
+    own = {"num_workers": 0, "stop_every": None, "mask_edges": False}
+    with CloudLoader(**{**options, **alone(), **own}) as loader:
         yield loader
 
 
@@ -219,6 +222,9 @@ def _record(loader: CloudLoader, batch: Batch) -> Iterator[GoldenSpan]:
     """Yield the spans of a batch with a single row."""
     # the hash of the first span includes the tokens before it
     tokens, index, stop = batch["input_ids"][0].numpy(), 0, batch.num_lead
+    if loader.recipe.has_masks:
+        # the hash also covers which tokens are trained
+        tokens = np.where(batch["labels"][0].numpy() == IGNORED_LABEL, -1 - tokens, tokens)
     traced = loader.open_tracer().trace_whole(batch.spans, batch.rows)
     streams = batch.spans[:, tables.SPAN_STREAM].tolist()
     for stream, (span, document) in zip(streams, traced, strict=True):
