@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from cloudload.config import checks
+from cloudload.config.chat import Chat
 from cloudload.config.checks import Count, within
 from cloudload.config.choices import (
     AUTO,
@@ -122,6 +123,10 @@ class RowsConfig:
     """Name that identifies the transform on resume. Change it whenever the transform's output
     changes. By default, a hash of the transform's code and of the values that it uses, as they are
     when the loader is created."""
+    chat: Chat | None = None
+    """How samples that are conversations become documents, and which of their tokens are trained.
+    It replaces `text_key`. `auto` adds no bos and no eos to them, because chat templates write
+    them. A `Stream` can set its own, to mix conversations with text."""
     min_tokens: Annotated[int, within(0)] = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
     max_tokens: Count | None = None
@@ -187,6 +192,12 @@ class RowsConfig:
                 f"{same[0]} is 'same', but 'same' is valid only for a Stream. Use a column or a "
                 "dtype, or omit it"
             )
+        if self.chat is not None and (self.transform is not None or self.tokens_key is not None):
+            other = "transform" if self.transform is not None else "tokens_key"
+            raise ValueError(
+                f"chat and {other} are both set. Omit one of them, or set them for single streams: "
+                "Stream(url, chat=Chat())"
+            )
         if self.transform is not None and self.tokens_key is not None:
             raise ValueError(
                 "transform makes text from samples, but tokens_key says that samples are token "
@@ -238,6 +249,8 @@ class RowsConfig:
         text_key = self.text_key if stream.text_key == SAME else stream.text_key
         if stream.tokens_key not in (SAME, None):
             return DocumentSource(text_key, self._tokens_column(stream))
+        if isinstance(stream.chat, Chat):
+            return DocumentSource(text_key, chat=stream.chat)
         if callable(stream.transform):
             name = name_transform(stream.transform, stream.transform_id)
             return DocumentSource(text_key, transform=stream.transform, transform_name=name)
@@ -245,6 +258,8 @@ class RowsConfig:
             return DocumentSource(text_key)
         if stream.tokens_key == SAME and self.tokens_key is not None:
             return DocumentSource(text_key, self._tokens_column(stream))
+        if stream.chat == SAME and self.chat is not None:
+            return DocumentSource(text_key, chat=self.chat)
         if stream.transform == SAME and self.transform is not None:
             name = self._transform_name
             return DocumentSource(text_key, transform=self.transform, transform_name=name)

@@ -1,10 +1,11 @@
 """What the documents of a stream are made of: a column of text or of token IDs, or whole samples.
 
-    Stream(url)                                  the loader's text_key, tokens_key or transform
-    Stream(url, tokens_key="input_ids")          its own, instead of the loader's
-    Stream(url, transform=join_turns)            its own, instead of the loader's
+    Stream(url)                              the loader's text_key, tokens_key, transform or chat
+    Stream(url, tokens_key="input_ids")      its own, instead of the loader's
+    Stream(url, transform=join_turns)        its own, instead of the loader's
+    Stream(url, chat=Chat())                 its own, instead of the loader's
 
-The three exclude each other. A stream that sets one of them ignores the other two of the loader.
+The four exclude each other. A stream that sets one of them ignores the other three of the loader.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cloudload.config.chat import Chat
 from cloudload.config.transform import GIVEN_ID, Transform, name_function
 
 
@@ -32,13 +34,15 @@ class DocumentSource:
     """What the documents of one stream are made of."""
 
     text_key: str
-    """The column of text; not used if there is a `tokens` or a `transform`."""
+    """The column of text; not used if the documents are made of something else."""
     tokens: TokensColumn | None = None
     """The column of token IDs, if there is one."""
     transform: Transform | None = None
     """The function from a sample to its text, if there is one."""
     transform_name: str | None = None
     """The name that identifies the transform in a state."""
+    chat: Chat | None = None
+    """How samples, which are conversations, become text, if they are."""
 
     @property
     def is_text(self) -> bool:
@@ -48,12 +52,17 @@ class DocumentSource:
     @property
     def is_column(self) -> bool:
         """Whether the documents are the texts of a column, as they are."""
-        return self.tokens is None and self.transform is None
+        return self.tokens is None and self.is_fast
 
     @property
     def may_mask(self) -> bool:
         """Whether some of the documents' tokens may not be trained."""
-        return self.transform is not None or bool(self.tokens and self.tokens.labels_key)
+        return not self.is_fast or bool(self.tokens and self.tokens.labels_key)
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether no code of Python runs for each document."""
+        return self.transform is None and self.chat is None
 
 
 def name_transform(transform: Transform | None, given: str | None) -> str | None:

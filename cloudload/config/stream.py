@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cloudload.config import checks, choices
+from cloudload.config.chat import Chat
 from cloudload.config.source import check_transform_id
 from cloudload.config.transform import Transform, as_transform
 from cloudload.data import Location, Retry, redact, synthetic, urls
@@ -82,14 +83,16 @@ class Stream:
     which is the loader's `labels_key`."""
     text_key: str = choices.SAME
     """The column that holds this stream's documents as text, or `same`, which is the loader's
-    `text_key`. If it is set, the loader's `tokens_key` and `transform` do not apply to this
-    stream."""
+    `text_key`. If it is set, the loader's `tokens_key`, `transform` and `chat` do not apply."""
     transform: Transform | str | None = choices.SAME
     """A function that returns the text of a sample of this stream, None for no function, or `same`,
     which is the loader's `transform`."""
     transform_id: str | None = None
     """Name that identifies this stream's own transform on resume, like the loader's
     `transform_id`."""
+    chat: Chat | str | None = choices.SAME
+    """How this stream's samples, if they are conversations, become documents; None if they are not,
+    or `same`, which is the loader's `chat`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
@@ -125,17 +128,17 @@ class Stream:
         given = self.transform
         own = None if given in (choices.SAME, None) else as_transform(f"transform{where}", given)
         check_transform_id(own, self.transform_id, where)
-        kinds = {"tokens_key": self.tokens_key, "transform": own, "text_key": self.text_key}
+        if not isinstance(self.chat, Chat) and self.chat not in (choices.SAME, None):
+            raise ValueError(f"chat{where} is {self.chat!r}. Use Chat(), or None")
+        kinds = {"tokens_key": self.tokens_key, "transform": own, "chat": self.chat}
+        kinds["text_key"] = self.text_key
         names = [name for name, value in kinds.items() if value not in (choices.SAME, None)]
         if "text_key" in names and len(names) > 1:
             raise ValueError(
                 f"{self.label} has both {names[0]} and text_key. Omit text_key, which is not read"
             )
         if len(names) > 1:
-            raise ValueError(
-                f"{self.label} has a transform, which makes text from samples, but tokens_key says "
-                "that samples are token IDs. Omit transform or tokens_key"
-            )
+            raise ValueError(f"{self.label} has both {names[0]} and {names[1]}. Omit one of them")
 
     def _settle_synthetic(self) -> None:
         """Check the location of synthetic data, and read its column of token IDs by default."""

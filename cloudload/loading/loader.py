@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from cloudload.config import (
+    Chat,
     DeliveryConfig,
     OnError,
     Overflow,
@@ -121,6 +122,7 @@ class CloudLoader:
         strip_tokens: Sequence[int] = RowsConfig.strip_tokens,
         transform: Transform | None = RowsConfig.transform,
         transform_id: str | None = RowsConfig.transform_id,
+        chat: Chat | None = RowsConfig.chat,
         min_tokens: int = RowsConfig.min_tokens,
         max_tokens: int | None = RowsConfig.max_tokens,
         on_error: OnError = RowsConfig.on_error,
@@ -174,6 +176,7 @@ class CloudLoader:
             strip_tokens=strip_tokens,
             transform=transform,
             transform_id=transform_id,
+            chat=chat,
             min_tokens=min_tokens,
             max_tokens=max_tokens,
             on_error=on_error,
@@ -340,9 +343,9 @@ class CloudLoader:
         exchange and before the tail of a finite run, you can accept changes of some fields:
         `on_change={"min_tokens": "accept"}`, and similarly `max_tokens`, `open_rows`, `epochs`,
         `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`,
-        `tokens_key`, `strip_tokens`, `transform` and `overflow`. If one of the last nine changes,
-        each lane drops the rest of the documents that it was reading. Once a stream of a mixture is
-        in its tail, no change can be accepted.
+        `tokens_key`, `strip_tokens`, `transform`, `chat` and `overflow`. If one of the last ten
+        changes, each lane drops the rest of the documents that it was reading. Once a stream of a
+        mixture is in its tail, no change can be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or

@@ -66,7 +66,9 @@ def take_share(
     """
     recipe, num_workers = inputs.recipe, delivery.num_workers
     if num_workers is None:
-        is_fast = inputs.backend.name != choices.HF and recipe.config.transform is None
+        is_fast = inputs.backend.name != choices.HF and all(
+            source.is_fast for source in recipe.config.sources
+        )
         cores = cores or count_cores()
         num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
     num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))

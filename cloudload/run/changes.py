@@ -52,6 +52,7 @@ FIELD_MEANINGS = {
     "token_ids": "fingerprint of the IDs of fixed texts",
     state_fields.ORDER_FIELD: "hash of the order of fixed shards, which NumPy's generators shuffle",
     "tokens_key": "the columns of token IDs and the dtypes of bytes, by stream",
+    state_fields.CHAT_FIELD: "the chat templates, and the most tokens of a document, by stream",
     "row_bos": "ID at the start of each row",
     "strip_tokens": "IDs that are removed from the ends of documents",
     "bos_eos": "IDs before and after a document, by stream",
@@ -62,7 +63,7 @@ FIELD_MEANINGS = {
 # a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
     *("data", "shards", "bos_eos", "tokens_key", "choose", state_fields.MAX_EPOCHS_FIELD),
-    *("num_canonical_nodes", "shuffle_block_size"),
+    *(state_fields.CHAT_FIELD, "num_canonical_nodes", "shuffle_block_size"),
 )
 # cursors stay valid if these fields change, unless a smaller number of epochs ends before them
 _HARMLESS_FIELDS = (
@@ -71,7 +72,7 @@ _HARMLESS_FIELDS = (
 )
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "strip_tokens"),
-    *("transform", "overflow"),
+    *("transform", state_fields.CHAT_FIELD, "overflow"),
 )
 """The fields whose change invalidates cursors within documents. Other cursors stay valid."""
 ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *CONTENT_FIELDS)

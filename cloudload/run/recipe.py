@@ -6,6 +6,7 @@ RowsConfig ─► tokenizer, indexes of the streams ─► component specs ─�
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import time
@@ -18,15 +19,17 @@ from urllib.parse import quote
 
 import numpy as np
 
-from cloudload.config import RowsConfig, Stream, TokensColumn, choices
+from cloudload.config import Chat, RowsConfig, Stream, TokensColumn, choices
 from cloudload.data import ColumnChoice, Corpus, Retry, document_columns, open_corpus
 from cloudload.errors import TokenizerError
 from cloudload.order import Layout, Mixture, build_mixture, resolve_layout
 from cloudload.rows import (
+    ChatTemplate,
     Packing,
     TokenizerSpec,
     TokenName,
     frame_without_tokenizer,
+    load_template,
     load_tokenizer,
 )
 from cloudload.run import state_fields
@@ -38,6 +41,20 @@ from cloudload.run.components import (
 )
 from cloudload.run.sources import describe_sources
 from cloudload.system import Ints
+
+
+@dataclass(frozen=True)
+class StreamChat:
+    """How the conversations of one stream become documents."""
+
+    template: ChatTemplate
+    max_tokens: int | None
+    """The most tokens of a document; None if documents have no limit."""
+
+    @property
+    def name(self) -> str:
+        """What identifies the documents in a state, such as `llama3#1f0c2b9d3a4e/4096`."""
+        return f"{quote(self.template.identity, safe='#')}/{self.max_tokens or ''}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,8 @@ class Recipe:
     weight 0 from its end on."""
     fair_from: int | None = 0
     """See `Packing.fair_from`. It is None if the run began with a version that had no such rule."""
+    chats: tuple[StreamChat | None, ...] = ()
+    """How the conversations of each stream become documents; None for a stream without."""
     index_s: float = field(default=0.0, compare=False)
     """Time spent on reading the streams' indexes, in seconds, for the log."""
 
@@ -141,6 +160,7 @@ class Recipe:
             state_fields.ROW_BOS_FIELD: self.tokenizer.row_bos,
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
             state_fields.TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
+            state_fields.CHAT_FIELD: ",".join(chat.name if chat else "" for chat in self.chats),
             state_fields.STRIP_FIELD: ",".join(map(str, self.config.strip_tokens)),
             state_fields.STREAM_SHARDS_FIELD: self._describe_shards(),
             state_fields.MAX_EPOCHS_FIELD: ",".join(
@@ -240,6 +260,7 @@ def open_recipe(
         layout=layout,
         components=components,
         mixture=mixture_of(config),
+        chats=_load_chats(config, tokenizer),
         index_s=index_s,
     )
 
@@ -258,7 +279,22 @@ def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
         layout=Layout(1, (), ()),
         components=(),
         mixture=mixture_of(config),
+        chats=_load_chats(config, tokenizer),
     )
+
+
+def _load_chats(config: RowsConfig, tokenizer: Any) -> tuple[StreamChat | None, ...]:
+    """Load the chat template of each stream of conversations.
+
+    Raises `ValueError` if a template cannot be used.
+    """
+
+    @functools.cache
+    def load(chat: Chat) -> StreamChat:
+        limit = None if chat.overlong == "split" else chat.max_tokens or config.seq_len
+        return StreamChat(load_template(chat, tokenizer), limit)
+
+    return tuple(load(source.chat) if source.chat else None for source in config.sources)
 
 
 def open_tokenizer(
@@ -304,10 +340,11 @@ def open_tokenizer(
 
 
 def frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:
-    """The bos and eos of a stream. For a stream of token IDs, "auto" adds no tokens, because the
-    data already contains them."""
+    """The bos and eos of a stream. For token IDs and conversations, "auto" adds no tokens, because
+    the data or the template has them."""
     has_own_column = stream.tokens_key not in (choices.SAME, None)
-    is_text = config.source_of(stream).is_text
+    source = config.source_of(stream)
+    is_text = source.is_text and source.chat is None
     bos, eos = (
         (choices.AUTO if has_own_column else of_loader) if token == choices.SAME else token
         for token, of_loader in ((stream.bos, config.bos), (stream.eos, config.eos))

@@ -65,7 +65,7 @@ def resume_recipe(saved: Saved, opened: Recipe) -> Recipe:
 
     Raises `StreamChangedError` if streams of the saved run are missing or in another order.
     """
-    recipe = _keep_framing(saved, _keep_beginning(saved, opened))
+    recipe = _keep_chats(saved, _keep_framing(saved, _keep_beginning(saved, opened)))
     _check_components(saved, recipe)
     recipe = replace(recipe, mixture=_resume_mixture(saved, recipe)).settle(saved.layout)
     first = saved.position.origin.first_ordinal(recipe.components[0].lanes)
@@ -199,6 +199,23 @@ def _keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     )
     frames += tokenizer.frames[len(frames) :]
     return replace(recipe, tokenizer=replace(tokenizer, frames=frames))
+
+
+def _keep_chats(saved: Saved, recipe: Recipe) -> Recipe:
+    """Return a recipe with the saved most tokens of conversations for which the loader sets none.
+
+    A run without `Chat.max_tokens` begins with its `seq_len`, and keeps it if `seq_len` changes.
+    """
+    names = str(saved.fields[state_fields.CHAT_FIELD]).split(",")
+    kept = []
+    for chat, name in itertools.zip_longest(recipe.chats, names[: len(recipe.chats)]):
+        found = re.fullmatch(r"(.*)/(\d{1,9})", name or "")
+        if chat and found and chat.max_tokens and chat.template.chat.max_tokens is None:
+            before = replace(chat, max_tokens=int(found[2]))
+            kept.append(before if before.name == name else chat)
+        else:
+            kept.append(chat)
+    return replace(recipe, chats=tuple(kept))
 
 
 def _is_automatic(sources: str) -> bool:

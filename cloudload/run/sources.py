@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from cloudload.config import RowsConfig, Stream, choices
+from cloudload.config import Chat, RowsConfig, Stream, choices
 from cloudload.data import redact
 from cloudload.errors import StreamChangedError
 from cloudload.rows import TokenName
@@ -34,6 +35,7 @@ class Sources:
     labels_key: str | None
     text_key: str | None
     """None in older states, which have it only as a field."""
+    chat: Chat | None
     own_transforms: list[str]
     """The names of the streams that have a transform of their own, which a state cannot store."""
 
@@ -73,6 +75,7 @@ def describe_sources(config: RowsConfig, tokenizer: Any) -> str:
             "is_mixed": config.is_mixed,
             "tokenizer": name or None,
             **{name: getattr(config, name) for name in _OPTIONS},
+            **({"chat": asdict(config.chat)} if config.chat else {}),
         }
     )
 
@@ -83,17 +86,29 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
     shown = {name: value for name, (value, default) in given.items() if value != default}
     of_transform = ("transform", "transform_id") if stream.transform is not None else ()
     kept = {name: value for name, value in shown.items() if name not in of_transform}
-    return {**kept, "remote": redact(stream.remote)}
+    own = {"chat": asdict(stream.chat)} if isinstance(stream.chat, Chat) else {}
+    return {**kept, **own, "remote": redact(stream.remote)}
+
+
+def _read_stream(saved: Mapping[str, Any]) -> Stream:
+    return Stream(**{**saved, **({"chat": _read_chat(saved)} if saved.get("chat") else {})})
+
+
+def _read_chat(saved: Mapping[str, Any]) -> Any:
+    """The `Chat` among saved options, or what they have instead."""
+    found = saved.get("chat")
+    return Chat(**found) if isinstance(found, dict) else found
 
 
 def read_sources(text: str) -> Sources:
     """Parse the `sources` of a state. Raises `StreamChangedError` if they are damaged."""
     try:
         saved = json.loads(text)
-        streams = [Stream(**stream) for stream in saved["streams"]]
+        streams = list(map(_read_stream, saved["streams"]))
         others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
         # older states lack these options
         others |= {name: saved.get(name) for name in _OPTIONS[2:]}
+        others["chat"] = _read_chat(saved)
         others["own_transforms"] = list(saved.get("own_transforms", ()))
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise StreamChangedError(

@@ -26,6 +26,9 @@ HELD_CONFIG_FIELDS = (
 `on_error` only if it is not "raise"."""
 TOKENS_FIELD = "tokens_key"
 """The state field that describes columns of token IDs. A state has it only if a stream has one."""
+CHAT_FIELD = "chat"
+"""The state field that describes the chat templates of streams. A state has it only if a stream has
+one."""
 STRIP_FIELD = "strip_tokens"
 """The state field with the IDs that are removed from the ends of documents, joined by commas. A
 state has it only if there are any."""
@@ -60,7 +63,8 @@ OPTIONAL_FIELDS = frozenset(
             ORDER_FIELD,
             FAIR_FIELD,
         ),
-        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, STRIP_FIELD, MAX_EPOCHS_FIELD),
+        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, CHAT_FIELD),
+        *(STRIP_FIELD, MAX_EPOCHS_FIELD),
     }
 )
 """Fields that a state omits if they are empty or have their default value. They are newer than the

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from cloudload.config import DocumentSource, Text, Transform, choices, show_function
+from cloudload.config import Text, Transform, choices, show_function
 from cloudload.data import SKIP_ADVICE, BadDocumentError, Shard, document_columns
 from cloudload.errors import DatasetError
 from cloudload.loading.workers.bad_documents import TextCheck, find_foreign_cause
-from cloudload.rows import ids_of, mark_untrained
+from cloudload.rows import ChatError, Renderer, ids_of, mark_untrained
 from cloudload.run import Recipe
 from cloudload.segments import IGNORED_LABEL
 from cloudload.stats import FETCH, READ_SHARDS, TRANSFORM
@@ -91,6 +91,7 @@ class DocumentReader:
     def __init__(self, recipe: Recipe, cache: ShardSource) -> None:
         self._corpus, self._cache = recipe.corpus, cache
         self._sources = recipe.config.sources
+        self._renderers = [Renderer(chat.template) if chat else None for chat in recipe.chats]
         self._strip_tokens = np.array(recipe.config.strip_tokens, np.int32)
         self._skips = recipe.config.on_error == choices.SKIP
         self._vocab_size = recipe.tokenizer.vocab_size
@@ -107,8 +108,8 @@ class DocumentReader:
         """
         texts: list[TextOrError] = [None] * len(samples)
         for shard, indices, within in self._by_shard(samples):
-            source = self._sources[self._corpus.find_owner(shard)[0]]
-            found = self._read_shard(self._open(shard), within.tolist(), source)
+            stream = self._corpus.find_owner(shard)[0]
+            found = self._read_shard(self._open(shard), within.tolist(), stream)
             if not self._text_check.is_over:
                 self._check_texts(shard, samples[indices], found)
             if len(indices) == len(samples):
@@ -144,22 +145,27 @@ class DocumentReader:
         )
 
     def _read_shard(
-        self, shard: Shard, samples: Sequence[int], source: DocumentSource
+        self, shard: Shard, samples: Sequence[int], stream: int
     ) -> Sequence[TextOrError]:
-        if source.transform is not None:
-            what = f"running the transform on {len(samples):,} documents of {shard.url}"
+        source = self._sources[stream]
+        if not source.is_fast:
+            what = "rendering" if source.chat else "running the transform on"
+            what += f" {len(samples):,} documents of {shard.url}"
             with activity.doing(what), stage(TRANSFORM):
-                return [self._read_or_skip(shard, sample, source) for sample in samples]
+                return [self._read_or_skip(shard, sample, stream) for sample in samples]
         try:
             with stage(READ_SHARDS):
                 return shard.read_texts(samples, shard.column_index(source.text_key))
         except BadDocumentError:
             if not self._skips:
                 raise
-        return [self._read_or_skip(shard, sample, source) for sample in samples]
+        return [self._read_or_skip(shard, sample, stream) for sample in samples]
 
-    def _read_or_skip(self, shard: Shard, sample: int, source: DocumentSource) -> TextOrError:
+    def _read_or_skip(self, shard: Shard, sample: int, stream: int) -> TextOrError:
+        source, renderer = self._sources[stream], self._renderers[stream]
         try:
+            if renderer is not None:
+                return _render(renderer, shard, sample)
             if source.transform is not None:
                 return self._transformed(shard, sample, source.transform)
             [text] = shard.read_texts([sample], shard.column_index(source.text_key))
@@ -349,6 +355,16 @@ class DocumentReader:
                 "from the transform"
             )
         return DatasetError(f"{message}{advice}")
+
+
+def _render(renderer: Renderer, shard: Shard, sample: int) -> Text | None:
+    with stage(READ_SHARDS):
+        values = shard.read(sample)
+    try:
+        return renderer.render(values)
+    except ChatError as error:
+        summary = f"{shard.where(sample)}: {error}"
+        raise BadDocumentError(f"{summary}. {SKIP_ADVICE}", summary=summary) from error
 
 
 def _read_integers(

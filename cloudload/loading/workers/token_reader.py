@@ -14,12 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.data import BadDocumentError
-from cloudload.errors import TokenizerError
+from cloudload.errors import DatasetError, TokenizerError
 from cloudload.loading.workers.document_reader import DocumentReader, TextOrError, TokenPart
 from cloudload.rows import DocumentTokenizer, tables
 from cloudload.run import Recipe
 from cloudload.stats import FAILED, FILTERED, TOKENIZE
-from cloudload.system import Flags, Ints, Tokens, activity, stage
+from cloudload.system import NEVER, Flags, Ints, Tokens, activity, stage
+
+MOST_UNTRAINED = 1_000
+"""If so many first documents of a stream are filtered out, and no other, the stream is wrong."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,18 @@ class TokenReader:
         sources = recipe.config.sources
         self._is_text = np.array([source.is_text for source in sources])
         self._may_mask = np.array([source.may_mask for source in sources])
+        self._limits = np.array(
+            [chat.max_tokens if chat and chat.max_tokens else NEVER for chat in recipe.chats]
+        )
+        self._untrained = UntrainedCheck(recipe)
+        self._truncates = [bool(each.chat and each.chat.overlong == "truncate") for each in sources]
 
     def read(self, samples: Ints) -> SampleTokens:
         """Read `samples` of the corpus (int64 [samples]).
 
         A document without trained tokens is filtered out. Raises `TokenizerError` if a text cannot
-        be encoded, and the errors of `DocumentReader`.
+        be encoded, `DatasetError` if none of a stream's first documents has trained tokens, and the
+        errors of `DocumentReader`.
         """
         sizes, left_out = np.zeros((2, len(samples)), np.int64)
         failures: dict[int, BadDocumentError] = {}
@@ -79,7 +88,8 @@ class TokenReader:
                 parts.append(part._replace(indices=tokenized[part.indices]))
         if len(indices := np.flatnonzero(is_text)):
             texts = self.samples.read_texts(samples[indices])
-            parts.append(TokenPart(indices, *self._tokenize(samples[indices], texts)))
+            part = TokenPart(indices, *self._tokenize(samples[indices], texts))
+            parts.append(self._limit(part, streams[indices], left_out))
             if None in texts:
                 left_out[indices[[text is None for text in texts]]] = FILTERED
             for index, text in zip(indices.tolist(), texts, strict=True):
@@ -90,7 +100,25 @@ class TokenReader:
             sizes[part.indices] = part.sizes
             if may_mask[part.indices].any():
                 left_out[part.indices[_has_none_trained(part)]] = FILTERED
+        if not self._untrained.is_over:
+            self._untrained.look(streams, left_out == FILTERED)
         return SampleTokens(parts, sizes, left_out, failures, texts)
+
+    def _limit(self, part: TokenPart, streams: Ints, left_out: Ints) -> TokenPart:
+        """Truncate conversations of more than the most tokens, or filter them out in `left_out`."""
+        is_long = part.sizes > self._limits[streams]
+        if not is_long.any():
+            return part
+        sizes, starts = part.sizes.copy(), np.cumsum(part.sizes) - part.sizes
+        for index in np.flatnonzero(is_long).tolist():
+            stream, start = int(streams[index]), int(starts[index])
+            document = part.tokens[start : start + int(sizes[index])]
+            sizes[index] = 0
+            if self._truncates[stream]:
+                sizes[index] = find_cut(document, int(self._limits[stream]))
+        left_out[part.indices[is_long & (sizes == 0)]] = FILTERED
+        is_kept = np.arange(len(part.tokens)) < np.repeat(starts + sizes, part.sizes)
+        return TokenPart(part.indices, part.tokens[is_kept], sizes)
 
     def _tokenize(self, samples: Ints, texts: Sequence[TextOrError]) -> tuple[Tokens, Ints]:
         """Encode texts to tokens, int32 [tokens], of these sizes, int64 [texts]; 0 for no text."""
@@ -105,6 +133,72 @@ class TokenReader:
                 if failure := self._tokenizer.explain_failure(text):
                     raise TokenizerError(f"{self.samples.where(sample)}: {failure}") from error
             raise
+
+
+class UntrainedCheck:
+    """Looks at the first documents of each stream of conversations, or of token IDs with labels.
+
+    If all of them are left out, the template or the labels are wrong, not the documents.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._labels, self._sources, self._chats = (
+            recipe.labels,
+            recipe.config.sources,
+            recipe.chats,
+        )
+        self._left = {
+            stream: MOST_UNTRAINED
+            for stream, source in enumerate(self._sources)
+            if source.chat or (source.tokens and source.tokens.labels_key)
+        }
+
+    @property
+    def is_over(self) -> bool:
+        """Whether each stream has documents with trained tokens."""
+        return not self._left
+
+    def look(self, streams: Ints, is_filtered: Flags) -> None:
+        """Look at documents of `streams` (int64 [documents]).
+
+        Raises `DatasetError` if the first documents of a stream are all filtered out.
+        """
+        for stream in self._left.keys() & set(streams.tolist()):
+            own = is_filtered[streams == stream]
+            self._left[stream] -= len(own)
+            if not own.all():
+                del self._left[stream]
+            elif self._left[stream] <= 0:
+                raise DatasetError(self._explain(stream))
+
+    def _explain(self, stream: int) -> str:
+        chat, tokens = self._chats[stream], self._sources[stream].tokens
+        start = f"all of the first {MOST_UNTRAINED:,} documents of {self._labels[stream]} are left"
+        if chat is not None:
+            limit = f", or have more than {chat.max_tokens:,} tokens" if chat.max_tokens else ""
+            return (
+                f"{start} out, because they have no trained tokens by the chat template "
+                f"{chat.template.name!r}{limit}. Look at some of them with cloudload head, and "
+                "change the options of Chat, such as train, template, or max_tokens"
+            )
+        assert tokens is not None
+        return (
+            f"{start} out, because they have no trained tokens by the column "
+            f"{tokens.labels_key!r}. Set labels_key to another column, or omit it"
+        )
+
+
+def find_cut(document: Tokens, limit: int) -> int:
+    """The number of tokens, at most `limit`, after which to cut a longer document.
+
+    The last trained turn is then whole: a trained token is followed by one that is not. If all
+    tokens are trained, there are no turns, so the cut is after `limit` tokens. 0 if no turn fits.
+    """
+    is_trained = document >= 0
+    if is_trained.all():
+        return limit
+    ends = np.flatnonzero(is_trained[:limit] & ~is_trained[1 : limit + 1]) + 1
+    return int(ends[-1]) if len(ends) else 0
 
 
 def _has_none_trained(part: TokenPart) -> Flags:

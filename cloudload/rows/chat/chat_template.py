@@ -55,10 +55,11 @@ class ChatTemplate:
 
     @property
     def identity(self) -> str:
-        """The name, and 12 hex digits of a hash of all that determines documents."""
+        """The name, and 12 hex digits of a hash of all that determines documents, except the most
+        tokens of a document."""
         options = dataclasses.asdict(self.chat)
         parts = [RULES, self.text, self.tool_text, self.tokens, self.special_names]
-        parts += [self.added_names, {**options, "template": ""}]
+        parts += [self.added_names, {**options, "template": "", "max_tokens": None}]
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
         return f"{self.name}#{digest.hexdigest()[:12]}"
 

@@ -171,5 +171,7 @@ def make_key(recipe: Recipe, stream: int) -> LengthsKey:
             "", "", json.dumps(["tokens", column.key, column.dtype, *stripped, *labels])
         )
     skips = [config.on_error] if config.on_error != choices.RAISE else []
-    documents = json.dumps(["text", source.text_key, source.transform_name, *skips])
+    chat = recipe.chats[stream]
+    made = ["text", source.text_key, source.transform_name] if chat is None else ["chat", chat.name]
+    documents = json.dumps([*made, *skips])
     return LengthsKey(recipe.tokenizer.fingerprint, recipe.tokenizer.token_ids, documents)

@@ -13,6 +13,7 @@ from typing import Any
 
 from cloudload.config import (
     TEXT_KEY,
+    Chat,
     OnError,
     RowsConfig,
     Stream,
@@ -60,6 +61,7 @@ def count_tokens(
     strip_tokens: Sequence[int] = (),
     transform: Transform | None = None,
     transform_id: str | None = None,
+    chat: Chat | None = None,
     on_error: OnError = "raise",
     tokenizer_backend: TokenizerBackend = "auto",
     out: str | os.PathLike[str] | None = None,
@@ -88,6 +90,8 @@ def count_tokens(
         strip_tokens: as for `CloudLoader`.
         transform: as for `CloudLoader`.
         transform_id: as for `CloudLoader`.
+        chat: as for `CloudLoader`. Its `max_tokens` must be set, to the run's `seq_len` or another
+            number, unless it splits longer documents.
         on_error: as for `CloudLoader`.
         tokenizer_backend: as for `CloudLoader`.
         out: location of the lengths. By default, the folder `lengths` of the dataset.
@@ -156,6 +160,7 @@ def estimate_tokens(
     strip_tokens: Sequence[int] = (),
     transform: Transform | None = None,
     transform_id: str | None = None,
+    chat: Chat | None = None,
     on_error: OnError = "raise",
     tokenizer_backend: TokenizerBackend = "auto",
     retry: Retry | None = None,
@@ -175,6 +180,7 @@ def estimate_tokens(
         strip_tokens: as for `count_tokens`.
         transform: as for `count_tokens`.
         transform_id: as for `count_tokens`.
+        chat: as for `count_tokens`.
         on_error: as for `count_tokens`.
         tokenizer_backend: as for `count_tokens`.
         retry: as for `count_tokens`.
@@ -199,6 +205,12 @@ def _open(given: Mapping[str, Any]) -> tuple[Recipe, str]:
         dataset = Stream(os.fspath(dataset), split=given["split"])
     documents = {each.name: given[each.name] for each in fields(RowsConfig) if each.name in given}
     config = RowsConfig(streams=(dataset,), seq_len=1, bos=None, eos=None, **documents)
+    [source] = config.sources
+    if source.chat and source.chat.max_tokens is None and source.chat.overlong != "split":
+        raise ValueError(
+            "chat has no max_tokens, which is the run's seq_len by default, but a count does not "
+            "know seq_len. Pass Chat(max_tokens=N) with the run's seq_len"
+        )
     recipe = open_recipe(config, given["tokenizer"], retry)
     text = recipe.tokenizer.json if recipe.has_text else ""
     backend = choose_backend(text, given["tokenizer_backend"], cache_folder.default_cache())
