@@ -1,0 +1,235 @@
+"""Conversations are documents with masks: as exact as text, on any world and at any resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import Chat, CloudLoader, Rows, Stream
+from cloudload.errors import DatasetError, StreamChangedError
+from cloudload.provenance import open_run, trace_steps
+from cloudload.testing import Leg, Row, check_resume, check_worlds, run_leg, run_legs
+from cloudload.tools.count import count_tokens
+from testkit.conversations import (
+    TEMPLATE,
+    chat_tokenizer,
+    conversations,
+    expected_document,
+    write_conversations,
+)
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader, ranks
+
+MESSAGES = conversations(80)
+TOKENIZER = chat_tokenizer()
+OPTIONS: dict[str, Any] = {"tokenizer": TOKENIZER, "eos": "auto", "num_lanes": 12}
+CHAT: dict[str, Any] = {**OPTIONS, "chat": Chat(), "seq_len": 160}
+LEGS = [
+    Leg(1, batch_size=6, batches=2),
+    Leg(3, workers=1, batch_size=2, batches=2),
+    Leg(2, workers=2, batch_size=1, batches=None),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_conversations(tmp_path_factory.mktemp("chat") / "data", MESSAGES)
+
+
+def documents_in(rows: list[Row]) -> dict[int, tuple[list[int], list[int]]]:
+    """The IDs and labels of the documents in rows of whole documents, by sample."""
+    found = {}
+    for row in rows:
+        first = 0
+        for _, _, sample, start, stop in row.spans:
+            last = first + stop - start
+            found[sample] = list(row.input_ids[first:last]), list(row.labels[first:last])
+            first = last
+    return found
+
+
+@pytest.mark.parametrize("backend", ["hf", "auto"])
+@pytest.mark.parametrize("template", ["tokenizer", TEMPLATE])
+@pytest.mark.parametrize("packing", ["best_fit", "one_per_row"])
+def test_ids_and_labels_are_those_of_transformers(
+    folder: str, packing: str, template: str, backend: str
+) -> None:
+    options = {**CHAT, "chat": Chat(template), "packing": packing, "tokenizer_backend": backend}
+    options |= {"epochs": 1, "tail": "pad", "seq_len": 1_000}
+    rows = run_legs(ranks(folder, **options), LEGS[-1:])
+    expected = [expected_document(TOKENIZER, messages) for messages in MESSAGES]
+    assert documents_in(rows) == dict(enumerate(expected))
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_worlds_and_resumes_change_no_row(folder: str, packing: str, epochs: int) -> None:
+    make = ranks(folder, **CHAT, packing=packing, epochs=epochs, tail="pad")
+    check_worlds(make, LEGS)
+    check_resume(make, global_batch=4, num_batches=5)
+
+
+def test_conversations_mix_with_text(folder: str, tmp_path: Path) -> None:
+    text = write_mds(tmp_path / "text", random_documents(1, 100), shard_bytes=2_000)
+    data = [
+        Stream(text, proportion=0.8, name="web", eos="<|endoftext|>"),
+        Stream(folder, proportion=0.2, name="chat", chat=Chat()),
+    ]
+    rows = check_worlds(
+        ranks(data, **OPTIONS, seq_len=64),
+        [Leg(2, batch_size=5, batches=3), Leg(1, workers=1, batch_size=7, batches=4)],
+    )
+    of_text = [row for row in rows if {span[0] for span in row.spans} == {0}]
+    of_chat = [row for row in rows if {span[0] for span in row.spans} == {1}]
+    assert min(len(of_text), len(of_chat)) > 0
+    assert len(of_text) + len(of_chat) == len(rows)
+    assert all(-100 not in row.labels for row in of_text)
+    assert all(-100 in row.labels for row in of_chat)
+
+
+def test_the_limit_of_a_run_is_its_first_seq_len(folder: str) -> None:
+    short = ranks(folder, **{**CHAT, "seq_len": 64})
+    _, states = run_leg(short, Leg(batches=3))
+    assert str(states[-1]["chat"]).endswith("/64")
+    longer = ranks(folder, **{**CHAT, "seq_len": 128})
+    limited = ranks(folder, **{**CHAT, "seq_len": 128, "chat": Chat(max_tokens=64)})
+    rows = run_legs(longer, [Leg(batches=6)], states[-1])
+    assert rows == run_legs(limited, [Leg(batches=6)], states[-1])
+    spans = [span for row in rows for span in row.spans]
+    assert max(stop for *_, stop in spans) <= 64
+    with pytest.raises(StreamChangedError, match=r"chat \(the chat templates.*/64'.*/99'"):
+        run_leg(ranks(folder, **{**CHAT, "chat": Chat(max_tokens=99)}), Leg(), states[-1])
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [Chat(TEMPLATE + "{{ '\n' }}"), Chat(train="last"), Chat(train_eot=False), Chat(trusted=True)],
+)
+def test_another_template_or_rule_is_refused_by_name(folder: str, chat: Chat) -> None:
+    _, states = run_leg(ranks(folder, **CHAT), Leg(batches=2))
+    with pytest.raises(
+        StreamChangedError, match=r"chat .*saved 'PreTrainedTokenizerFast#.*found '"
+    ):
+        run_leg(ranks(folder, **{**CHAT, "chat": chat}), Leg(), states[-1])
+    accepting = ranks(folder, **{**CHAT, "chat": chat}, on_change={"chat": "accept"})
+    run_leg(accepting, Leg(), states[-1])
+    with pytest.raises(StreamChangedError, match="chat "):
+        run_leg(ranks(folder, **{**CHAT, "chat": None, "text_key": "id"}), Leg(), states[-1])
+
+
+def test_a_count_gives_the_steps_of_an_epoch_and_any_world(folder: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "lengths")
+    with pytest.raises(ValueError, match=r"Pass Chat\(max_tokens=N\)"):
+        count_tokens(folder, tokenizer=TOKENIZER, chat=Chat(), processes=1, out=out)
+    report = count_tokens(
+        folder, tokenizer=TOKENIZER, chat=Chat(max_tokens=100), processes=1, out=out, progress=False
+    )
+    assert report is not None
+    options = {**CHAT, "seq_len": 100, "packing": "best_fit", "epochs": 3, "tail": "pad"}
+    plain = run_legs(ranks(folder, **options, lengths="off"), [Leg(batch_size=8, batches=None)])
+    with make_loader(folder, **options, batch_size=8, lengths=out) as loader:
+        assert len(loader) == len(plain) // 8
+        for _ in loader:
+            pass
+        stats = loader.stats()
+        assert stats.documents == 3 * report.documents
+        assert 0 < report.filtered == stats.filtered // 3
+    counted = ranks(folder, **options, lengths=out)
+    trimmed = [row for row in plain if row.spans]
+    for legs in ([Leg(7, batch_size=1, batches=None)], [Leg(5, batches=4), Leg(7, batches=None)]):
+        assert [row for row in run_legs(counted, legs) if row.spans] == trimmed
+    rows = Rows(folder, **{name: options[name] for name in options if name != "tail"}, lengths=out)
+    assert [tuple(rows[index]["labels"].tolist()) for index in range(len(rows))] == [
+        row.labels for row in trimmed
+    ]
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+def test_long_documents_are_dropped_truncated_or_split(folder: str, overlong: Any) -> None:
+    expected = {}
+    for sample, messages in enumerate(MESSAGES):
+        ids, labels = expected_document(TOKENIZER, messages)
+        if len(ids) > 100 and overlong != "split":
+            ends = [i + 1 for i in range(100) if labels[i] != -100 and labels[i + 1] == -100]
+            cut = ends[-1] if ends and overlong == "truncate" else 0
+            ids, labels = ids[:cut], labels[:cut]
+        if ids:
+            expected[sample] = ids, labels
+    assert any(len(ids) > 100 for ids, _ in expected.values()) == (overlong == "split")
+    options = {**CHAT, "chat": Chat(overlong=overlong, max_tokens=100), "seq_len": 400}
+    make = ranks(folder, **options, packing="best_fit", epochs=1, tail="pad")
+    found = documents_in(run_legs(make, [Leg(batches=None)]))
+    assert found == expected
+    if overlong == "truncate":
+        eot = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+        assert all(labels[-1] in (eot, -100) for _, labels in found.values())
+
+
+def test_a_state_reopens_its_run(folder: str, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer"
+    TOKENIZER.save_pretrained(tokenizer)
+    options = {**CHAT, "tokenizer": str(tokenizer)}
+    last = Chat(train="last")
+    for data, chat in ((folder, last), (Stream(folder, chat=last), None)):
+        with make_loader(data, **{**options, "chat": chat}) as loader:
+            list(loader.take(1))
+            state = loader.state_dict()
+            [batch] = loader.take(1)
+            expected = loader.trace(batch)
+        assert [*trace_steps(open_run(state), range(2, 3), num_workers=0)] == [(2, expected)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "what"),
+    [
+        ([], "no messages"),
+        ([{"role": "wizard", "content": "x"}], "wizard"),
+        ([{"role": "user", "content": 3}], "3"),
+        ("not JSON", "JSON"),
+    ],
+)
+def test_a_bad_conversation_is_named_and_can_be_skipped(
+    tmp_path: Path, messages: Any, what: str
+) -> None:
+    folder = write_conversations(tmp_path / "data", [*MESSAGES[:5], messages, *MESSAGES[5:9]])
+    options = {**CHAT, "num_lanes": 1, "shuffle": False, "epochs": 1, "seq_len": 600}
+    with (
+        make_loader(folder, **options) as loader,
+        pytest.raises(DatasetError, match=rf"(?s)sample \d+ of .*\(id '5'\).*{what}.*on_error"),
+    ):
+        list(loader)
+    with make_loader(folder, **options, on_error="skip") as loader:
+        list(loader)
+        assert (loader.stats().documents, loader.stats().failed) == (9, 1)
+
+
+def test_a_stream_whose_documents_all_lack_trained_tokens_ends_the_run(tmp_path: Path) -> None:
+    silent: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "train": False}]
+    ]
+    folder = write_conversations(tmp_path / "silent", silent * 1_200)
+    with (
+        make_loader(folder, **CHAT) as loader,
+        pytest.raises(DatasetError, match=r"first 1,000 documents of silent .* no trained tokens"),
+    ):
+        next(iter(loader))
+
+
+def test_options_that_contradict_each_other_are_refused(folder: str) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"tokens_key": "ids"}, "chat and tokens_key are both set"),
+        ({"transform": str}, "chat and transform are both set"),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            CloudLoader(folder, **{**CHAT, **options}, batch_size=1)
+    cases = [
+        ({"tokens_key": "ids"}, "has both tokens_key and chat"),
+        ({"text_key": "id"}, "has both chat and text_key"),
+        ({"chat": "llama"}, r"chat of .* is 'llama'. Use Chat\(\)"),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            Stream(folder, **{"chat": Chat(), **options})
