@@ -133,10 +133,10 @@ class RowsConfig:
     """Documents with more tokens, bos and eos included, are filtered out. None means no limit."""
     on_error: OnError = "raise"
     """What to do with a document whose text is not UTF-8, whose transform raises an error or
-    returns no text, or which is not a conversation that `chat` can render. `raise` ends the run with an error that names the document. `skip` leaves the
-    document out, as a filter does, logs it, and counts it as `failed`. Errors of the machine, the
-    store, the shard, or the tokenizer are never skipped, and the option does not apply to token
-    IDs. On resume, `raise` may become `skip`."""
+    returns no text, or that `chat` cannot render. `raise` ends the run with an error that names the
+    document. `skip` leaves the document out, as a filter does, logs it, and counts it as `failed`.
+    Errors of the machine, the store, the shard, or the tokenizer are never skipped, and the option
+    does not apply to token IDs. On resume, `raise` may become `skip`."""
     bos: Annotated[str | int | None, checks.as_token] = AUTO
     """Token before each document: a token, its ID, None, or `auto`, which is the bos that the
     tokenizer's template adds, if any."""

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from cloudload.config import Chat, RowsConfig, Stream, TokensColumn, choices
+from cloudload.config import Chat, DocumentSource, RowsConfig, Stream, TokensColumn, choices
 from cloudload.data import ColumnChoice, Corpus, Retry, document_columns, open_corpus
 from cloudload.errors import TokenizerError
 from cloudload.order import Layout, Mixture, build_mixture, resolve_layout
@@ -244,7 +244,7 @@ def open_recipe(
     corpus = open_corpus(
         [each.locate(retry) for each in config.streams],
         cache_root,
-        choices=list(map(_choose_columns, itertools.repeat(config), config.token_columns)),
+        choices=list(map(_choose_columns, config.sources)),
         may_be_empty=not config.is_mixed,
     )
     index_s = time.monotonic() - began
@@ -356,11 +356,11 @@ def _without_auto(token: TokenName) -> TokenName:
     return None if token == choices.AUTO else token
 
 
-def _choose_columns(config: RowsConfig, column: TokensColumn | None) -> ColumnChoice:
-    """The columns that a stream's documents are made of: one, or all of them for a transform."""
-    if column is not None:
-        return ColumnChoice(column.key, has_others=False)
-    return ColumnChoice(config.text_key, has_others=config.transform is not None)
+def _choose_columns(source: DocumentSource) -> ColumnChoice:
+    """The columns that a stream's documents are made of: one, or all of them if it has code."""
+    if source.tokens is not None:
+        return ColumnChoice(source.tokens.key, has_others=source.tokens.labels_key is not None)
+    return ColumnChoice(None if source.chat else source.text_key, has_others=not source.is_column)
 
 
 def _check_columns(config: RowsConfig, corpus: Corpus) -> None:
