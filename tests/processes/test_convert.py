@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,12 @@ def start_cli(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def kill_and_finish(corpus: Path, out: str, kills: int, seed: int) -> None:
+def kill_and_finish(corpus: Path, out: str, kills: int, seed: int, flags: Sequence[str]) -> None:
     """Run the CLI repeatedly: kill the first `kills` runs at random moments, and let one finish."""
     draw = random.Random(seed)
     for attempt in itertools.count():
-        process = start_cli(str(corpus), out, *SMALL, "--processes", str(draw.choice([1, 2, 3])))
+        processes = ("--processes", str(draw.choice([1, 2, 3])))
+        process = start_cli(str(corpus), out, *SMALL, *processes, *flags)
         if attempt < kills:
             _wait_for_progress(process, out, draw.randint(1, 6))
             time.sleep(draw.random() * 0.05)
@@ -110,10 +112,15 @@ def _journal_length(out: str) -> int:
     return len(list(Path(out).rglob("shard.*")))
 
 
-def check_kills(tmp_path: Path, kills: int, seed: int) -> None:
+def check_kills(tmp_path: Path, kills: int, seed: int, *, has_text: bool = True) -> None:
     corpus = write_corpus(tmp_path / "corpus", files=4, lines=1000 * kills)
-    convert_to_mds(corpus, tmp_path / "whole", shard_bytes=64 << 10, segment_bytes=1 << 20, **QUIET)
-    kill_and_finish(corpus, str(tmp_path / "killed"), kills, seed)
+    options: dict[str, Any] = {**QUIET, "shard_bytes": 64 << 10, "segment_bytes": 1 << 20}
+    flags: tuple[str, ...] = ()
+    if not has_text:
+        options |= {"text_key": None, "keep": ["text:json", "n"]}
+        flags = ("--text-key", "none", "--keep", "text:json,n")
+    convert_to_mds(corpus, tmp_path / "whole", **options)
+    kill_and_finish(corpus, str(tmp_path / "killed"), kills, seed, flags)
     assert dataset_bytes(str(tmp_path / "killed")) == dataset_bytes(str(tmp_path / "whole"))
     reports = [
         json.loads((tmp_path / name / "convert-report.json").read_text())["report"]
@@ -125,8 +132,11 @@ def check_kills(tmp_path: Path, kills: int, seed: int) -> None:
     assert reports[0] == reports[1]
 
 
-def test_a_conversion_killed_again_and_again_ends_in_the_same_bytes(tmp_path: Path) -> None:
-    check_kills(tmp_path, kills=4, seed=7)
+@pytest.mark.parametrize("has_text", [True, False], ids=["text", "no text"])
+def test_a_conversion_killed_again_and_again_ends_in_the_same_bytes(
+    tmp_path: Path, has_text: bool
+) -> None:
+    check_kills(tmp_path, kills=4, seed=7, has_text=has_text)
 
 
 @pytest.mark.long

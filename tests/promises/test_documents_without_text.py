@@ -13,7 +13,14 @@ import pytest
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError
 from testkit.chats import KEEP, Row, list_rows, write_chats, written
-from testkit.conversions import QUIET, convert_until, dataset_bytes, read_dataset
+from testkit.conversions import (
+    QUIET,
+    convert_until,
+    dataset_bytes,
+    digest,
+    leave_out_samples_hashes,
+    read_dataset,
+)
 from testkit.segments import convert_every_way
 
 OPTIONS: dict[str, Any] = {**QUIET, "text_key": None, "keep": KEEP}
@@ -55,6 +62,21 @@ def test_streaming_reads_the_same_samples(corpus: Path, rows: list[Row], tmp_pat
     convert_to_mds(corpus, tmp_path / "out", **OPTIONS)
     dataset = StreamingDataset(local=str(tmp_path / "out"), shuffle=False, batch_size=1)
     assert [dataset[place] for place in range(len(rows))] == [written(row) for row in rows]
+
+
+def test_the_bytes_are_those_of_streamings_writer(
+    corpus: Path, rows: list[Row], tmp_path: Path
+) -> None:
+    from streaming import MDSWriter
+
+    convert_to_mds(corpus, tmp_path / "out", **{**OPTIONS, "compression": None})
+    leave_out_samples_hashes(tmp_path / "out")
+    columns = {"id": "str", "messages": "json", "source": "json", "tools": "json"}
+    ours = tmp_path / "streaming"
+    with MDSWriter(out=str(ours), columns=columns, hashes=["xxh64"], size_limit=20_000) as writer:
+        for row in rows:
+            writer.write(written(row))
+    assert digest(tmp_path / "out") == digest(ours)
 
 
 def test_every_engine_writes_the_same_objects(
