@@ -127,6 +127,11 @@ def test_data_without_text_and_conversations_is_sound_if_no_text_is_expected(
     assert [finding.kind for finding in check(tmp_path / "data").findings] == ["text-column"]
 
 
+def test_a_given_name_of_a_text_column_must_be_right(tmp_path: Path) -> None:
+    report = check(write(tmp_path / "data", []), text_key="body")
+    assert [finding.kind for finding in report.findings] == ["text-column"]
+
+
 def test_a_column_of_text_is_tested_instead_of_conversations(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(70)]
     extra: dict[str, tuple[str, list[Any]]] = {"messages": ("json", [[]] * 70)}

@@ -70,8 +70,8 @@ def check_dataset(
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to check, such as `train`.
-        text_key: the column that holds the document. Without this column, or with None, documents
-            may be conversations, which are tested by the rules that begin with `chat-`.
+        text_key: the column that holds the document. Without the column `text`, or with None,
+            documents may be conversations, which are tested by the rules that begin with `chat-`.
         tokens_key: the column that holds the document as token IDs, if the run reads token IDs. The
             check then tests no text, and no rule that begins with `text-` or `chat-` applies.
         chat: how a run reads the conversations, as for `Stream`.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from cloudload.config import Chat
+from cloudload.config import TEXT_KEY, Chat
 from cloudload.data import document_columns, hashes, shard_entries
 from cloudload.rows import conversation
 from cloudload.tools.check.findings import Finding, Findings, find
@@ -66,7 +66,8 @@ class DocumentKeys(NamedTuple):
     """Where a run finds its documents. If all are None, they may be anywhere."""
 
     text: str | None = None
-    """The column of texts. A dataset without it may have conversations or arrays of token IDs."""
+    """The column of texts. A dataset without it may have arrays of token IDs. A dataset without the
+    default column may have conversations."""
     tokens: str | None = None
     """The column of token IDs."""
     chat: Chat | None = None
@@ -270,7 +271,7 @@ def _check_columns(shards: list[shard_entries.ShardInfo], keys: DocumentKeys) ->
 def _check_text(found: Mapping[str, str], text_key: str, where: str) -> Iterator[Finding]:
     has_other = text_key not in found and (
         any(map(document_columns.is_token_array, found.values()))
-        or conversation.find_columns(found, Chat())
+        or (text_key == TEXT_KEY and conversation.find_columns(found, Chat()))
     )
     if found.get(text_key) not in ("str", "bytes") and not has_other:
         has = f"{found[text_key]}, not text, in" if text_key in found else "no"

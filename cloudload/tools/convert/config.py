@@ -81,7 +81,7 @@ class ConvertConfig:
     def __post_init__(self) -> None:
         if self.text_key is None and not self.keep:
             raise ValueError(
-                "text_key is None, but keep is empty, so there is nothing to write. Set keep to "
+                "keep is empty and text_key is None, so there is nothing to write. Set keep to "
                 "the fields of the documents, such as ['messages'] (--keep messages)"
             )
         names, written = [name for name, _ in self.kept()], list(self.own_columns)

@@ -30,7 +30,6 @@ CONVERSATION_FIELDS = (
     *("instruction", "input", "output", "tools", "chat_template_kwargs"),
 )
 """The usual fields of data for chat, fine-tuning, and preferences."""
-_NO_TEXT = "--text-key none"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS: dict[type, str] = {
@@ -298,7 +297,7 @@ def advise_on_text(names: Iterable[str]) -> str:
     if not found:
         return advice
     flags = " ".join(f"--keep {name}" for name in found)
-    return f"{advice}. To keep conversations, set text_key=None, keep={found} ({_NO_TEXT} {flags})"
+    return f"{advice}. To keep conversations, set text_key=None and keep {found} ({flags})"
 
 
 def sum_bytes(files: Iterable[input_files.InputFile]) -> int:

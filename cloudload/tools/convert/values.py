@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time, timedelta
@@ -37,7 +38,7 @@ from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.config import ConvertConfig
 
 _MOST_NAMED = 20
-_HALF = "\\ud"
+_HALF = re.compile(r"\\ud[89a-f]")
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -193,17 +194,16 @@ def _encode_json(value: Any, name: str, errors: str) -> tuple[writer.JsonText, b
     Raises `BadRecordError` if the value cannot be written as JSON, or has an unpaired surrogate and
     `errors` is `strict`.
     """
-    text, is_replaced = _dump_json(value, name), False
-    # only an escaped character above U+FFFF, or half of one, begins like this
-    if _HALF in text:
-        plain = _dump_json(value, name, ensure_ascii=False)
-        valid = input_records.replace_surrogates(plain)
-        if valid != plain and errors == choices.STRICT:
-            raise BadRecordError(
-                f"the field {name!r} has an unpaired surrogate, which UTF-8 cannot encode"
-            )
-        text, is_replaced = json.dumps(json.loads(valid)), valid != plain
-    return writer.JsonText(text), is_replaced
+    text = _dump_json(value, name)
+    # characters above U+FFFF are escaped like this, too, as pairs
+    plain = _dump_json(value, name, ensure_ascii=False) if _HALF.search(text) else ""
+    if (valid := input_records.replace_surrogates(plain)) == plain:
+        return writer.JsonText(text), False
+    if errors == choices.STRICT:
+        raise BadRecordError(
+            f"the field {name!r} has an unpaired surrogate, which UTF-8 cannot encode"
+        )
+    return writer.JsonText(json.dumps(json.loads(valid))), True
 
 
 def _dump_json(value: Any, name: str, *, ensure_ascii: bool = True) -> str:

@@ -218,7 +218,7 @@ def test_a_large_row_ends_its_block_also_if_it_is_nested() -> None:
 
 def test_without_text_something_must_be_kept(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl")
-    refuse("keep is empty, so there is nothing to write", path, error=ValueError, text_key=None)
+    refuse("keep is empty and text_key is None, so there", path, error=ValueError, text_key=None)
     clash: dict[str, Any] = {"text_key": None, "keep": ["messages", "id"]}
     refuse(r"cannot keep \['id'\], because `id` is always", path, error=ValueError, **clash)
     counted: dict[str, Any] = {**NO_TEXT, "tokenizer": "gpt2"}
@@ -226,8 +226,8 @@ def test_without_text_something_must_be_kept(tmp_path: Path) -> None:
 
 
 ADVICE = (
-    r"To keep conversations, set text_key=None, keep=\['messages', 'tools'\] "
-    r"\(--text-key none --keep messages --keep tools\)"
+    r"To keep conversations, set text_key=None and keep \['messages', 'tools'\] "
+    r"\(--keep messages --keep tools\)"
 )
 
 
@@ -346,9 +346,33 @@ def test_the_command_converts_conversations(tmp_path: Path, cli: Any) -> None:
     assert "of UTF-8" not in info
 
 
-def test_numbers_of_the_report_do_not_depend_on_the_first_field(tmp_path: Path) -> None:
+def test_the_error_of_the_command_names_its_flags(tmp_path: Path, cli: Any) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl")
+    said = cli("convert", path, tmp_path / "out", status=1).err
+    assert "set --text-key none and keep ['messages'] (--keep messages)" in said
+    said = cli("convert", path, tmp_path / "out", "--text-key", "none", status=1).err
+    assert "--keep is empty and --text-key is None" in said
+
+
+def test_the_order_of_kept_fields_does_not_change_the_samples(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl")
     for number, keep in enumerate((["messages", "source"], ["source", "messages"])):
         convert_to_mds(path, tmp_path / str(number), text_key=None, keep=keep, **QUIET)
     one, other = (read_dataset(str(tmp_path / name), tmp_path) for name in "01")
     assert one == other
+
+
+def render(sample: dict[str, Any]) -> str:
+    return " ".join(message["content"] for message in sample["messages"] if "content" in message)
+
+
+def test_tokens_of_what_a_transform_renders_are_counted_while_converting(tmp_path: Path) -> None:
+    from testkit.corpora import byte_tokenizer
+    from testkit.counted import count
+
+    path = write_jsonl(tmp_path / "a.jsonl")
+    counted: dict[str, Any] = {"tokenizer": byte_tokenizer(), "transform": render}
+    report = convert(path, tmp_path / "one", **NO_TEXT, **counted)
+    assert report.tokens == sum(len(render(row).encode()) for row in ROWS)
+    convert(path, tmp_path / "two", **NO_TEXT)
+    assert count(tmp_path / "two", **counted).tokens == report.tokens
