@@ -12,7 +12,7 @@ from cloudload import Chat
 from cloudload.tools.check import check_dataset
 from cloudload.tools.check.document_rules import CHAT_RULES
 from cloudload.tools.check.findings import CheckReport
-from testkit.corpora import write_mds
+from testkit.corpora import byte_tokenizer, write_mds
 
 Row = dict[str, Any]
 
@@ -125,6 +125,16 @@ def test_data_without_text_and_conversations_is_sound_if_no_text_is_expected(
     report = check(tmp_path / "data", text_key=None)
     assert (report.findings, report.documents) == ((), 0)
     assert [finding.kind for finding in check(tmp_path / "data").findings] == ["text-column"]
+
+
+def test_a_run_without_chat_needs_text(tmp_path: Path, cli: Any) -> None:
+    data = write(tmp_path / "data", [])
+    assert check(data, chat=None).counts == {"text-column": 1}
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(byte_tokenizer().to_str())
+    run = {"data": str(data), "tokenizer": str(tokenizer), "seq_len": 64, "eos": None}
+    (tmp_path / "run.yaml").write_text(json.dumps(run))
+    assert "error: text-column" in cli("check", "--config", tmp_path / "run.yaml", status=1).out
 
 
 def test_a_given_name_of_a_text_column_must_be_right(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from cloudload.config import Chat, Stream, checks, choices
 from cloudload.data import ID_KEY, Dataset, Location, Retry, read_index, shard_entries, urls
@@ -39,7 +39,7 @@ def check_dataset(
     split: str | None = None,
     text_key: str | None = "text",
     tokens_key: str | None = None,
-    chat: Chat | None = None,
+    chat: Chat | Literal["auto"] | None = "auto",
     rules: str | Collection[str] = document_rules.ALL,
     max_bytes: int | str = "10mb",
     tokenizer: Any = None,
@@ -70,11 +70,13 @@ def check_dataset(
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to check, such as `train`.
-        text_key: the column that holds the document. Without the column `text`, or with None,
-            documents may be conversations, which are tested by the rules that begin with `chat-`.
+        text_key: the column that holds the document. None is for documents without a text.
         tokens_key: the column that holds the document as token IDs, if the run reads token IDs. The
             check then tests no text, and no rule that begins with `text-` or `chat-` applies.
-        chat: how a run reads the conversations, as for `Stream`.
+        chat: how the run reads conversations, as for `Stream`. They are tested by the rules that
+            begin with `chat-`. With `auto`, documents are conversations if there is no column
+            `text`, or if `text_key` is None, and the dataset has columns of conversations. With
+            None, they are not.
         rules: the rules that documents are tested with: names such as `text-repeated`, `all`, or
             `none`. `all` omits `text-framed` if there is no tokenizer.
         max_bytes: size in bytes of UTF-8 above which a text breaks the rule `text-long`.
@@ -120,7 +122,7 @@ def check_dataset(
     began, findings = time.monotonic(), Findings()
     location = Stream(os.fspath(dataset), split=split).locate(retry or Retry())
     folder = location.at(urls.plain_location(location.url))
-    if tokens_key is not None or chat is not None:
+    if tokens_key is not None or isinstance(chat, Chat):
         text_key = None
     keys = DocumentKeys(text_key, tokens_key, chat)
     checked = _check_dataset(location, keys, findings, reads=sample != 0)
@@ -129,8 +131,7 @@ def check_dataset(
     if share.index > 0:
         findings = Findings()  # only worker 0 reports the findings so far
     mine = share.take(spread_shards(readable, sample))
-    read_as = (chat or Chat()) if tokens_key is None else None
-    work = CheckWork(folder, text_key, read_as, chosen)
+    work = CheckWork(folder, text_key, keys.read_chat, chosen)
     _check_contents(work, mine, findings, processes, executor, progress=progress)
     return CheckReport(
         dataset=str(folder),

@@ -14,11 +14,11 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import xxhash
 
-from cloudload.config import TEXT_KEY, Chat
+from cloudload.config import TEXT_KEY, Chat, choices
 from cloudload.data import document_columns, hashes, shard_entries
 from cloudload.rows import conversation
 from cloudload.tools.check.findings import Finding, Findings, find
@@ -66,12 +66,19 @@ class DocumentKeys(NamedTuple):
     """Where a run finds its documents. If all are None, they may be anywhere."""
 
     text: str | None = None
-    """The column of texts. A dataset without it may have arrays of token IDs. A dataset without the
-    default column may have conversations."""
+    """The column of texts. A dataset without it may have arrays of token IDs."""
     tokens: str | None = None
     """The column of token IDs."""
-    chat: Chat | None = None
-    """How conversations are read."""
+    chat: Chat | str | None = None
+    """How conversations are read. With `auto`, a dataset without the default column of texts may
+    have conversations."""
+
+    @property
+    def read_chat(self) -> Chat | None:
+        """How documents that may be conversations are read."""
+        if self.tokens is not None:
+            return None
+        return Chat() if self.chat == choices.AUTO else cast("Chat | None", self.chat)
 
 
 def check_index(
@@ -258,8 +265,9 @@ def _check_columns(shards: list[shard_entries.ShardInfo], keys: DocumentKeys) ->
         if keys.tokens is not None:
             yield from _check_tokens(found, keys.tokens, where)
         elif keys.text is not None:
-            yield from _check_text(found, keys.text, where)
-        elif keys.chat is not None and not conversation.find_columns(found, keys.chat):
+            may_be_chat = keys.text == TEXT_KEY and keys.read_chat is not None
+            yield from _check_text(found, keys.text, where, may_be_chat=may_be_chat)
+        elif isinstance(keys.chat, Chat) and not conversation.find_columns(found, keys.chat):
             what = f"has no column of conversations. Its columns: {_list(found)}"
             yield find("text-column", where, what, advice="Pass messages_key of Chat")
         for name, encoding in found.items() - seen:
@@ -268,10 +276,12 @@ def _check_columns(shards: list[shard_entries.ShardInfo], keys: DocumentKeys) ->
         seen |= found.items()
 
 
-def _check_text(found: Mapping[str, str], text_key: str, where: str) -> Iterator[Finding]:
+def _check_text(
+    found: Mapping[str, str], text_key: str, where: str, *, may_be_chat: bool
+) -> Iterator[Finding]:
     has_other = text_key not in found and (
         any(map(document_columns.is_token_array, found.values()))
-        or (text_key == TEXT_KEY and conversation.find_columns(found, Chat()))
+        or (may_be_chat and conversation.find_columns(found, Chat()))
     )
     if found.get(text_key) not in ("str", "bytes") and not has_other:
         has = f"{found[text_key]}, not text, in" if text_key in found else "no"

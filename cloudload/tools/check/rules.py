@@ -184,7 +184,8 @@ RULES: dict[str, Rule] = {
         ERROR,
         (CLOUDLOAD,),
         "Pass the name of the text column as text_key= (--text-key). For a column of token IDs, "
-        "pass tokens_key= (--tokens-key) instead. If there is no text, pass None (none)",
+        "pass tokens_key= (--tokens-key) instead. For data without a text, pass "
+        "None (none), or set chat of the run",
     ),
     # objects
     "shard-missing": Rule("A shard's object does not exist.", ERROR, BOTH, _COPY_AGAIN),

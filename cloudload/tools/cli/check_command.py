@@ -176,19 +176,26 @@ def _check_datasets(
     run: Mapping[str, Any], given: Mapping[str, Any], options: argparse.Namespace
 ) -> Iterator[CheckReport]:
     """Check the dataset of each stream of a run."""
-    from cloudload.config import RowsConfig, as_streams
+    from cloudload.config import RowsConfig, as_streams, choices
     from cloudload.run import frame_of
 
     of_rows = {name: run[name] for name in run if name in RowsConfig.__dataclass_fields__}
     # `seq_len` is required, but no check uses it
     rows = RowsConfig(as_streams(run["data"]), **{"seq_len": 1, **of_rows})
-    of_run = {"tokenizer": run.get("tokenizer"), "text_key": rows.text_key}
     for stream in rows.streams:
         bos, eos = frame_of(rows, stream)
-        column = rows.source_of(stream).tokens
-        own = {"bos": bos, "eos": eos, "tokens_key": None if column is None else column.key}
+        source = rows.source_of(stream)
+        own = {
+            "tokenizer": run.get("tokenizer"),
+            "bos": bos,
+            "eos": eos,
+            "text_key": source.text_key,
+            "tokens_key": None if source.tokens is None else source.tokens.key,
+            # a transform may read conversations
+            "chat": choices.AUTO if source.transform else source.chat,
+        }
         where = {"dataset": stream.remote, "split": stream.split}
-        yield _check_one({**of_run, **own, **given, **where}, options)
+        yield _check_one({**own, **given, **where}, options)
 
 
 def _check_one(arguments: Mapping[str, Any], options: argparse.Namespace) -> CheckReport:
