@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cloudload.data.storage.locations import Location
+from cloudload.data.storage.urls import join_url
+
 Write = Callable[[Path, Sequence[dict[str, Any]]], None]
 
 
@@ -30,6 +33,13 @@ def write_corpus(folder: Path, texts: Sequence[str], *, num_files: int = 3, **op
         part = rows[number * size : (number + 1) * size]
         write_parquet(folder / f"part-{number:03}.parquet", part, **options)
     return folder
+
+
+def store_corpus(url: str, texts: Sequence[str], folder: Path, **options: Any) -> str:
+    """Write documents to files below a URL, and to `folder`, as `write_corpus` does."""
+    for path in sorted(write_corpus(folder, texts, **options).iterdir()):
+        Location(join_url(url, path.name)).write(path.read_bytes())
+    return url
 
 
 def _pyarrow(**options: Any) -> Write:

@@ -31,8 +31,15 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from cloudload.data.storage import urls
-from cloudload.data.storage.base import CHUNK_BYTES, Backend, Retry, StoredObject, Wanted
+from cloudload.data.storage import clients, urls
+from cloudload.data.storage.base import (
+    CHUNK_BYTES,
+    Backend,
+    ObjectStream,
+    Retry,
+    StoredObject,
+    Wanted,
+)
 from cloudload.data.storage.fsspec import STREAMING_ONLY, FsspecStore, StreamingStore
 from cloudload.data.storage.gcs import GCSStore
 from cloudload.data.storage.local import LocalStore
@@ -159,8 +166,20 @@ class Location:
         """
         backend = self.backend
         return retrying(
-            "open", self.url, backend, self.retry, lambda _: backend.open(self.url, start, tag)
+            "open", self.url, backend, self.retry, lambda _: self._open(backend, start, tag)
         )
+
+    def _open(
+        self, backend: Backend, start: int, tag: str, stop: int | None = None
+    ) -> ObjectStream:
+        try:
+            return backend.open(self.url, start, tag, stop)
+        except Exception as error:
+            # if the object is now too short for the range, the answer does not have its tag
+            if tag and clients.status_of(error) == 416:
+                for found in backend.list(self.url):
+                    clients.check_tag(self.url, tag, found.tag)
+            raise
 
     def download(
         self,
@@ -190,7 +209,7 @@ class Location:
             target.seek(before)
             left = sys.maxsize if most_bytes is None else most_bytes + 1
             left = left if stop is None else min(left, stop - start)
-            with contextlib.closing(backend.open(self.url, start, tag, stop)) as source:
+            with contextlib.closing(self._open(backend, start, tag, stop)) as source:
                 if unless is not None and unless(source.version):
                     return source.version
                 while chunk := source.read(min(left, CHUNK_BYTES)):
