@@ -8,6 +8,7 @@ import datetime
 import io
 import itertools
 import os
+import re
 import shutil
 import struct
 import sys
@@ -415,6 +416,27 @@ def test_a_shard_that_is_too_large_names_its_row_groups(
     monkeypatch.setattr(shard_entries, "MOST_SHARD_BYTES", 1_000)
     with pytest.raises(DatasetError, match=r"row group 0 has [\d,]+ bytes of the columns to read"):
         open_files(tmp_path / "a.parquet")
+
+
+def test_large_row_groups_are_mentioned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    open_files(tmp_path / "in")
+    assert not caplog.records
+    monkeypatch.setattr(virtual_index, "LARGE_BYTES", 5_000)
+    open_files(tmp_path / "in")
+    assert re.search(r"3 shards with more than 0 MiB .* part-000\.parquet#1-2\. ", caplog.text)
+
+
+@pytest.mark.parametrize("columns", [1, 3_000])
+def test_footers_larger_than_the_first_request_are_read(tmp_path: Path, columns: int) -> None:
+    rows = [{"text": f"t{n}", **{f"column-{c:05}": c for c in range(columns)}} for n in range(3)]
+    for number in range(3):
+        write_parquet(tmp_path / "in" / f"{number}.parquet", rows)
+    size = pyarrow.parquet.read_metadata(tmp_path / "in" / "0.parquet").serialized_size
+    assert (size > 4 * footers.TAIL_BYTES) == (columns > 1)
+    assert open_files(tmp_path / "in").num_samples == 9
 
 
 def test_without_pyarrow_the_extra_is_named(

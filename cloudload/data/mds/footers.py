@@ -8,34 +8,37 @@ A footer is untrusted. pyarrow parses it, and the ranges must be in front of it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Set
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from cloudload.data.storage.locations import Location
-from cloudload.data.storage.retries import Watch
 
 Span = tuple[int, int]
 """(start, stop): a range of bytes of a file."""
 
 _MARK, _ENCRYPTED = b"PAR1", b"PARE"
 _END_BYTES = 8  # the size of the footer, and the mark
-_TAIL_BYTES = 1 << 16  # more than most footers have, so that one request is enough
+TAIL_BYTES = 1 << 16
+"""More bytes than most footers have, so that one request is enough."""
 
 
 class FooterError(ValueError):
     """A file is not a Parquet file that can be read. The message is a clause about the file."""
 
 
-def read_footer(location: Location, size: int, tag: str = "", watch: Watch | None = None) -> bytes:
+def read_footer(
+    location: Location, size: int, tag: str = "", tail_bytes: int = TAIL_BYTES
+) -> bytes:
     """Read the footer of a file of `size` bytes, including the 8 bytes after it.
 
-    `tag` is the file's tag in a listing. Raises `FooterError` if there is no footer, and
+    `tag` is the file's tag in a listing. The first request reads the last `tail_bytes`, and a
+    second one the rest of a larger footer. Raises `FooterError` if there is no footer, and
     `StoreError` if the file changed or cannot be read.
     """
     if size < _END_BYTES + len(_MARK):
         raise FooterError(f"it has only {size:,} bytes, so it is not a Parquet file, or is cut off")
-    start = max(0, size - _TAIL_BYTES)
-    tail = location.read_range(start, size, tag, watch)
+    start = max(0, size - tail_bytes)
+    tail = location.read_range(start, size, tag)
     if tail[-4:] == _ENCRYPTED:
         raise FooterError("its footer is encrypted. Write it without encryption")
     if tail[-4:] != _MARK:
@@ -46,7 +49,7 @@ def read_footer(location: Location, size: int, tag: str = "", watch: Watch | Non
             f"its last bytes announce a footer of {needed:,} bytes, but it has {size:,}"
         )
     if needed > len(tail):
-        tail = location.read_range(size - needed, start, tag, watch) + tail
+        tail = location.read_range(size - needed, start, tag) + tail
     return tail[-needed:]
 
 
@@ -73,18 +76,17 @@ class GroupColumns(NamedTuple):
     """The decompressed size of the columns."""
 
 
-def measure_group(metadata: Any, index: int, names: Set[str], stop: int) -> GroupColumns:
-    """Find the columns `names` of the row group with index `index`.
+def measure_group(metadata: Any, index: int, leaves: Iterable[int], stop: int) -> GroupColumns:
+    """Measure some leaves of the row group with index `index`.
 
-    `metadata` is a parsed footer, and names are paths such as `meta.text`. Raises `FooterError` if
-    a column is not in front of the footer, at `stop`. A group without rows has no bytes, whatever
-    its writer recorded.
+    `metadata` is a parsed footer, and `leaves` are indices in its schema. Raises `FooterError` if
+    a leaf is not in front of the footer, at `stop`. A group without rows has no bytes, whatever its
+    writer recorded.
     """
     group = metadata.row_group(index)
     if not group.num_rows:
         return GroupColumns(0, [], 0)
-    columns = [group.column(place) for place in range(group.num_columns)]
-    columns = [column for column in columns if column.path_in_schema in names]
+    columns = list(map(group.column, leaves))
     spans, raw_bytes = [find_span(column) for column in columns], 0
     for span, column in zip(spans, columns, strict=True):
         size = int(column.total_uncompressed_size)
@@ -98,9 +100,15 @@ def measure_group(metadata: Any, index: int, names: Set[str], stop: int) -> Grou
     return GroupColumns(int(group.num_rows), spans, raw_bytes)
 
 
-def list_names(metadata: Any) -> list[str]:
-    """The names of a file's columns, as paths such as `meta.text` and `ids.list.element`."""
-    return [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+def find_leaves(metadata: Any, wanted: Iterable[str]) -> dict[int, str]:
+    """Find the leaves of columns in a file's schema. Returns a dict from their indices to paths.
+
+    A leaf is a column, or a field in one, such as `meta.text` or `ids.list.element`. The `wanted`
+    names may be those of columns or of fields. Names that the file does not have are ignored.
+    """
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    starts = tuple(f"{name}." for name in wanted)
+    return {index: path for index, path in enumerate(paths) if f"{path}.".startswith(starts)}
 
 
 def find_span(column: Any) -> Span:

@@ -130,15 +130,6 @@ def write_row_groups(
     return None
 
 
-def trim_names(columns: Iterable[shard_entries.Column], names: Iterable[str]) -> list[str]:
-    """The columns of a file that are read for columns of a shard, of all `names` in the file.
-
-    Names of nested fields look like `meta.text`. A file may have no column `id`.
-    """
-    wanted = [column.name for column in columns]
-    return [name for name in names if any(f"{name}.".startswith(f"{each}.") for each in wanted)]
-
-
 class _FaultError(Exception):
     """The fault of a file, as text to put after its name."""
 
@@ -191,9 +182,9 @@ def _open_source(
     ends = list(itertools.accumulate(rows[groups.first :]))
     stop = groups.first + bisect.bisect_left(ends, count) + 1
     chosen = range(groups.first, min(stop, groups.stop))
-    names = trim_names(info.columns, footers.list_names(metadata))
+    leaves = footers.find_leaves(metadata, (column.name for column in info.columns))
     stop = groups.footer[0]
-    found = [footers.measure_group(metadata, index, set(names), stop) for index in chosen]
+    found = [footers.measure_group(metadata, index, leaves, stop) for index in chosen]
     spans = sorted(span for each in found for span in each.spans)
     parts = _read_spans(location, groups.tag, spans, transfer)
     parquet = pyarrow.parquet.ParquetFile(
@@ -203,7 +194,7 @@ def _open_source(
     batches = parquet.iter_batches(
         min(max(1, _BATCH_BYTES // max(1, row_bytes)), _MOST_BATCH_ROWS, count),
         row_groups=[index for index in chosen if rows[index]],
-        columns=names,
+        columns=list(leaves.values()),
         use_threads=False,
     )
     return _Source(groups.file, first_row, batches)

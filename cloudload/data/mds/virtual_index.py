@@ -13,6 +13,7 @@ columns has another index. Sizes of raw shards are estimates, from which the cac
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from cloudload.data import file_kinds
 from cloudload.data.mds import arrow_samples, footers, shard_entries, writer
 from cloudload.data.mds.codecs import check_codec
 from cloudload.data.mds.file_selection import FileSelection
-from cloudload.data.mds.row_groups import RowGroups, hash_footer, trim_names
+from cloudload.data.mds.row_groups import RowGroups, hash_footer
 from cloudload.data.mds.shard import ID_KEY
 from cloudload.data.storage import urls
 from cloudload.data.storage.base import StoredObject
@@ -31,12 +32,17 @@ from cloudload.data.storage.globs import find_glob
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import DatasetError
-from cloudload.system import DaemonThreadPool, run_in_order
+from cloudload.system import DaemonThreadPool, counted, run_in_order
+
+logger = logging.getLogger("cloudload.cache")
 
 EXTENSIONS = (".parquet", ".pq")
 SHARD_BYTES = writer.DEFAULT_SHARD_BYTES
 """About how many bytes of the columns read a shard has."""
+LARGE_BYTES = 1 << 29
+"""A shard with more bytes is mentioned in a warning."""
 _AT_ONCE = 32
+_MOST_TAIL_BYTES = 1 << 22
 _MOST_NAMED = 30
 
 
@@ -113,22 +119,45 @@ def build_index(found: ParquetFiles, choice: ColumnChoice) -> bytes:
     check_codec(shard_entries.PARQUET)
     threads = DaemonThreadPool(_AT_ONCE, "cloudload-index")
     try:
-        read = partial(_read_entries, found, choice)
+        read = partial(_read_entries, found, choice, _TailSize())
         several = run_in_order(partial(threads.submit, read), found.files, 2 * _AT_ONCE)
-        return writer.encode_index([entry for _, entries in several for entry in entries])
+        entries = [entry for _, own in several for entry in own]
     finally:
         threads.close(timeout_s=1.0)
+    large = [each["zip_data"] for each in entries if each["raw_data"]["bytes"] > LARGE_BYTES]
+    if large:
+        logger.warning(
+            "%s: %s with more than %s MiB of the columns to read, such as %s. Each one is fetched "
+            "and decoded as a whole. To get small shards, convert the files (cloudload convert)",
+            found.location,
+            counted(len(large), "shard"),
+            LARGE_BYTES >> 20,
+            large[0]["basename"],
+        )
+    return writer.encode_index(entries)
+
+
+@dataclass
+class _TailSize:
+    """How many bytes at the end of a file to read. The footers of a corpus are alike in size."""
+
+    most_bytes: int = footers.TAIL_BYTES
+
+    def learn(self, footer: bytes) -> None:
+        if self.most_bytes < len(footer) <= _MOST_TAIL_BYTES:
+            self.most_bytes = len(footer) * 9 // 8
 
 
 def _read_entries(
-    found: ParquetFiles, choice: ColumnChoice, file: StoredObject
+    found: ParquetFiles, choice: ColumnChoice, tail: _TailSize, file: StoredObject
 ) -> list[dict[str, Any]]:
     """The index entries of a file's shards."""
     name, location = found.name_of(file), found.folder.at(file.url)
     if fault := shard_entries.fault_of_name(name):
         raise DatasetError(f"the name of {location} {fault}. Rename the file")
     try:
-        footer = footers.read_footer(location, file.bytes, file.tag)
+        footer = footers.read_footer(location, file.bytes, file.tag, tail.most_bytes)
+        tail.learn(footer)
         metadata = footers.parse_footer(footer)
         columns = plan_columns(metadata, choice)
         form = writer.ShardFormat(columns, compression=None, hashes=())
@@ -272,11 +301,12 @@ def _measure_groups(
     metadata: Any, columns: Sequence[shard_entries.Column], name: str, stop: int
 ) -> Iterator[GroupSize]:
     """Yield the size of each row group. Its bytes must be in front of the footer at `stop`."""
-    read = set(trim_names(columns, footers.list_names(metadata)))
+    leaves = footers.find_leaves(metadata, (column.name for column in columns))
     # a sample has an offset, and the size of each value. The ID may be the name of the file
-    row_bytes = 4 + 4 * len(columns) + (0 if ID_KEY in read else len(name.encode()) + 8)
+    has_ids = ID_KEY in leaves.values()
+    row_bytes = 4 + 4 * len(columns) + (0 if has_ids else len(name.encode()) + 8)
     for index in range(metadata.num_row_groups):
-        rows, spans, size = footers.measure_group(metadata, index, read, stop)
+        rows, spans, size = footers.measure_group(metadata, index, leaves, stop)
         raw = size + rows * row_bytes
         if raw > shard_entries.MOST_SHARD_BYTES:
             raise footers.FooterError(
