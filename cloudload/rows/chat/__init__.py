@@ -4,9 +4,10 @@
                                             │
     each worker, a sample ─► Renderer.render ─► Text     with `trained` and `literal` ranges
 
-    chat_template  `load_template`, `ChatTemplate`      renderer      `Renderer`
+    chat_template  `ChatTemplate`, from files           renderer      `load_template`, `Renderer`
     conversation   a sample's columns to messages       sandbox       run a template
-    literals       names of tokens that users wrote
+    literals       names of tokens that users wrote     seams         strings between messages
+    turns          where turns begin and end            tool_calls    arguments of tool calls
 
 Only `Text` leaves here. What its ranges mean in tokens is up to `tokenization`.
 """

@@ -69,8 +69,8 @@ class ChatTemplate:
         return CompiledTemplate(text, self.name, self.tokens, self.chat.date)
 
 
-def load_template(chat: Chat, tokenizer: Any) -> ChatTemplate:
-    """Load a chat template as plain data.
+def read_template(chat: Chat, tokenizer: Any) -> ChatTemplate:
+    """Read a chat template, and compile it as a check.
 
     `tokenizer` is as for `load_tokenizer`. Raises `ChatError` if there is no template, or if it
     cannot be read or is not valid, and `TokenizerError` if the tokenizer cannot be loaded.

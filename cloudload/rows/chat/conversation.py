@@ -34,8 +34,16 @@ _OWN_KEYS = ("train", "weight")
 _FORMATS = ("conversations",), ("prompt", "completion"), ("instruction", "output")
 
 
+Message = dict[str, Any]
+"""A message, as a template sees it: a role, a content, and more."""
+
+
 class ChatError(ValueError):
     """A conversation or a chat template cannot be used. Callers add the document's location."""
+
+
+class UnknownTurnError(ChatError):
+    """It is unknown which characters of a template's text the model generates."""
 
 
 @dataclass(frozen=True)

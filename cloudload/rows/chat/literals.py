@@ -33,6 +33,9 @@ class Names:
     def are_in(self, text: str) -> bool:
         return any(head in text for head in self._heads) and bool(self._pattern.search(text))
 
+    def count(self, text: str) -> int:
+        return sum(1 for _ in self._pattern.finditer(text))
+
     def match(self, text: str, start: int) -> int:
         """Return the end of the name at `start`, or `start` if there is none."""
         found = self._pattern.match(text, start)

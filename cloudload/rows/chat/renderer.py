@@ -9,13 +9,22 @@ sample ─► read_conversation ─► template ─► text
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from cloudload.config import Text
-from cloudload.rows.chat.chat_template import ChatTemplate
-from cloudload.rows.chat.conversation import ASSISTANT, ChatError, Conversation, read_conversation
+from cloudload.config import Chat, Text
+from cloudload.rows.chat.chat_template import ChatTemplate, read_template
+from cloudload.rows.chat.conversation import (
+    ASSISTANT,
+    ChatError,
+    Conversation,
+    Message,
+    UnknownTurnError,
+    read_conversation,
+)
 from cloudload.rows.chat.literals import (
     Names,
     Range,
@@ -25,8 +34,55 @@ from cloudload.rows.chat.literals import (
     without,
 )
 from cloudload.rows.chat.sandbox import CompiledTemplate
+from cloudload.rows.chat.seams import Seams, learn_seams
+from cloudload.rows.chat.tool_calls import (
+    PROBE_TOOLS,
+    convert_arguments,
+    has_calls,
+    learn_form,
+)
+from cloudload.rows.chat.turns import RenderedConversation, find_start, find_turns
 
 _USE_BLOCKS = "use a template with {% generation %} blocks around what the model generates"
+# rows may have arguments of their own, such as dates
+_MOST_SEAMS = 64
+_ANSWERS: list[Message] = [
+    {"role": ASSISTANT, "content": "Answer"},
+    {"role": ASSISTANT, "content": "Answer", "reasoning_content": "Think"},
+    {"role": ASSISTANT, "content": "<think>\nThink\n</think>\n\nAnswer"},
+]
+
+
+def load_template(chat: Chat, tokenizer: Any) -> ChatTemplate:
+    """Load a chat template as plain data.
+
+    `tokenizer` is as for `load_tokenizer`. Raises `ChatError` if there is no template, if it is not
+    valid, or if it does not show what the model generates, and `TokenizerError` if the tokenizer
+    cannot be loaded.
+    """
+    template = read_template(chat, tokenizer)
+    if chat.train in ("assistant", "last"):
+        _check_template(template)
+    return template
+
+
+def _check_template(template: ChatTemplate) -> None:
+    """Raise `ChatError` if no conversation of two messages can be trained with a template."""
+    renderer = Renderer(dataclasses.replace(template, chat=_without_keys(template.chat)))
+    errors = []
+    for answer in _ANSWERS:
+        try:
+            renderer.render({"messages": [{"role": "user", "content": "Ask"}, answer]})
+        except UnknownTurnError as error:
+            errors.append(error)
+        except ChatError:  # the template may need more messages, or tools
+            return
+    if len(errors) == len(_ANSWERS):
+        raise errors[0]
+
+
+def _without_keys(chat: Chat) -> Chat:
+    return dataclasses.replace(chat, messages_key="messages")
 
 
 class Renderer:
@@ -38,6 +94,8 @@ class Renderer:
         self._chat = template.chat
         self._special = Names(template.special_names)
         self._added = Names(template.added_names)
+        self._seams: dict[str, Seams] = {}
+        self._forms: dict[CompiledTemplate, type | None] = {}
         self._compile = functools.cache(lambda has_tools: template.compile(has_tools=has_tools))
 
     def render(self, sample: Mapping[str, Any]) -> Text | None:
@@ -51,17 +109,18 @@ class Renderer:
         if not conversation.trained:
             return None
         compiled: CompiledTemplate = self._compile(bool(conversation.tools))
+        if has_calls(conversation.messages):
+            messages = convert_arguments(conversation.messages, self._learn_form(compiled))
+            conversation = dataclasses.replace(conversation, messages=messages)
         kwargs = {**self._chat.template_kwargs, **conversation.kwargs}
         text, blocks = compiled.render_blocks(conversation.messages, conversation.tools, kwargs)
         literal = self._find_literal(compiled, conversation, text)
         if self._chat.train == "all":
             return Text(text, special_tokens=True, literal=literal) if text else None
-        if not compiled.has_generation:
-            raise ChatError(
-                f"the chat template {self._template.name} does not say what is trained. Instead, "
-                f"{_USE_BLOCKS}"
-            )
-        trained = self._choose_blocks(text, conversation, blocks, literal)
+        if compiled.has_generation and self._chat.train != "completion":
+            trained = self._choose_blocks(text, conversation, blocks, literal)
+        else:
+            trained = self._find_ranges(compiled, conversation, kwargs, text, literal)
         trained = self._without_reasoning(text, trained)
         self._check(text, trained)
         if not trained:
@@ -77,6 +136,7 @@ class Renderer:
         private = choose_private(text, 1)
         if private is None:
             return []
+        _check_parts(conversation.messages, self._special)
         row = [conversation.messages, conversation.tools, conversation.kwargs]
         broken = break_names(row, self._special, private)
         if broken is row:
@@ -84,6 +144,53 @@ class Renderer:
         messages, tools, kwargs = broken
         again = compiled.render(messages, tools, {**self._chat.template_kwargs, **kwargs})
         return find_literal(text, again, private, self._special)
+
+    def _find_ranges(
+        self,
+        compiled: CompiledTemplate,
+        conversation: Conversation,
+        kwargs: Mapping[str, Any],
+        text: str,
+        literal: list[Range],
+    ) -> list[Range]:
+        """Return what is trained of the text of a template without `{% generation %}` blocks."""
+        render = functools.partial(_try_rendering, compiled, conversation.tools, kwargs)
+        seams = self._learn_seams(compiled, kwargs)
+        rendered = RenderedConversation(
+            text=text,
+            messages=conversation.messages,
+            render=render,
+            seams=seams,
+            names=self._added,
+            tags=self._chat.reasoning_tags,
+            literal=literal,
+        )
+        try:
+            if self._chat.train == "completion":
+                return [(find_start(rendered, conversation.num_prompt), len(text))]
+            turns = find_turns(rendered, conversation.trained)
+        except UnknownTurnError as error:
+            raise UnknownTurnError(
+                f"{error}, or {_USE_BLOCKS} (the chat template is {self._template.name})"
+            ) from None
+        ranges = [(turn.start, turn.stop if self._chat.train_eot else turn.eot) for turn in turns]
+        return [(start, stop) for start, stop in ranges if start < stop]
+
+    def _learn_form(self, compiled: CompiledTemplate) -> type | None:
+        if compiled not in self._forms:
+            kwargs = self._chat.template_kwargs
+            render = functools.partial(_try_rendering, compiled, PROBE_TOOLS, kwargs)
+            self._forms[compiled] = learn_form(render)
+        return self._forms[compiled]
+
+    def _learn_seams(self, compiled: CompiledTemplate, kwargs: Mapping[str, Any]) -> Seams:
+        key = json.dumps(kwargs, sort_keys=True)
+        if key not in self._seams:
+            if len(self._seams) >= _MOST_SEAMS:
+                self._seams.clear()
+            render = functools.partial(_try_rendering, compiled, None, kwargs)
+            self._seams[key] = learn_seams(render, self._added, self._chat.reasoning_tags)
+        return self._seams[key]
 
     def _choose_blocks(
         self,
@@ -144,7 +251,33 @@ class Renderer:
                 text[start:stop] for start, stop in without([(0, len(text))], trained)
             ).strip()
         ):
-            raise ChatError(
+            raise UnknownTurnError(
                 f"the chat template {self._template.name} marks all of its text as generated, so "
                 f"prompts would be trained, too. Instead, {_USE_BLOCKS}, or pass Chat(train='all')"
+            )
+
+
+def _try_rendering(
+    compiled: CompiledTemplate,
+    tools: list[Any] | None,
+    kwargs: Mapping[str, Any],
+    messages: list[Message],
+    prompts: bool,
+) -> str | None:
+    """Render messages, or return None if the template raises."""
+    try:
+        return compiled.render(messages, tools, kwargs, prompts=prompts)
+    except ChatError:
+        return None
+
+
+def _check_parts(messages: list[Message], names: Names) -> None:
+    """Raise `ChatError` if the parts of a content, written one after the other, form a name."""
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        texts = [part["text"] for part in content] if isinstance(content, list) else []
+        if names.count("".join(texts)) > sum(map(names.count, texts)):
+            raise ChatError(
+                f"the content of message {number} has two parts that together form the name of a "
+                "special token. Join the parts"
             )
