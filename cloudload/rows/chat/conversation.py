@@ -24,11 +24,11 @@ KWARGS_KEY = "chat_template_kwargs"
 ASSISTANT = "assistant"
 _ROLES = {
     **{role: role for role in ("system", "developer", "user", "assistant", "tool", "function")},
-    **{role: role for role in ("ipython", "environment", "observation", "context")},
+    **{role: role for role in ("ipython", "environment", "context")},
+    "observation": "tool",
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "bot", "model", "chatgpt", "bing", "bard"), ASSISTANT),
 }
-_SHAREGPT_ROLES = {"observation": "tool"}
 _MOST_SHOWN = 80
 _OWN_KEYS = ("train", "weight")
 _FORMATS = ("conversations",), ("prompt", "completion"), ("instruction", "output")
@@ -90,7 +90,8 @@ def show_briefly(value: Any) -> str:
 def read_conversation(sample: Mapping[str, Any], chat: Chat) -> Conversation:
     """Read a sample. Raises `ChatError` if it has no messages, or one that is not valid."""
     items, num_prompt = _find_messages(sample, chat)
-    messages = [_read_message(item, number, chat) for number, item in enumerate(items)]
+    roles = _ROLES | dict(chat.roles)
+    messages = [_read_message(item, number, roles) for number, item in enumerate(items)]
     tools = _parse_column(sample, chat.tools_key, list) or None
     kwargs = _parse_column(sample, KWARGS_KEY, dict) or {}
     trained = _choose_trained(items, messages, num_prompt, chat)
@@ -162,24 +163,22 @@ def _parse_column(sample: Mapping[str, Any], key: str, kind: type) -> Any:
     return value
 
 
-def _read_message(item: Any, number: int, chat: Chat) -> dict[str, Any]:
-    if not isinstance(item, Mapping):
+def _read_message(item: Any, number: int, roles: Mapping[str, str]) -> dict[str, Any]:
+    if not isinstance(item, dict):
         raise ChatError(
             f"message {number} is {show_briefly(item)}. Use an object with role and content"
         )
     message = dict(item)
-    is_sharegpt = "role" not in message and "from" in message
-    if is_sharegpt:
+    if "role" not in message and "from" in message:
         message = {"role": message.pop("from"), "content": message.pop("value", None), **message}
     role = message.get("role")
-    known = _ROLES | (_SHAREGPT_ROLES if is_sharegpt else {}) | dict(chat.roles)
-    if not isinstance(role, str) or role not in known:
+    if not isinstance(role, str) or role not in roles:
         raise ChatError(
             f"the role of message {number} is {show_briefly(role)}. Use one of "
-            f"{', '.join(sorted({*known.values()}))}, or name it with "
+            f"{', '.join(sorted({*roles.values()}))}, or name it with "
             "Chat(roles={'ROLE': 'assistant'})"
         )
-    message["role"] = known[role]
+    message["role"] = roles[role]
     kept = {
         key: value
         for key, value in message.items()
@@ -197,7 +196,7 @@ def _check_content(message: dict[str, Any], number: int) -> None:
             return  # it has tool calls or reasoning
         raise EmptyMessageError(f"message {number} ({message['role']}) has no content. Use text")
     for part in content if isinstance(content, list) else ():
-        is_text = isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
         if not is_text or part.get("type", "text") != "text":
             raise ChatError(
                 f"the content of message {number} has the part {show_briefly(part)}. Only "
@@ -208,7 +207,7 @@ def _check_content(message: dict[str, Any], number: int) -> None:
 
 
 def _check_calls(calls: Any, number: int) -> None:
-    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ChatError(
             f"tool_calls of message {number} is {show_briefly(calls)}. Use a list of objects"
         )

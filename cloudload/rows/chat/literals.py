@@ -10,14 +10,16 @@ A template that looks at such a name, or that writes it differently, fails the p
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cloudload.rows.chat.conversation import ChatError
 
 _PRIVATE = range(0xF0000, 0xFFFFE)
 """Private characters of Unicode, which texts do not use."""
+_PRIVATE_CHARACTER = re.compile(f"[{chr(_PRIVATE[0])}-{chr(_PRIVATE[-1])}]")
 Range = tuple[int, int]
 
 
@@ -26,12 +28,18 @@ class Names:
 
     def __init__(self, names: Sequence[str]) -> None:
         longest_first = sorted(filter(None, names), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._pattern = _compile(longest_first)
+        self._json_pattern = _compile([_to_json(name)[1:-1] for name in longest_first])
         # most texts have none of these, and a search for a short text is fast
         self._heads = sorted({name[:2] for name in longest_first})
 
     def are_in(self, text: str) -> bool:
         return any(head in text for head in self._heads) and bool(self._pattern.search(text))
+
+    def may_be_in(self, value: Any) -> bool:
+        """Whether a value of JSON types may have a name in one of its strings. This takes a tenth
+        of the time of looking at each."""
+        return bool(self._json_pattern.search(_to_json(value)))
 
     def count(self, text: str) -> int:
         return sum(1 for _ in self._pattern.finditer(text))
@@ -49,43 +57,39 @@ class Names:
 
     def breaks(self, text: str, private: str) -> str:
         """Return a text with a private character after the first character of each name."""
-        if not self.are_in(text):
-            return text
         return self._pattern.sub(lambda found: found[0][0] + private + found[0][1:], text)
 
 
-def choose_private(text: str, count: int) -> str | None:
-    """Return `count` private characters that a text does not contain, or None."""
-    first = _PRIVATE.start
-    if len(text) != len(text.encode("utf-8", "surrogatepass")):
-        used = {ord(character) for character in text if ord(character) in _PRIVATE}
-        first = max(used, default=first - 1) + 1
-    return "".join(map(chr, range(first, first + count))) if first + count < _PRIVATE.stop else None
+def _compile(names: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, names)) or "(?!)")
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def choose_private(text: str, count: int) -> str:
+    """Return `count` private characters of Unicode that a text does not contain. Raises `ChatError`
+    if there are none."""
+    used = set(map(ord, _PRIVATE_CHARACTER.findall(text)))
+    first = max(used, default=_PRIVATE.start - 1) + 1
+    if first + count >= _PRIVATE.stop:
+        raise ChatError("the text has private characters of Unicode. Remove the row")
+    return "".join(map(chr, range(first, first + count)))
 
 
 def break_names(value: Any, names: Names, private: str) -> Any:
-    """Return a value of JSON types with all names in its strings broken. Does not copy a value
-    that has no names."""
+    """Return a value of JSON types with all names in its strings broken."""
     if isinstance(value, str):
         return names.breaks(value, private)
-    if isinstance(value, Mapping):
-        broken = {
+    if isinstance(value, dict):
+        return {
             break_names(key, names, private): break_names(each, names, private)
             for key, each in value.items()
         }
-        is_same = all(
-            key == other and each is mine
-            for (key, each), (other, mine) in zip(value.items(), broken.items(), strict=True)
-        )
-        return value if is_same else broken
     if isinstance(value, list):
-        items = [break_names(each, names, private) for each in value]
-        return value if all(map(_is, items, value)) else items
+        return [break_names(each, names, private) for each in value]
     return value
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other
 
 
 def find_literal(text: str, broken: str, private: str, names: Names) -> list[Range]:

@@ -131,17 +131,14 @@ class Renderer:
         self, compiled: CompiledTemplate, conversation: Conversation, text: str
     ) -> list[Range]:
         """Return the ranges of names of special tokens that the row's own texts contain."""
-        if self._chat.trusted or not self._special.are_in(text):
-            return []
-        private = choose_private(text, 1)
-        if private is None:
+        if self._chat.trusted:
             return []
         _check_parts(conversation.messages, self._special)
         row = [conversation.messages, conversation.tools, conversation.kwargs]
-        broken = break_names(row, self._special, private)
-        if broken is row:
+        if not self._special.may_be_in(row):
             return []
-        messages, tools, kwargs = broken
+        private = choose_private(text, 1)
+        messages, tools, kwargs = break_names(row, self._special, private)
         again = compiled.render(messages, tools, {**self._chat.template_kwargs, **kwargs})
         return find_literal(text, again, private, self._special)
 
@@ -275,7 +272,9 @@ def _check_parts(messages: list[Message], names: Names) -> None:
     """Raise `ChatError` if the parts of a content, written one after the other, form a name."""
     for number, message in enumerate(messages):
         content = message.get("content")
-        texts = [part["text"] for part in content] if isinstance(content, list) else []
+        if not isinstance(content, list):
+            continue
+        texts = [part["text"] for part in content]
         if names.count("".join(texts)) > sum(map(names.count, texts)):
             raise ChatError(
                 f"the content of message {number} has two parts that together form the name of a "

@@ -134,11 +134,13 @@ def _split(text: str | None, *messages: Message) -> list[str] | None:
 def _find_endings(texts: Mapping[str, str], prompt: str | None, names: Names) -> dict[str, Ending]:
     """Find the token that ends a turn, in what follows turns.
 
-    last turn    middle turn                       ends
-    <eot>\\n      <eot>\\n<user>                     <eot>
-    <a><eot>     <a><eot><user>                    <a><eot>
-    <eos>        <end><user>     <end> in prompt   <eos>, <end>
-                 <user>                            <user>: the model starts the next message
+        last turn    middle turn                       ends
+        <eot>        <eot> user                        <eot>
+        <a><eot>     <a><eot><user>                    <a><eot>
+        <eos>        <end><user>     <end> in prompt   <eos>, <end>
+                     <user>                            <user>: the model starts the next message
+
+    Whitespace before it belongs to the turn.
     """
     runs = {role: _list_tokens(text, names) for role, text in texts.items()}
     last, middle = runs.get(END, []), runs.get(_USER, [])

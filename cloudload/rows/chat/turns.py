@@ -15,6 +15,8 @@ rendering. It succeeds for conversations of plain texts, the second for tool cal
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -136,9 +138,9 @@ def _locate_contents(rendered: RenderedConversation) -> dict[int, Range]:
         if message["role"] != ASSISTANT and isinstance(message["content"], str)
         if message["content"].strip()
     ]
-    private = choose_private(rendered.text, 2 * len(numbers))
-    if private is None or not numbers:
+    if not numbers:
         return {}
+    private = choose_private(rendered.text, 2 * len(numbers))
     marks = {number: private[2 * n : 2 * n + 2] for n, number in enumerate(numbers)}
     marked = [
         {**message, "content": _mark(message["content"], *marks[number])}
@@ -147,14 +149,13 @@ def _locate_contents(rendered: RenderedConversation) -> dict[int, Range]:
         for number, message in enumerate(rendered.messages)
     ]
     text = rendered.render(marked, False)
-    if text is None or text.translate(dict.fromkeys(map(ord, private))) != rendered.text:
+    pieces = re.split(f"([{private}])", text or "")
+    if "".join(pieces[::2]) != rendered.text or len(set(pieces[1::2])) < len(pieces) // 2:
         return {}
-    places = {character: place for place, character in enumerate(text) if character in set(private)}
-    order = {character: before for before, character in enumerate(places)}
-    if any(text.count(character) > 1 for character in private):
-        return {}
+    stops = itertools.accumulate(map(len, pieces[::2]))
+    places = dict(zip(pieces[1::2], stops, strict=False))
     return {
-        number: (places[pair[0]] - order[pair[0]], places[pair[1]] - order[pair[1]])
+        number: (places[pair[0]], places[pair[1]])
         for number, pair in marks.items()
         if pair[0] in places and pair[1] in places
     }
@@ -208,7 +209,7 @@ def _find_end(rendered: RenderedConversation, number: int, start: int, stop: int
     ending = rendered.seams.endings.get(following)
     if following == END:
         stop = len(text)
-    if stop is not None and ending is not None:
+    if stop is not None and ending is not None and (ending.stop or following == END):
         space = "" if following == END else _leading_space(rendered.messages[number + 1])
         for skipped in dict.fromkeys((space, "")):
             end = stop - len(skipped) - len(ending.text)
