@@ -18,9 +18,9 @@ from cloudload._door import open_door
 
 if TYPE_CHECKING:
     from cloudload.rows.chat import conversation
-    from cloudload.rows.chat.chat_template import ChatTemplate, load_template
+    from cloudload.rows.chat.chat_template import ChatTemplate
     from cloudload.rows.chat.conversation import ChatError
-    from cloudload.rows.chat.renderer import Renderer
+    from cloudload.rows.chat.renderer import Renderer, load_template
     from cloudload.rows.packing import best_fit_lane, lane_packer, tables
     from cloudload.rows.packing.best_fit_lanes import BestFitLanes
     from cloudload.rows.packing.concat_lanes import ConcatLanes

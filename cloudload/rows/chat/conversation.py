@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -259,3 +260,33 @@ def _read_flag(item: Mapping[str, Any], number: int) -> bool:
                 f"{key} of message {number} is {show_briefly(value)}. Use true or false"
             )
     return all(bool(item[key]) for key in _OWN_KEYS if item.get(key) is not None)
+
+
+def check_complete(text: str, conversation: Conversation, name: str) -> None:
+    """Raise `ChatError` if a text lacks a message that its template should have written.
+
+    Some templates leave out roles that they do not know, or tool calls. Reasoning may be left out.
+    """
+    for number, message in enumerate(conversation.messages):
+        content = message.get("content")
+        if message["role"] == ASSISTANT:
+            is_written = all(_name_of(call) in text for call in message.get("tool_calls", ()))
+        else:
+            is_written = not isinstance(content, str) or _is_written(content, text)
+        if not is_written:
+            raise ChatError(
+                f"the chat template {name} leaves out message {number} ({message['role']}), or its "
+                "tool calls. Use a template that writes them, or remove them"
+            )
+
+
+def _name_of(call: Mapping[str, Any]) -> str:
+    function = call.get("function")
+    return str((function if isinstance(function, dict) else call).get("name", ""))
+
+
+def _is_written(content: str, text: str) -> bool:
+    """Whether the start of a content is in a text, or its longest word, if it is quoted there."""
+    return content.strip()[:_MOST_SHOWN] in text or (
+        max(re.findall(r"\w+", content), key=len, default="") in text
+    )

@@ -23,6 +23,7 @@ from cloudload.rows.chat.conversation import (
     Conversation,
     Message,
     UnknownTurnError,
+    check_complete,
     read_conversation,
 )
 from cloudload.rows.chat.literals import (
@@ -114,6 +115,7 @@ class Renderer:
             conversation = dataclasses.replace(conversation, messages=messages)
         kwargs = {**self._chat.template_kwargs, **conversation.kwargs}
         text, blocks = compiled.render_blocks(conversation.messages, conversation.tools, kwargs)
+        check_complete(text, conversation, self._template.name)
         literal = self._find_literal(compiled, conversation, text)
         if self._chat.train == "all":
             return Text(text, special_tokens=True, literal=literal) if text else None
@@ -153,6 +155,13 @@ class Renderer:
         """Return what is trained of the text of a template without `{% generation %}` blocks."""
         render = functools.partial(_try_rendering, compiled, conversation.tools, kwargs)
         seams = self._learn_seams(compiled, kwargs)
+        endings = seams.endings.values()
+        if self._chat.train_eot and endings and not any(each.stop for each in endings):
+            raise UnknownTurnError(
+                f"the chat template {self._template.name} ends turns with "
+                f"{next(iter(endings)).text!r:.60}, which has no token of the tokenizer, so "
+                "a model would not learn to stop. Pass Chat(train_eot=False), or another template"
+            )
         rendered = RenderedConversation(
             text=text,
             messages=conversation.messages,

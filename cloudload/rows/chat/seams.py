@@ -1,13 +1,13 @@
 """Learn what a template writes between the contents of messages, from conversations of one word.
 
-    [user Q1, assistant R1, user Q2, assistant R2]
+    [user Ask, assistant Tell, user Seek, assistant Say]
 
-    <|user|>Q1<|end|><|assistant|>R1<|end|><|user|>Q2<|end|><|assistant|>R2<|end|>
-    first   prompt                ending           prompt                ending
+    <|user|>Ask<|end|><|assistant|>Tell<|end|><|user|>Seek<|end|><|assistant|>Say<|end|>
+    first      prompt                  ending             prompt                 ending
 
-    [user Q1], with a generation prompt
+    [user Ask], with a generation prompt
 
-    <|user|>Q1<|end|><|assistant|>      a turn begins where the prompt ends
+    <|user|>Ask<|end|><|assistant|>      a turn begins where the prompt ends
 
 If a document consists of these strings and of the contents of its messages, then it is known which
 of its characters the model generates. Documents are compared with the strings, so a template that
@@ -29,12 +29,17 @@ Render = Callable[[list[Message], bool], str | None]
 END = ""
 """Stands for the role of the message after the last one."""
 _SYSTEM, _USER, _TOOL = "system", "user", "tool"
-_WORDS = {"system": "Sysqz", "tool": "Toolqz", "q1": "Askqz", "q2": "Seekqz"}
-_ANSWERS = {"r1": "Tellqz", "r2": "Sayqz"}
+# words that no template has
+_SYSTEM_MESSAGE: Message = {"role": _SYSTEM, "content": "Sysqz"}
+_TOOL_MESSAGE: Message = {"role": _TOOL, "content": "Toolqz"}
+_ASKED: Message = {"role": _USER, "content": "Askqz"}
+_SOUGHT: Message = {"role": _USER, "content": "Seekqz"}
+_TOLD: Message = {"role": ASSISTANT, "content": "Tellqz"}
+_SAID: Message = {"role": ASSISTANT, "content": "Sayqz"}
 
 
 @dataclass(frozen=True)
-class Ending:
+class TurnEnd:
     """What follows the content of a turn, up to the next content or to the end of the text."""
 
     text: str
@@ -60,7 +65,7 @@ class Seams:
     it out of such turns. If so, these are the prompts without the reasoning's tags."""
     fills: Mapping[str, str] = field(default_factory=dict)
     """What a turn begins with before its content, by the role of the next message."""
-    endings: Mapping[str, Ending] = field(default_factory=dict)
+    endings: Mapping[str, TurnEnd] = field(default_factory=dict)
     """What follows a turn's content, by the role of the next message."""
 
 
@@ -69,39 +74,52 @@ def learn_seams(render: Render, names: Names, tags: tuple[str, str]) -> Seams:
 
     `names` are those of the tokenizer's tokens, and `tags` those around reasoning.
     """
-    first, between, prompts, early, fills = {}, {}, {}, {}, {}
-    texts: dict[str, str] = {}
-    q1, q2, r1, r2 = _user("q1"), _user("q2"), _answer("r1"), _answer("r2")
-    asked, asked_again = render([q1], True), render([q1, r1, q2], True)
-    dialogue = _split(render([q1, r1, q2, r2], False), q1, r1, q2, r2)
-    again, once = _split(asked_again, q1, r1, q2), _split(asked, q1)
-    if once:
-        first[_USER], prompt = once
-        if not again or again[-1] == prompt:
-            prompts[_USER] = prompt
-    if dialogue and _USER in prompts:
-        _, to_middle, texts[_USER], to_last, texts[END] = dialogue
-        early[_USER] = prompts[_USER]
-        if not to_middle.startswith(early[_USER]):
-            early[_USER] = without_reasoning(early[_USER], tags)
-        for role, text, prompt in (
-            (_USER, to_middle, early[_USER]),
-            (END, to_last, prompts[_USER]),
-        ):
-            if text.startswith(prompt):
-                fills[role] = text.removeprefix(prompt)
-    elif single := _split(render([q1, r1], False), q1, r1):
-        texts[END] = single[-1]
-        if _USER in prompts and single[1].startswith(prompts[_USER]):
-            fills[END] = single[1].removeprefix(prompts[_USER])
-    system = {"role": _SYSTEM, "content": _WORDS[_SYSTEM]}
-    if found := _split(render([system, q1], True), system, q1):
+    first, prompts = _learn_prompt(render)
+    early, fills, texts = _learn_turns(render, prompts.get(_USER), tags)
+    between = {}
+    if found := _split(render([_SYSTEM_MESSAGE, _ASKED], True), _SYSTEM_MESSAGE, _ASKED):
         first[_SYSTEM], between[_SYSTEM, _USER], _ = found
-    tool = {"role": _TOOL, "content": _WORDS[_TOOL]}
-    if found := _split(render([q1, r1, tool], True), q1, r1, tool):
+    if found := _split(render([_ASKED, _TOLD, _TOOL_MESSAGE], True), _ASKED, _TOLD, _TOOL_MESSAGE):
         _, _, texts[_TOOL], prompts[_TOOL] = found
-    endings = _find_endings(texts, prompts.get(_USER), names)
-    return Seams(first, between, prompts, early, fills, endings)
+    ends = _find_endings(texts, prompts.get(_USER), names)
+    return Seams(first, between, prompts, early, fills, ends)
+
+
+def _learn_prompt(render: Render) -> tuple[dict[str, str], dict[str, str]]:
+    """Return `first` and `prompts` of a user's message, unless prompts of later turns differ."""
+    once = _split(render([_ASKED], True), _ASKED)
+    again = _split(render([_ASKED, _TOLD, _SOUGHT], True), _ASKED, _TOLD, _SOUGHT)
+    if not once:
+        return {}, {}
+    is_same = not again or again[-1] == once[-1]
+    return {_USER: once[0]}, {_USER: once[1]} if is_same else {}
+
+
+def _learn_turns(
+    render: Render, prompt: str | None, tags: tuple[str, str]
+) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Return `early_prompts`, `fills`, and the texts of `endings`, for turns after a user's
+    message, whose prompt is `prompt`."""
+    messages = [_ASKED, _TOLD, _SOUGHT, _SAID]
+    dialogue = _split(render(messages, False), *messages)
+    single = None if dialogue else _split(render(messages[:2], False), *messages[:2])
+    texts: dict[str, str] = {}
+    starts: list[tuple[str, str, str]] = []
+    if prompt is None:
+        return {}, {}, texts
+    early = prompt
+    if dialogue:
+        _, to_middle, texts[_USER], to_last, texts[END] = dialogue
+        if not to_middle.startswith(prompt):
+            early = without_reasoning(prompt, tags)
+        starts = [(_USER, to_middle, early), (END, to_last, prompt)]
+    elif single:
+        _, to_last, texts[END] = single
+        starts = [(END, to_last, prompt)]
+    fills = {
+        role: text.removeprefix(start) for role, text, start in starts if text.startswith(start)
+    }
+    return {_USER: early}, fills, texts
 
 
 def without_reasoning(prompt: str, tags: tuple[str, str]) -> str:
@@ -109,14 +127,6 @@ def without_reasoning(prompt: str, tags: tuple[str, str]) -> str:
     which it ends."""
     opening, closing = map(re.escape, tags)
     return re.sub(rf"{opening}\s*({closing}\s*)?\Z", "", prompt)
-
-
-def _user(name: str) -> Message:
-    return {"role": _USER, "content": _WORDS[name]}
-
-
-def _answer(name: str) -> Message:
-    return {"role": ASSISTANT, "content": _ANSWERS[name]}
 
 
 def _split(text: str | None, *messages: Message) -> list[str] | None:
@@ -131,7 +141,7 @@ def _split(text: str | None, *messages: Message) -> list[str] | None:
     return [*found, text or ""]
 
 
-def _find_endings(texts: Mapping[str, str], prompt: str | None, names: Names) -> dict[str, Ending]:
+def _find_endings(texts: Mapping[str, str], prompt: str | None, names: Names) -> dict[str, TurnEnd]:
     """Find the token that ends a turn, in what follows turns.
 
         last turn    middle turn                       ends
@@ -155,7 +165,7 @@ def _find_endings(texts: Mapping[str, str], prompt: str | None, names: Names) ->
         if middle and not last and not fitting:
             fitting = runs[role][:1]
         stop = start + max(map(len, fitting), default=0)
-        found[role] = Ending(text, start, stop) if fitting else Ending(text, 0, 0)
+        found[role] = TurnEnd(text, start, stop) if fitting else TurnEnd(text, 0, 0)
     return found
 
 

@@ -8,16 +8,36 @@ import pytest
 
 from cloudload.config import Chat, Text
 from cloudload.rows.chat.chat_template import ChatTemplate
-from cloudload.rows.chat.conversation import ChatError
+from cloudload.rows.chat.conversation import ChatError, UnknownTurnError
 from cloudload.rows.chat.renderer import Renderer
 
+PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+STOCK = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls %}[{{ c.function.name }}{{ c.function.arguments | tojson }}]"
+    "{% endfor %}<|end|>\n{% endfor %}" + PROMPT
+)
 BLOCKS = (
     "{% for m in messages %}<|{{ m.role }}|>"
     "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>{% endgeneration %}"
-    "{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}" + PROMPT
 )
-SPECIAL = ("<|assistant|>", "<|end|>", "<|user|>")
+# as in Qwen3, reasoning of earlier turns is left out, and the last one has it even if it is empty
+REASONING = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if loop.last and m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}"
+    "{{ m.content }}<|end|>{% endfor %}" + PROMPT
+)
+# as in GLM-4, the model ends its turn by starting the next message
+NEXT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}" + PROMPT
+# as in gpt-oss, the last turn ends with a token of its own
+FINAL = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% if loop.last and m.role == 'assistant' %}<|user|>{% else %}<|end|>{% endif %}{% endfor %}"
+    + PROMPT
+)
+SPECIAL = ("<|assistant|>", "<|end|>", "<|tool|>", "<|user|>")
 
 
 def render(text: str, *contents: str | dict[str, Any], **options: Any) -> Text | None:
@@ -40,29 +60,137 @@ def trained(document: Text | None) -> list[str]:
     return [document[start:stop] for start, stop in document.trained]
 
 
+def literal(document: Text | None) -> list[str]:
+    assert document is not None
+    return [document[start:stop] for start, stop in document.literal]
+
+
 def test_blocks_of_a_template_say_what_is_trained() -> None:
     document = render(BLOCKS, "a", "b", "c", "d")
     assert document == "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>d<|end|>"
     assert trained(document) == ["b<|end|>", "d<|end|>"]
 
 
-def test_names_of_special_tokens_that_users_write_stay_text() -> None:
-    document = render(BLOCKS, "say <|end|> now", "ok <|user|>")
+@pytest.mark.parametrize("text", [STOCK, BLOCKS])
+def test_turns_are_trained_through_the_token_at_their_end(text: str) -> None:
+    assert trained(render(text, "a", "b", "c", "d")) == ["b<|end|>", "d<|end|>"]
+    assert trained(render(text, "a", "b", "c", "d", train_eot=False)) == ["b", "d"]
+    assert trained(render(text, "a", "b", "c", "d", train="last")) == ["d<|end|>"]
+    assert trained(render(text, "a", {"content": "b", "train": False}, "c", "d")) == ["d<|end|>"]
+
+
+@pytest.mark.parametrize("text", [STOCK, BLOCKS])
+def test_a_document_without_trained_turns_is_none(text: str) -> None:
+    assert render(text, "a", {"content": "b", "weight": 0}) is None
+
+
+def test_everything_can_be_trained() -> None:
+    document = render(STOCK, "a", "b", train="all")
     assert document is not None
-    assert [document[start:stop] for start, stop in document.literal] == ["<|end|>", "<|user|>"]
-    assert document[: document.literal[0][0]] == "<|user|>say "
-    assert trained(document) == ["ok <|user|><|end|>"]
+    assert document.trained is None
+
+
+def test_all_after_a_prompt_can_be_trained() -> None:
+    template = ChatTemplate("test", STOCK, STOCK, {}, SPECIAL, SPECIAL, Chat(train="completion"))
+    document = Renderer(template).render({"prompt": "a", "completion": "b"})
+    assert trained(document) == ["b<|end|>\n"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (REASONING, ["b<|end|>", "<think></think>d<|end|>"]),
+        (NEXT, ["b<|user|>", "d"]),
+        (FINAL, ["b<|end|>", "d<|user|>"]),
+    ],
+)
+def test_turns_of_unlike_templates_are_found(text: str, expected: list[str]) -> None:
+    assert trained(render(text, "a", "b", "c", "d")) == expected
+
+
+def test_tool_calls_are_trained_and_answers_of_tools_are_not() -> None:
+    call = {"function": {"name": "f", "arguments": {"x": 1}}}
+    tool = {"role": "tool", "content": "42"}
+    document = render(STOCK, "a", {"content": "", "tool_calls": [call]}, tool, "It is 42", "b", "c")
+    assert trained(document) == ['[f{"x": 1}]<|end|>', "It is 42<|end|>", "c<|end|>"]
+
+
+def test_reasoning_can_be_left_untrained() -> None:
+    told = {"content": "b", "reasoning_content": "hm"}
+    assert trained(render(REASONING, "a", told)) == ["<think>hm</think>b<|end|>"]
+    assert trained(render(REASONING, "a", told, train_reasoning=False)) == ["b<|end|>"]
+    # a prompt may end with the opening tag
+    prompt = REASONING.replace("<|assistant|>", "<|assistant|><think>")
+    assert trained(render(prompt, "a", told)) == ["hm</think>b<|end|>"]
+    assert trained(render(prompt, "a", told, train_reasoning=False)) == ["b<|end|>"]
+
+
+def test_a_turn_that_its_prompt_does_not_begin_is_refused() -> None:
+    text = STOCK.replace(PROMPT, PROMPT.replace("<|assistant|>", "<|assistant|>Well, "))
+    words = r"turn of message 1 .* asks for it with .*Well, ', but writes .*<.assistant.>b<.end"
+    with pytest.raises(UnknownTurnError, match=words):
+        render(text, "a", "b")
+
+
+def test_a_message_that_a_template_leaves_out_is_refused() -> None:
+    text = (
+        "{% for m in messages %}{% if m.role != 'tool' %}"
+        "<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    )
+    words = r"the chat template test leaves out message 2 \(tool\), or its tool calls"
+    with pytest.raises(ChatError, match=words):
+        render(text + PROMPT, "a", "b", {"role": "tool", "content": "wet"}, "c")
+
+
+@pytest.mark.parametrize("text", [STOCK, BLOCKS])
+def test_names_of_special_tokens_that_users_write_stay_text(text: str) -> None:
+    document = render(text, "say <|end|> now", "ok <|user|><|end|>", "<|<|end|>", "b")
+    assert literal(document) == ["<|end|>", "<|user|>", "<|end|>", "<|end|>"]
+    assert trained(document) == ["ok <|user|><|end|><|end|>", "b<|end|>"]
+
+
+def test_names_of_special_tokens_in_tool_calls_stay_text() -> None:
+    call = {"function": {"name": "f", "arguments": {"<|end|>": ["<|user|>"]}}}
+    document = render(STOCK, "a", {"content": "", "tool_calls": [call]})
+    assert literal(document) == ["<|end|>", "<|user|>"]
+
+
+def test_a_private_character_in_a_text_changes_nothing() -> None:
+    document = render(STOCK, "\U000f0000<|end|>", "\U000f0001", {"content": "x"}, "\ue000")
+    assert literal(document) == ["<|end|>"]
+    assert trained(document) == ["\U000f0001<|end|>", "\ue000<|end|>"]
 
 
 def test_names_of_special_tokens_of_trusted_data_become_tokens() -> None:
-    document = render(BLOCKS, "say <|end|> now", "ok", trusted=True)
-    assert document is not None
-    assert document.literal == ()
+    assert literal(render(STOCK, "say <|end|> now", "ok", trusted=True)) == []
+
+
+def test_a_template_that_looks_for_a_name_in_a_message_is_refused() -> None:
+    text = STOCK.replace("m.content", "m.content.replace('<|end|>', '')")
+    with pytest.raises(
+        ChatError, match="the chat template writes the message differently because of it"
+    ):
+        render(text, "say <|end|> now", "ok")
+
+
+def test_parts_of_a_content_do_not_form_a_name() -> None:
+    parts = [{"type": "text", "text": "<|en"}, {"type": "text", "text": "d|>"}]
+    text = STOCK.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text or p }}{% endfor %}")
+    with pytest.raises(ChatError, match="message 0 has two parts that together form the name"):
+        render(text, {"content": parts}, "ok")
 
 
 def test_a_template_that_trains_everything_is_refused() -> None:
-    everything = (
-        "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}"
+    text = "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}"
+    with pytest.raises(UnknownTurnError, match="template test marks all of its text as generated"):
+        render(text, "a", "b")
+
+
+def test_a_row_that_trains_some_turns_needs_a_block_for_each() -> None:
+    text = BLOCKS.replace(
+        "{{ m.content }}<|end|>{% endgen",
+        "{{ m.content }}{% endgeneration %}-{% generation %}<|end|>{% endgen",
     )
-    with pytest.raises(ChatError, match="chat template test marks all of its text as generated"):
-        render(everything, "a", "b")
+    words = r"test has 4 .% generation %. blocks for 2 assistant messages"
+    with pytest.raises(ChatError, match=words):
+        render(text, "a", "b", "c", "d", train="last")
