@@ -7,7 +7,7 @@
     chat_template  `ChatTemplate`, from files           renderer      `load_template`, `Renderer`
     conversation   a sample's columns to messages       sandbox       run a template
     literals       names of tokens that users wrote     seams         strings between messages
-    turns          where turns begin and end            tool_calls    arguments of tool calls
+    turn_ranges    where turns begin and end            tool_calls    arguments of tool calls
 
 Only `Text` leaves here. What its ranges mean in tokens is up to `tokenization`.
 """

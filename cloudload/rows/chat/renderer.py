@@ -42,7 +42,7 @@ from cloudload.rows.chat.tool_calls import (
     has_calls,
     learn_form,
 )
-from cloudload.rows.chat.turns import RenderedConversation, find_start, find_turns
+from cloudload.rows.chat.turn_ranges import RenderedConversation, find_start, find_turns
 
 _USE_BLOCKS = "use a template with {% generation %} blocks around what the model generates"
 # rows may have arguments of their own, such as dates
