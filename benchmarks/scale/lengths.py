@@ -23,6 +23,7 @@ from benchmarks.harness import Message, memory_of, run_child
 from benchmarks.options import Options, temporary_folder
 from cloudload.order.epoch_order import OrderConfig
 from cloudload.order.lanes import Lanes
+from cloudload.rows.packing.fill import Framing
 from cloudload.rows.packing.packers import Packing
 from cloudload.run.components import Component
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
@@ -79,7 +80,7 @@ def make_lanes(documents: int, folder: Path, shuffle_algo: str) -> tuple[LaneSiz
     began = time.process_time()
     orders(0)
     order_s = time.process_time() - began
-    lane_sizes = LaneSizes(component, orders, stored.of, np.zeros_like, np.array([1], np.int64), 0)
+    lane_sizes = LaneSizes(component, orders, stored.of, np.zeros_like, Framing.of([(None, 0)]), 0)
     return lane_sizes, {
         "documents": documents,
         "shuffle_algo": shuffle_algo,

@@ -27,6 +27,7 @@ from cloudload.order.epoch_order import OrderConfig
 from cloudload.order.lanes import Lanes
 from cloudload.order.ranks import share_lanes
 from cloudload.rows.packing import tables
+from cloudload.rows.packing.fill import Framing
 from cloudload.rows.packing.packers import Packing
 from cloudload.run.components import Component
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
@@ -115,7 +116,7 @@ class Documents:
             component.orders(folder),
             np.minimum(lengths, 1e5).astype(np.int64).__getitem__,
             np.zeros_like,
-            np.array([1], np.int64),
+            Framing.of([(None, 0)]),
             0,
         )
         lane_tables = LaneTables(folder / "tables", self._sizes, packing, "made-up")

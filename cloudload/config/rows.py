@@ -143,6 +143,11 @@ class RowsConfig:
     eos: Annotated[str | int | None, checks.as_token] = AUTO
     """Token after each document: a token, its ID, None, or `auto`, which is the tokenizer's eos
     token. It is an error if the tokenizer has none."""
+    pad_documents_to: Count = 1
+    """Documents are padded to a multiple of this number of tokens within their rows, bos and eos
+    included. It must divide `seq_len`. Context parallelism with zigzag shards needs twice its size,
+    such as `2 * cp_size`. The padding has the ID `pad_id` and the label -100, and counts as tokens
+    of the document."""
     row_bos: Annotated[str | int | None, checks.as_token] = None
     """Token at the start of each row: a token, its ID, or None. It belongs to no document.
     Documents then have no bos, and fill the other `seq_len` - 1 places of the row."""
@@ -167,6 +172,12 @@ class RowsConfig:
             raise ValueError(
                 f"seq_len is {self.seq_len}, but row_bos is {self.row_bos!r}, which leaves no "
                 "place for the tokens of documents. Use a larger seq_len"
+            )
+        if self.pad_documents_to > 1 and (self.num_lead or self.seq_len % self.pad_documents_to):
+            why = "row_bos is set" if self.num_lead else f"seq_len is {self.seq_len}"
+            raise ValueError(
+                f"pad_documents_to is {self.pad_documents_to}, but {why}. Use a seq_len that is a "
+                "multiple of pad_documents_to, and no row_bos"
             )
         self._check_sources()
         self._check_mixing()

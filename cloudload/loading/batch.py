@@ -9,8 +9,15 @@ import numpy as np
 import torch
 
 from cloudload.rows import tables
-from cloudload.segments import IGNORED_LABEL, OF_BATCH, add_lead, position_ids, row_bounds
-from cloudload.system import Ints
+from cloudload.segments import (
+    IGNORED_LABEL,
+    OF_BATCH,
+    Array,
+    add_lead,
+    position_ids,
+    row_bounds,
+)
+from cloudload.system import Flags, Ints
 
 UNKNOWN = -1
 
@@ -43,6 +50,9 @@ class Batch(dict[str, Any]):
     ) -> None:
         super().__init__(tensors)
         self._spans, self._rows, self._num_lead = spans, rows, num_lead
+        self.is_pad: Flags | None = None
+        """Where `pad_documents_to` padded documents: bool [batch_size, seq_len]; None without
+        it."""
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """Return a batch with the tensors moved to `device`, as `torch.Tensor.to` does."""
@@ -52,7 +62,13 @@ class Batch(dict[str, Any]):
             else value
             for name, value in self.items()
         }
-        return Batch(moved, self._spans, self._rows, self._num_lead)
+        return self._with(moved)
+
+    def _with(self, tensors: Mapping[str, Any]) -> Batch:
+        """Return a batch of the same rows with other tensors."""
+        batch = Batch(tensors, self._spans, self._rows, self._num_lead)
+        batch.is_pad = self.is_pad
+        return batch
 
     def numpy(self) -> dict[str, Any]:
         """Return the tensors as NumPy arrays, without copying, for JAX and other frameworks."""
@@ -80,16 +96,18 @@ class Batch(dict[str, Any]):
             before = torch.zeros_like(ids[:, :1])
             before[1:, 0] = ids.amax(1).cumsum(0)[:-1]
             flat["segment_ids"] = torch.where(ids > 0, ids + before, ids).reshape(1, -1)
-        return Batch(flat, self._spans, self._rows, self._num_lead)
+        return self._with(flat)
 
     def megatron(self) -> dict[str, torch.Tensor]:
         """Return the tensors under the names that `get_batch` of Megatron-LM reads.
 
         `tokens`, `labels`, `position_ids`, int64, and `loss_mask`, float32, are [batch_size,
         seq_len]. A label is the next token of the row; where the loss mask is 0, it is 0.
-        `cu_seqlens` and `cu_seqlens_padded`, int32 [batch_size, seq_len + 1], are the bounds of
-        each row's documents, filled with seq_len after the last one. `max_seqlen`, int32
-        [batch_size], is the length of each row's longest document. All are on the CPU.
+        `cu_seqlens_padded`, int32 [batch_size, seq_len + 1], has the bounds of each row's
+        documents, filled with seq_len after the last one. `cu_seqlens` is the same, unless
+        `pad_documents_to` pads documents: it then adds up their tokens without this padding.
+        `max_seqlen`, int32 [batch_size], is the length of each row's longest document, with its
+        padding. All are on the CPU.
 
         Raises `ValueError` for a copy of the tensors.
         """
@@ -102,12 +120,15 @@ class Batch(dict[str, Any]):
         lengths = spans[:, tables.SPAN_STOP] - spans[:, tables.SPAN_START]
         lengths = add_lead(rows, lengths, self._num_lead)
         bounds = torch.from_numpy(row_bounds(rows, lengths, shape))
+        own = bounds
+        if self.is_pad is not None:
+            own = torch.from_numpy(_shrink_bounds(bounds.numpy(), self.is_pad))
         return {
             "tokens": tokens,
             "labels": shifted.clamp(min=0),
             "loss_mask": (shifted != IGNORED_LABEL).float(),
             "position_ids": torch.from_numpy(position_ids(rows, lengths, shape)),
-            "cu_seqlens": bounds,
+            "cu_seqlens": own,
             "cu_seqlens_padded": bounds,
             "max_seqlen": bounds.diff(dim=1).amax(1),
         }
@@ -178,6 +199,14 @@ class Batch(dict[str, Any]):
         Raises `ValueError` for a copy of the tensors.
         """
         return _sum_lengths(self.spans[self.rows[self.spans[:, tables.SPAN_ROW]] < row])
+
+
+def _shrink_bounds(bounds: Array, is_pad: Flags) -> Array:
+    """Return bounds of documents, int32 [rows, seq_len + 1], without the padding before each."""
+    num_before = np.zeros_like(bounds)
+    np.cumsum(is_pad, axis=1, out=num_before[:, 1:])
+    shrunk: Array = bounds - np.take_along_axis(num_before, bounds, axis=1)
+    return shrunk
 
 
 def _copied(what: str) -> ValueError:

@@ -128,6 +128,7 @@ class CloudLoader:
         on_error: OnError = RowsConfig.on_error,
         bos: str | int | None = RowsConfig.bos,
         eos: str | int | None = RowsConfig.eos,
+        pad_documents_to: int = RowsConfig.pad_documents_to,
         row_bos: str | int | None = RowsConfig.row_bos,
         tail: TailMode = DeliveryConfig.tail,
         fields: Sequence[str] = DeliveryConfig.fields,
@@ -182,6 +183,7 @@ class CloudLoader:
             on_error=on_error,
             bos=bos,
             eos=eos,
+            pad_documents_to=pad_documents_to,
             row_bos=row_bos,
         )
         delivery = DeliveryConfig(
@@ -343,9 +345,9 @@ class CloudLoader:
         exchange and before the tail of a finite run, you can accept changes of some fields:
         `on_change={"min_tokens": "accept"}`, and similarly `max_tokens`, `open_rows`, `epochs`,
         `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`,
-        `tokens_key`, `strip_tokens`, `transform`, `chat` and `overflow`. If one of the last ten
-        changes, each lane drops the rest of the documents that it was reading. Once a stream of a
-        mixture is in its tail, no change can be accepted.
+        `tokens_key`, `strip_tokens`, `transform`, `chat`, `pad_documents_to` and `overflow`. If
+        one of the last eleven changes, each lane drops the rest of the documents that it was
+        reading. Once a stream of a mixture is in its tail, no change can be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ from cloudload.loading.workers.documents import open_cache, open_documents
 from cloudload.loading.workers.held_documents import HeldDocuments
 from cloudload.loading.workers.piece_reader import PieceReader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
-from cloudload.rows import Framing, fill_rows, hide_untrained, list_spans, tables
+from cloudload.rows import fill_rows, hide_untrained, list_spans, tables
 from cloudload.run import (
     Position,
     Recipe,
@@ -287,7 +288,7 @@ class RegularReader:
         self._delivery, self._most_rows, self._seq_len = delivery, most_rows, packing.seq_len
         self._num_lead, self._row_bos = recipe.config.num_lead, recipe.tokenizer.row_bos
         self._has_masks = recipe.has_masks
-        self._framing = Framing.of(recipe.tokenizer.frames, delivery.pad_id)
+        self._framing = replace(recipe.framing, pad=delivery.pad_id)
         self._arrays: dict[str, Array] = {}
         """The arrays of the loaded rows, by field name: [rows, …]."""
         self._indices: dict[int, int] = {}
@@ -371,7 +372,7 @@ class RegularReader:
         begin_rows(ids, self._row_bos, self._delivery.pad_id, num_tokens)
         labels = ids.copy()
         if self._has_masks:
-            hide_untrained(ids, labels, IGNORED_LABEL)
+            hide_untrained(ids, labels, IGNORED_LABEL, self._delivery.pad_id)
         labels[:, :lead] = IGNORED_LABEL
         mask_after(labels, num_tokens + lead)
         fields = compute_fields(labels, spans, self._delivery, lead)

@@ -1,7 +1,8 @@
 """The bit of a token that says whether a model is trained to predict it: the sign of its int32.
 
-    ID 17, trained        17
-    ID 17, not trained    17 - 2^31, which is negative
+    ID 17, trained         17
+    ID 17, not trained     17 - 2^31, which is negative
+    padding in a document  -1
 
 IDs are below 2^31, so their sign is free. The bit travels with the ID, from the document to the
 batch, where it becomes the label -100. Only streams with masks have tokens that are not trained.
@@ -14,6 +15,9 @@ import numpy as np
 from cloudload.system import Flags, Ints, Tokens
 
 MOST_ID = (1 << 31) - 1
+"""No token has this ID, because it stands for padding within a document."""
+PAD_IN_DOCUMENT = -1
+"""The token after the end of a document that is padded to a multiple of a number of tokens."""
 _UNTRAINED = np.int32(-1 - MOST_ID)
 
 
@@ -28,10 +32,14 @@ def ids_of(tokens: Tokens) -> Tokens:
     return ids
 
 
-def hide_untrained(ids: Ints, labels: Ints, ignored: int) -> None:
+def hide_untrained(ids: Ints, labels: Ints, ignored: int, pad_id: int) -> Flags:
     """Turn tokens into IDs, and set the labels of tokens that are not trained to `ignored`.
 
-    Both arrays are int64 [rows, seq_len], and change in place. `ids` are tokens at first.
+    Both arrays are int64 [rows, seq_len], and change in place. `ids` are tokens at first. Padding
+    in documents becomes `pad_id`. Returns where it is: bool [rows, seq_len].
     """
+    is_pad: Flags = ids == PAD_IN_DOCUMENT
     labels[ids < 0] = ignored
     np.bitwise_and(ids, MOST_ID, out=ids)
+    ids[is_pad] = pad_id
+    return is_pad

@@ -53,6 +53,7 @@ FIELD_MEANINGS = {
     state_fields.ORDER_FIELD: "hash of the order of fixed shards, which NumPy's generators shuffle",
     "tokens_key": "the columns of token IDs and the dtypes of bytes, by stream",
     state_fields.CHAT_FIELD: "the chat templates, and the most tokens of a document, by stream",
+    state_fields.MULTIPLE_FIELD: "the size of a document is a multiple of it",
     "row_bos": "ID at the start of each row",
     "strip_tokens": "IDs that are removed from the ends of documents",
     "bos_eos": "IDs before and after a document, by stream",
@@ -72,7 +73,7 @@ _HARMLESS_FIELDS = (
 )
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "strip_tokens"),
-    *("transform", state_fields.CHAT_FIELD, "overflow"),
+    *("transform", state_fields.CHAT_FIELD, state_fields.MULTIPLE_FIELD, "overflow"),
 )
 """The fields whose change invalidates cursors within documents. Other cursors stay valid."""
 ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *CONTENT_FIELDS)

@@ -25,6 +25,7 @@ from cloudload.errors import TokenizerError
 from cloudload.order import Layout, Mixture, build_mixture, resolve_layout
 from cloudload.rows import (
     ChatTemplate,
+    Framing,
     Packing,
     TokenizerSpec,
     TokenName,
@@ -76,9 +77,14 @@ class Recipe:
     fair_from: int | None = 0
     """See `Packing.fair_from`. It is None if the run began with a version that had no such rule."""
     chats: tuple[StreamChat | None, ...] = ()
-    """How the conversations of each stream become documents; None for a stream without."""
+    """How the conversations of each stream become documents; None for a stream without. By default,
+    no stream has any."""
     index_s: float = field(default=0.0, compare=False)
     """Time spent on reading the streams' indexes, in seconds, for the log."""
+
+    def __post_init__(self) -> None:
+        if not self.chats:
+            object.__setattr__(self, "chats", (None,) * len(self.config.streams))
 
     @cached_property
     def packing(self) -> Packing:
@@ -87,6 +93,11 @@ class Recipe:
         config = self.config
         seq_len = config.seq_len - config.num_lead
         return Packing(config.packing, seq_len, config.open_rows, config.overflow, self.fair_from)
+
+    @cached_property
+    def framing(self) -> Framing:
+        """The bos and eos of each stream's documents, and the padding after a document."""
+        return Framing.of(self.tokenizer.frames, multiple=self.config.pad_documents_to)
 
     @property
     def num_lanes(self) -> int:
@@ -119,7 +130,8 @@ class Recipe:
     @cached_property
     def has_masks(self) -> bool:
         """Whether some tokens of documents may not be trained."""
-        return any(source.may_mask for source in self.config.sources)
+        is_padded = self.config.pad_documents_to > 1
+        return is_padded or any(source.may_mask for source in self.config.sources)
 
     def components_of(self, rows: Ints) -> Ints:
         """The index of the component of each row of the run: int64 [rows]."""
@@ -158,6 +170,9 @@ class Recipe:
             "token_ids": self.tokenizer.token_ids if self.has_text else "",
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             state_fields.ROW_BOS_FIELD: self.tokenizer.row_bos,
+            state_fields.MULTIPLE_FIELD: self.framing.multiple
+            if self.framing.multiple > 1
+            else None,
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
             state_fields.TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
             state_fields.CHAT_FIELD: ",".join(chat.name if chat else "" for chat in self.chats),

@@ -42,6 +42,7 @@
     strip_tokens            IDs that are removed from the ends of documents, as "0,2"; if there are
                             none, there is no such key
     row_bos                 ID at the start of each row; if there is none, there is no such key
+    pad_documents_to        a multiple of it is the size of each document; absent if it is 1
     samples                 like data, but without the shards' headers, so that it stays the same if
                             the samples are written with a different compression; "" for a stream or
                             corpus whose index has no hashes of its samples; if no index has them,

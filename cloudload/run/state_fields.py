@@ -34,6 +34,9 @@ STRIP_FIELD = "strip_tokens"
 state has it only if there are any."""
 ROW_BOS_FIELD = "row_bos"
 """The state field with the ID at the start of each row. A state has it only if there is one."""
+MULTIPLE_FIELD = "pad_documents_to"
+"""The state field with the number of tokens to a multiple of which documents are padded. A state
+has it only if it is above 1."""
 SAMPLES_FIELD = "samples"
 """The state field with fingerprints that cover the samples, but not the headers of their shards. A
 state has it only if an index has `mds.hashes.SAMPLES_HASH`."""
@@ -57,7 +60,7 @@ OPTIONAL_FIELDS = frozenset(
         *(
             "token_ids",
             "max_tokens",
-            ROW_BOS_FIELD,
+            *(ROW_BOS_FIELD, MULTIPLE_FIELD),
             "on_error",
             "stopping",
             ORDER_FIELD,

@@ -36,7 +36,12 @@ TOKENS_KEY = "tokens"
 _SIGMA = 1.0  # of the logarithm of a length: the longest 1% have 6 times the mean, or more
 _SHARD_TOKENS = 1 << 20
 _MOST_TOKENS = 1 << 26
-_MOST = {"vocab_size": 1 << 31, "documents": 1 << 18, "mean_tokens": 1 << 20, "seed": (1 << 32) - 1}
+_MOST = {
+    "vocab_size": (1 << 31) - 1,
+    "documents": 1 << 18,
+    "mean_tokens": 1 << 20,
+    "seed": (1 << 32) - 1,
+}
 _LEAST = {"seed": 0}  # the others are at least 1
 
 

@@ -106,14 +106,17 @@ def _join(
     lengths = None if is_full else _count_tokens(num_rows, parts)
     begin_rows(ids, plan.recipe.tokenizer.row_bos, delivery.pad_id, lengths)
     targets[:] = ids
+    is_pad = None
     if plan.recipe.has_masks:
-        hide_untrained(ids, targets, IGNORED_LABEL)
+        is_pad = hide_untrained(ids, targets, IGNORED_LABEL, delivery.pad_id)
     targets[:, :num_lead] = IGNORED_LABEL
     if lengths is not None:
         mask_after(targets, lengths + num_lead)
     if len(rows) < num_rows:
         rows = np.pad(np.asarray(rows, np.int64), (0, num_rows - len(rows)), constant_values=-1)
     batch = Batch({"input_ids": input_ids, "labels": labels}, spans, rows, num_lead)
+    if plan.recipe.config.pad_documents_to > 1:
+        batch.is_pad = is_pad
     if delivery.mask_edges or delivery.fields:
         _add_fields(batch, targets, delivery, pin_memory)
     return batch

@@ -20,7 +20,7 @@ from cloudload.config import DeliveryConfig, choices
 from cloudload.data import ShardCache
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loading.workers.bad_documents import SkipLog
-from cloudload.loading.workers.document_reader import DocumentReader
+from cloudload.loading.workers.document_reader import DocumentReader, TokenPart
 from cloudload.loading.workers.token_reader import SampleTokens, TokenReader
 from cloudload.order import EpochOrders
 from cloudload.rows import DocumentTokenizer, decode_ids, residue_spans, tables
@@ -110,10 +110,7 @@ class LaneDocuments:
         self._orders, self._reader, self._lengths = orders, reader, lengths
         self._text, self._labels = recipe.tokenizer.json, recipe.labels
         self._skips, self._skip_log = recipe.config.on_error == choices.SKIP, SkipLog()
-        frames = recipe.tokenizer.frames
-        self._num_bos = np.array([bos is not None for bos, _ in frames], np.int64)
-        num_eos = np.array([eos is not None for _, eos in frames], np.int64)
-        self._num_framing = self._num_bos + num_eos
+        self._framing = recipe.framing
 
     def find(self, flat_lanes: Ints, ordinals: Ints) -> FoundDocuments:
         """Find the epoch and sample of each document, and omit the holes at the ends of epochs.
@@ -165,18 +162,15 @@ class LaneDocuments:
         read = self._reader.read(found.samples)
         if self._skips:
             self._log_skips(streams, read, has_begun)
-        for buffer, part in enumerate(read.parts):
-            # `BASE` is where token 0 would be, and if that is the bos, it is before the text
-            firsts = np.cumsum(part.sizes) - part.sizes
-            table[part.indices, tables.BASE] = firsts - self._num_bos[streams[part.indices]]
-            table[part.indices, tables.BUFFER] = buffer
+        buffers = [self._put(table, part, index).data for index, part in enumerate(read.parts)]
         if self._lengths is not None:
             self._check_lengths(self._lengths, found.samples, read.lengths)
-        sizes = read.sizes + self._num_framing[streams]
+        whole = read.sizes + self._framing.num_framing[streams]
+        sizes = self._framing.pad_sizes(whole)
         if begun_sizes is not None:
             self._check_sizes(found, sizes, begun_sizes)
         left_out = read.left_out
-        is_filtered = (sizes < self._min_tokens) | (sizes > self._max_tokens)
+        is_filtered = (whole < self._min_tokens) | (whole > self._max_tokens)
         left_out[is_filtered & (left_out == 0)] = FILTERED
         # a document that was accepted before stays in the rows
         if has_begun is not None:
@@ -186,7 +180,19 @@ class LaneDocuments:
         table[:, tables.COUNT] = np.where(
             is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY)
         )
-        return tables.Documents(table, [part.tokens.data for part in read.parts])
+        return tables.Documents(table, buffers)
+
+    def _put(self, table: Ints, part: TokenPart, buffer: int) -> Tokens:
+        """Write to a document table where the tokens of a part are. Returns what `buffer` holds."""
+        streams, tokens, sizes = table[part.indices, tables.STREAM], part.tokens, part.sizes
+        # `BASE` is where token 0 would be, and if that is the bos, it is before the text
+        num_before: Ints | int = (self._framing.bos[streams] >= 0).astype(np.int64)
+        if self._framing.multiple > 1:
+            tokens, sizes = self._framing.frame(tokens, sizes, streams)
+            num_before = 0
+        table[part.indices, tables.BASE] = np.cumsum(sizes) - sizes - num_before
+        table[part.indices, tables.BUFFER] = buffer
+        return tokens
 
     def describe(self, found: FoundDocuments) -> Ints:
         """Return the document table of documents without reading them: int64 [documents, 10].

@@ -21,7 +21,7 @@ from cloudload.loading.workers.documents import (
     open_cache,
     open_documents,
 )
-from cloudload.rows import Framing, fill_rows, ids_of, tables
+from cloudload.rows import fill_rows, ids_of, tables
 from cloudload.run import RunInputs
 from cloudload.stats import EMPTY, FILTERED
 from cloudload.system import Ints, Spares, Tokens, reports
@@ -95,7 +95,7 @@ class Tracer:
     def __init__(self, inputs: RunInputs, delivery: DeliveryConfig) -> None:
         self._readers = Spares(partial(_Reader.open, inputs, delivery), _Reader.close)
         recipe = inputs.recipe
-        self._framing = Framing.of(recipe.tokenizer.frames)
+        self._framing = recipe.framing
         self._labels, self._corpus = recipe.labels, recipe.corpus
         self._is_tokenized = [bool(each) for each in recipe.config.token_columns]
         self._starts = self._corpus.stream_starts

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -40,7 +41,7 @@ from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.tail_reader import TailReader, open_shared
 from cloudload.loading.workers.worker_plan import NextPhase, Request, WorkerPlan
 from cloudload.order import RankShare
-from cloudload.rows import Framing, fill_rows, list_spans, row_lengths, tables
+from cloudload.rows import fill_rows, list_spans, row_lengths, tables
 from cloudload.run import Recipe, RowFinder, lengths_index
 from cloudload.system import NEVER, Ints, Tokens, count_within
 
@@ -117,7 +118,7 @@ class _Rows:
         reader = PieceReader(worker.documents, worker.held, plan.position)
         self._tail = TailReader(recipe.corpus, worker.documents, reader)
         self._packing = recipe.packing
-        self._framing = Framing.of(recipe.tokenizer.frames, plan.delivery.pad_id)
+        self._framing = replace(recipe.framing, pad=plan.delivery.pad_id)
         self._dealt = (
             None if plan.share.is_even else DealtRows(plan, worker.index, worker.documents, reader)
         )

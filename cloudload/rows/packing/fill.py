@@ -12,31 +12,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from cloudload.rows.packing import tables
-from cloudload.system import Frame, Ints, Tokens
+from cloudload.rows.trained import PAD_IN_DOCUMENT
+from cloudload.system import Frame, Ints, Tokens, count_within
 
 
 @dataclass(frozen=True)
 class Framing:
-    """The IDs that surround the documents in rows."""
+    """The IDs that surround the documents in rows, and the padding after each document."""
 
     bos: Ints
     """The bos of each stream: int64 [streams]; -1 if the stream has none."""
     eos: Ints
     """The same for the eos."""
     pad: int = 0
-    """The ID of padding."""
+    """The ID of the padding at the ends of rows."""
+    multiple: int = 1
+    """Documents are padded to a multiple of this number of tokens, with `PAD_IN_DOCUMENT`. If it is
+    above 1, buffers hold documents as `frame` returns them."""
 
     @staticmethod
-    def of(frames: Sequence[Frame], pad: int = 0) -> Framing:
+    def of(frames: Sequence[Frame], pad: int = 0, multiple: int = 1) -> Framing:
         """Convert each stream's (bos, eos) to arrays."""
         bos, eos = (
             [-1 if frame[side] is None else frame[side] for frame in frames] for side in (0, 1)
         )
-        return Framing(np.array(bos, np.int64), np.array(eos, np.int64), pad)
+        return Framing(np.array(bos, np.int64), np.array(eos, np.int64), pad, multiple)
+
+    @cached_property
+    def num_framing(self) -> Ints:
+        """The number of bos and eos tokens around a document of each stream: int64 [streams]."""
+        return (self.bos >= 0).astype(np.int64) + (self.eos >= 0)
+
+    def pad_sizes(self, sizes: Ints) -> Ints:
+        """The sizes of documents, given those before they are padded: int64, of any shape."""
+        return sizes if self.multiple == 1 else -(-sizes // self.multiple) * self.multiple
+
+    def frame(self, tokens: Tokens, sizes: Ints, streams: Ints) -> tuple[Tokens, Ints]:
+        """Frame and pad documents. Returns their tokens, and their sizes: int64 [documents].
+
+        `tokens` are those of all documents, of these `sizes`, int64 [documents].
+        """
+        bos, eos = self.bos[streams], self.eos[streams]
+        padded = self.pad_sizes(sizes + self.num_framing[streams])
+        framed = np.full(int(padded.sum()), PAD_IN_DOCUMENT, np.int32)
+        starts = np.cumsum(padded) - padded
+        firsts = starts + (bos >= 0)
+        framed[np.repeat(firsts, sizes) + count_within(sizes)] = tokens
+        framed[starts[bos >= 0]] = bos[bos >= 0]
+        framed[(firsts + sizes)[eos >= 0]] = eos[eos >= 0]
+        return framed, padded
 
 
 def fill_rows(out: Tokens, rows: tables.CutRows, framing: Framing) -> Ints:
@@ -53,6 +82,8 @@ def fill_rows(out: Tokens, rows: tables.CutRows, framing: Framing) -> Ints:
     flat, flat_starts = out.reshape(-1), _flat_starts(rows.pieces, out.shape)
     flat_stops = flat_starts + stops - starts
     bos, eos = (ids[table[documents, tables.STREAM]] for ids in (framing.bos, framing.eos))
+    if framing.multiple > 1:
+        bos, eos = np.full((2, len(documents)), -1)  # the buffers contain them
     # a document may span rows: only its first piece has its bos, and only its last has its eos
     has_bos = (bos >= 0) & (starts == 0)
     has_eos = (eos >= 0) & (stops == table[documents, tables.SIZE])

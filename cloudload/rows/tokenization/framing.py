@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONFIG_NAME, MAP_NAME = "tokenizer_config.json", "special_tokens_map.json"
-MOST_IDS = 1 << 31
+MOST_IDS = (1 << 31) - 1
 TokenName = str | int | None
 """A token, its ID, "auto", or None for no token."""
 _TEMPLATE = "the template of tokenizer.json"

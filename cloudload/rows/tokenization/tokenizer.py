@@ -71,7 +71,7 @@ class TokenizerSpec:
     frames: tuple[Frame, ...]
     """The (bos, eos) IDs of each stream's documents; None for no token."""
     vocab_size: int
-    """The largest token ID plus 1, or 2^31 if there is no tokenizer."""
+    """The largest token ID plus 1, or 2^31 - 1 if there is no tokenizer."""
     token_ids: str
     """A hash, in 16 hex digits, of the IDs of `probes.FIXED_TEXTS`. It detects a version of
     `tokenizers` that produces different IDs. Empty if there is no tokenizer."""
@@ -214,7 +214,7 @@ def frame_without_tokenizer(frames: Sequence[tuple[TokenName, TokenName]]) -> To
     """Create the `TokenizerSpec` of a run that has only pre-tokenized data and no tokenizer.
 
     `frames` are as for `load_tokenizer`. Raises `TokenizerError` unless each bos and eos is None or
-    an ID below 2^31.
+    an ID below 2^31 - 1.
     """
     for token in itertools.chain.from_iterable(frames):
         if isinstance(token, str) or not 0 <= (token or 0) < MOST_IDS:

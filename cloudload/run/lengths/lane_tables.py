@@ -74,18 +74,19 @@ class LaneTables:
         return LaneTables, self._arguments
 
     def _identify(self, digest: str) -> str:
-        component, packing = self._sizes.component, self._packing
+        component, packing, framing = self._sizes.component, self._packing, self._sizes.framing
         is_of_rows = packing.name == "one_per_row"
         rows = [packing.seq_len, packing.overflow] if is_of_rows else []
         facts = [
             *(digest, asdict(component.order), asdict(component.lanes)),
             asdict(component.sampling) if component.sampling else None,
             hashlib.sha256(np.ascontiguousarray(component.shard_sizes).tobytes()).hexdigest(),
-            *(component.first_sample, self._sizes.num_framing.tolist(), self._sizes.min_tokens),
+            *(component.first_sample, framing.num_framing.tolist(), self._sizes.min_tokens),
             # best_fit and concat share tables, because their sums over tokens are the same
             *(packing.name if is_of_rows else "concat", rows),
             *([component.order_ids] if component.order_ids else []),
             *([{"max_tokens": self._sizes.max_tokens}] if self._sizes.max_tokens < NEVER else []),
+            *([{"multiple": framing.multiple}] if framing.multiple > 1 else []),
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 

@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cloudload.data import cache_folder
 from cloudload.rows import Choice, tables
 from cloudload.run.components import Component, build_components
@@ -123,13 +121,12 @@ class RunLengths:
 
     def _open_sizes(self, component: Component) -> LaneSizes:
         recipe = self.recipe
-        frames = recipe.tokenizer.frames
         return LaneSizes(
             component,
             component.orders(self._root),
             self._lengths.of,
             self._lengths.streams_of,
-            np.array([sum(token is not None for token in frame) for frame in frames], np.int64),
+            recipe.framing,
             recipe.config.min_tokens,
             recipe.config.max_tokens or NEVER,
         )

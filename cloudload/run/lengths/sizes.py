@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from cloudload.order import EpochOrders
-from cloudload.rows import Packing, counts_of_sizes, tables
+from cloudload.rows import Framing, Packing, counts_of_sizes, tables
 from cloudload.run.components import Component
 from cloudload.stats import (
     COUNTS,
@@ -57,8 +57,8 @@ class LaneSizes:
     """Returns the lengths of samples, given by their indices in the corpus."""
     streams_of: Callable[[Ints], Ints]
     """Returns the stream indices of samples, given by their indices in the corpus."""
-    num_framing: Ints
-    """int64 [streams]: the number of bos and eos tokens around a document."""
+    framing: Framing
+    """The bos and eos tokens around a document, and the padding after it."""
     min_tokens: int
     max_tokens: int = NEVER
 
@@ -101,8 +101,9 @@ class LaneSizes:
             chosen = (epochs == epoch) & is_there
             samples[chosen] += np.asarray(self.orders(epoch)[positions[chosen]], np.int64)
         streams, lengths = self.streams_of(samples), self.lengths_of(samples)
-        whole = np.maximum(lengths, 0) + self.num_framing[streams]
+        whole = np.maximum(lengths, 0) + self.framing.num_framing[streams]
         is_filtered = (whole < self.min_tokens) | (whole > self.max_tokens)
+        whole = self.framing.pad_sizes(whole)
         sizes = np.where(is_filtered, np.int64(tables.Size.FILTERED), whole)
         # a negative length says why the sample is left out
         sizes = np.where(lengths < 0, lengths, sizes)

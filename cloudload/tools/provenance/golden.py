@@ -50,7 +50,7 @@ _FIELDS_OF = {
         *("data", "samples", "shards", "stream_shards", "transform", "text_key", "tokens_key"),
         *("chat", "strip_tokens", "min_tokens", "max_tokens", "on_error"),
     ),
-    TOKENIZER: ("tokenizer", "token_ids", "bos_eos", "row_bos"),
+    TOKENIZER: ("tokenizer", "token_ids", "bos_eos", "row_bos", "pad_documents_to"),
 }
 _NO_EFFECT = ("sources", "tokenizer_backend", "cloudload")
 

@@ -160,6 +160,7 @@ def open_run(
         "text_key": sources.text_key or saved.fields["text_key"],
         "strip_tokens": saved.strip_tokens,
         "row_bos": saved.fields[state_fields.ROW_BOS_FIELD],
+        "pad_documents_to": saved.fields[state_fields.MULTIPLE_FIELD] or 1,
         "schedule": schedule if sources.is_mixed else None,
         "stopping": saved.stopping,
         "lengths": choices.AUTO if lengths is None else lengths,

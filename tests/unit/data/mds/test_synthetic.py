@@ -38,7 +38,7 @@ USE += r"\?vocab_size=N&documents=N&mean_tokens=N&seed=N"
         ("synthetic:?docs=5", f"has the unknown name 'docs'. {USE}"),
         ("synthetic:?seed=1&seed=2", "has seed twice. Keep one of them"),
         ("synthetic:?seed=-1", "has seed='-1'. Use an integer from 0 to 4,294,967,295"),
-        ("synthetic:?vocab_size=", "has vocab_size=''. Use an integer from 1 to 2,147,483,648"),
+        ("synthetic:?vocab_size=", "has vocab_size=''. Use an integer from 1 to 2,147,483,647"),
         ("synthetic:?documents=1e3", "has documents='1e3'. Use an integer from 1 to 262,144"),
         ("synthetic:?mean_tokens=" + "9" * 5_000, "Use an integer from 1 to 1,048,576"),
         ("synthetic:?documents=200000", "has 160,000,000 tokens, and .* may have 67,108,864"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cloudload.errors import StreamChangedError
 from cloudload.order.epoch_order import OrderConfig
 from cloudload.order.lanes import Lanes
+from cloudload.rows.packing.fill import Framing
 from cloudload.rows.packing.packers import PackedRow, Packing
 from cloudload.run.components import Component
 from cloudload.run.lengths import best_fit_simulation
@@ -45,7 +46,7 @@ def make_sizes(lengths: list[int], folder: Path, epochs: int | None) -> LaneSize
     )
     orders = component.orders(folder)
     return LaneSizes(
-        component, orders, counted.__getitem__, np.zeros_like, np.zeros(1, np.int64), 0
+        component, orders, counted.__getitem__, np.zeros_like, Framing.of([(None, None)]), 0
     )
 
 
