@@ -72,6 +72,13 @@ def test_an_empty_stream_among_several_is_no_error_but_a_mixture_and_a_corpus_ne
     [
         ("body", "str", "a", r"no column 'text'\. Set text_key to one of its text columns: body"),
         ("text", "int", 1, r"int, not text, in column 'text'\. It has no text columns"),
+        ("id", "str", "a", r"no column 'text'\. It has no text columns"),
+        (
+            "messages",
+            "json",
+            [],
+            r"no column 'text'\. If column 'messages' contains conversations, pass chat=Chat\(\)",
+        ),
         ("text", "json", {}, r"json, not text, in column 'text'"),
     ],
 )

@@ -25,7 +25,7 @@ import numpy as np
 
 from cloudload.data.mds import shard_entries
 from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.shard import ID_KEY, Shard
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
 
@@ -33,6 +33,7 @@ TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uin
 TOKEN_DTYPES = get_args(TokenDtype)
 _TEXT_ENCODINGS = ("str", "bytes")
 _ARRAY = "ndarray"
+_CHAT_COLUMNS = ("messages", "conversations", "prompt", "instruction")
 _MOST_AXES = 63
 FIND_DTYPE = (
     "Use the dtype of the arrays that were written. llm-foundry's ConcatTokensDataset writes "
@@ -127,10 +128,12 @@ def _list_columns(
 
 
 def _advise_on_text(encodings: Mapping[str, str]) -> str:
-    texts = ", ".join(name for name in encodings if encodings[name] == "str")
+    texts = ", ".join(name for name in encodings if encodings[name] == "str" and name != ID_KEY)
     tokens = [name for name in encodings if encodings[name] != "json"]
     tokens = [name for name in tokens if holds_tokens(encodings[name])]
     advice = [f"Set text_key to one of its text columns: {texts}"] if texts else []
+    if chats := [name for name in _CHAT_COLUMNS if encodings.get(name) in ("json", "str")]:
+        advice.append(f"If column {chats[0]!r} contains conversations, pass chat=Chat()")
     if tokens:
         dtype = " and tokens_dtype" if encodings[tokens[0]] == "bytes" else ""
         advice.append(
