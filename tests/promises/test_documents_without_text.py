@@ -8,11 +8,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
+from cloudload import Chat
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError
-from testkit.chats import KEEP, Row, list_rows, write_chats, written
+from cloudload.testing import Leg, run_legs
+from testkit.chat_files import KEEP, Row, list_rows, write_chats, written
+from testkit.conversations import chat_tokenizer, conversations, expected_document
 from testkit.conversions import (
     QUIET,
     convert_until,
@@ -20,7 +25,9 @@ from testkit.conversions import (
     digest,
     leave_out_samples_hashes,
     read_dataset,
+    write_lines,
 )
+from testkit.loaders import ranks
 from testkit.segments import convert_every_way
 
 OPTIONS: dict[str, Any] = {**QUIET, "text_key": None, "keep": KEEP}
@@ -169,3 +176,27 @@ def test_a_kept_field_may_be_called_text_and_is_still_there_after_an_append(tmp_
     convert_to_mds(tmp_path / "b.jsonl", tmp_path / "out", append=True, **options)
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
     assert [sample["text"] for sample in samples] == [["a", ""], ["b", ""]]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "parquet as it is"])
+def test_a_run_trains_on_converted_conversations_as_transformers_renders_them(
+    tmp_path: Path, form: str
+) -> None:
+    messages, tokenizer = conversations(60), chat_tokenizer()
+    source = tmp_path / f"a.{form.split(maxsplit=1)[0]}"
+    rows = [{"messages": each, "source": "web"} for each in messages]
+    if form == "jsonl":
+        write_lines(source, rows)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
+    data = source
+    if form != "parquet as it is":
+        data = tmp_path / "out"
+        convert_to_mds(source, data, **{**OPTIONS, "keep": ["messages", "source"]})
+    options: dict[str, Any] = {"tokenizer": tokenizer, "eos": "auto", "chat": Chat()}
+    options |= {"packing": "one_per_row", "seq_len": 400, "epochs": 1, "tail": "pad"}
+    read = run_legs(ranks(str(data), **options), [Leg(batches=None)])
+    found = {row.spans[0][2]: (list(row.input_ids), list(row.labels)) for row in read if row.spans}
+    for sample, each in enumerate(messages):
+        ids, labels = expected_document(tokenizer, each)
+        assert (found[sample][0][: len(ids)], found[sample][1][: len(ids)]) == (ids, labels)

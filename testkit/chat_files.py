@@ -1,4 +1,4 @@
-"""Conversations, and files that contain them."""
+"""Files of conversations to convert, with tools and awkward characters, and what they become."""
 
 from __future__ import annotations
 
