@@ -118,8 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _describe(error: Exception, parser: argparse.ArgumentParser) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror[0].lower()}{error.strerror[1:]}: {error.filename}"
-    # classes derived from ValueError, such as UnicodeDecodeError, come from other libraries
-    if isinstance(error, CloudloadError | OSError) or type(error) is ValueError:
+    # other classes derived from ValueError, such as UnicodeDecodeError, come from other libraries
+    is_own = isinstance(error, ValueError) and type(error).__module__.startswith("cloudload.")
+    if isinstance(error, CloudloadError | OSError) or type(error) is ValueError or is_own:
         return command.in_words_of_options(str(error), parser)
     return (
         f"an unexpected error ended the command ({explain(error)}). Check its arguments and its "

@@ -7,6 +7,7 @@ The library's error messages name Python arguments. They are rewritten to name o
     tokenizer is None, but …                  ─►    --tokenizer is missing, but …
     Pass on_error='skip'                      ─►    Pass --on-error skip
     use shuffle=False                         ─►    use --no-shuffle
+    Pass Chat(max_tokens=N)                   ─►    Pass --chat max_tokens=N
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _QUOTE = "'"
 _VALUE = re.compile(
     r"\b(pass|set|use|or|and) ([a-z_]+)=('[^']*'|[^\s'\",;)]*[^\s'\",;).])", re.IGNORECASE
 )
+_CHAT_CALL = re.compile(r"\bChat\(([a-z_]+=[^()]+)\)")
 _IN_WORDS = {"None": "none"}
 
 
@@ -277,6 +279,9 @@ def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
         return f"{verb} {named[name].option_strings[0]} {_IN_WORDS.get(value, value).strip(_QUOTE)}"
 
     message = _VALUE.sub(translate_value, message)
+    if "chat" in named:
+        message = _CHAT_CALL.sub(lambda found: f"--chat {found[1].replace(_QUOTE, '')}", message)
+        message = message.replace(" of Chat", " of --chat")
     for action in named.values():
         message = _translate(message, action)
     return message

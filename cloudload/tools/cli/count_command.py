@@ -9,6 +9,7 @@ text column, and transform finds the lengths automatically.
 examples:
   cloudload count s3://bucket/mds --tokenizer gpt2
   cloudload count s3://bucket/mds --tokenizer gpt2 --sample 1%       an estimate, in seconds
+  cloudload count s3://bucket/chats --tokenizer Qwen/Qwen3-8B --chat tokenizer,max_tokens=4096
   cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job in an array of 64
   cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
 """
@@ -33,7 +34,7 @@ def add_count(parser: command.CommandParser) -> None:
 
     add = command.set_up(parser, _count, after_interrupt="Run the same command again to resume")
     names = "dataset tokenizer split text_key tokens_key tokens_dtype labels_key "
-    names += "strip_tokens transform transform_id on_error tokenizer_backend out by again "
+    names += "strip_tokens transform transform_id chat on_error tokenizer_backend out by again "
     names += "processes worker"
     add_declared(add, count_tokens, names, processes=command.COUNT)
     command.add_engine_options(add)

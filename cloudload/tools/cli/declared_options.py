@@ -5,6 +5,7 @@
     on_error: Literal["raise", "skip"]   ─► --on-error {raise,skip}
     fields: Sequence[str]                ─► --fields NAME,...
     eos: str | int | None = "auto"       ─► --eos TOKEN           5 is an ID, and none is None
+    chat: Chat | None = None             ─► --chat x.jinja,train=last     fields of Chat
     dataset: str                         ─► DATASET
 
 A declaration is an argument of a function, with its entry under `Args`, or a field of a config,
@@ -19,17 +20,23 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
 from os import PathLike
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cloudload.system import option_help
 from cloudload.tools.cli import command
+
+T = TypeVar("T")
 
 _METAVARS = {
     **dict.fromkeys(("tokenizer", "split", "dtype"), "NAME"),
     **dict.fromkeys(("bos", "eos", "row_bos", "expect_bos", "expect_eos"), "TOKEN"),
     **dict.fromkeys(("text_key", "id_key", "tokens_key", "by"), "FIELD"),
+    "labels_key": "FIELD",
+    "chat": "TEMPLATE,NAME=VALUE,...",
     "cache_limit": "SIZE",
     "exchange_timeout_s": "SECONDS",
     "keep": "FIELD[:ENCODING],...",
@@ -39,6 +46,11 @@ _METAVARS = {
 _LONGEST_CHOICES = 30
 _OF_THE_LOADER = "as for `CloudLoader`"
 _TOKENIZER = "name, folder or tokenizer.json of the tokenizer"
+_CHAT = (
+    "how conversations become documents: tokenizer, or the file of a chat template, and any other "
+    "options of Chat, such as tokenizer,train=last,max_tokens=4096"
+)
+_NAMED = re.compile(r"[a-z_]+=")
 
 
 def add_declared(
@@ -83,6 +95,57 @@ def read_transform(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "transform": import_transform(arguments["transform"])}
 
 
+def read_chat(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Replace the options of `chat`, as text or as a mapping, by a `Chat`."""
+    from cloudload.config import Chat
+
+    given = arguments.get("chat")
+    try:
+        if isinstance(given, str):
+            return {**arguments, "chat": parse_fields(Chat, given)}
+        if isinstance(given, Mapping):
+            # YAML parses a date as one
+            found: dict[str, Any] = {
+                name: f"{each}" if name == "date" else each for name, each in given.items()
+            }
+            return {**arguments, "chat": Chat(**found)}
+    except (TypeError, argparse.ArgumentTypeError) as error:
+        raise ValueError(f"chat is {given!r}: {error}") from None
+    return arguments
+
+
+def parse_fields(kind: type[T], text: str) -> T:
+    """Parse `NAME=VALUE,...` as fields of a config. The first field needs no name.
+
+    Errors are those of argparse.
+    """
+    first, *parts = re.split(f",(?={_NAMED.pattern})", text)
+    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    named = first if _NAMED.match(first) else f"{names[0]}={first}"
+    pairs = [each.split("=", 1) for each in (named, *parts)]
+    hints, known = get_type_hints(kind), inspect.signature(kind).parameters
+    try:
+        return kind(
+            **{
+                name: _parse_field(name, hints[name], known[name].default, value)
+                if name in names
+                else value
+                for name, value in pairs
+            }
+        )
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _parse_field(name: str, hint: Any, default: Any, value: str) -> Any:
+    # a switch, or one of several choices, has no parser
+    parse = _settings_of(name, hint, default).get("type", parse_yaml)
+    try:
+        return parse(value)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error}") from None
+
+
 def _explain(text: str, default: Any, known: Iterable[str]) -> str:
     """Return the help of an option: the first sentence of its text, and its default.
 
@@ -111,12 +174,13 @@ def _read_docs(callee: Callable[..., Any]) -> dict[str, str]:
     from cloudload.config import DeliveryConfig, RowsConfig
 
     docs = option_help.argument_docs(callee)
-    fields = option_help.field_docs(RowsConfig) | option_help.field_docs(DeliveryConfig)
-    fields["tokenizer"] = _TOKENIZER
-    return {
-        name: fields.get(name, text) if text.startswith(_OF_THE_LOADER) else text
+    own = option_help.field_docs(RowsConfig) | option_help.field_docs(DeliveryConfig)
+    own["tokenizer"] = _TOKENIZER
+    found = {
+        name: own.get(name, text) if text.startswith(_OF_THE_LOADER) else text
         for name, text in docs.items()
     }
+    return {**found, "chat": _CHAT}
 
 
 def _settings_of(name: str, hint: Any, default: Any) -> dict[str, Any]:
@@ -153,6 +217,11 @@ def _parser_of(name: str, kinds: set[Any], types: Any) -> tuple[str, Callable[[s
         return "N", _integer_or_text if is_mixed else parse
     if PathLike in kinds:
         return "PATH", str
+    if any(map(is_dataclass, kinds)):
+        [kind] = kinds
+        return "NAME=VALUE,...", partial(parse_fields, kind)
+    if Mapping in kinds:
+        return "YAML", parse_yaml
     if any(get_args(each)[:1] == (str,) for each in types):
         return "NAME,...", _split
     if any(get_args(each)[:1] == (int,) for each in types):

@@ -29,6 +29,7 @@ from cloudload.tools.cli.declared_options import (
     add_declared,
     list_given,
     parse_yaml,
+    read_chat,
     read_transform,
 )
 
@@ -232,7 +233,7 @@ def read_loader_options(
             arguments[name] = getattr(options, name)
     arguments |= list_given(options, RowsConfig) | list_given(options, DeliveryConfig)
     arguments |= dict(map(_parse_option, options.option))
-    arguments = read_transform(arguments)
+    arguments = read_chat(read_transform(arguments))
     if CHECK not in known:
         arguments.pop(CHECK, None)
     if arguments.get("lengths") is False:

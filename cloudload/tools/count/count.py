@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudload.config import (
     TEXT_KEY,
@@ -46,6 +46,25 @@ from cloudload.tools.count.length_report import CountReport, Tally, check_column
 from cloudload.tools.engines.units import Engine, Share, choose_engine, count_processes, run_units
 
 logger = logging.getLogger("cloudload.count")
+
+
+class TokenOptions(NamedTuple):
+    """The options of `RowsConfig` for documents that are token IDs."""
+
+    tokens_key: str | None
+    tokens_dtype: TokenDtype | None
+    labels_key: str | None
+    strip_tokens: Sequence[int]
+
+
+class TextOptions(NamedTuple):
+    """The options of `RowsConfig` for documents that are text."""
+
+    text_key: str
+    transform: Transform | None
+    transform_id: str | None
+    chat: Chat | None
+    on_error: OnError
 
 
 @option_help.suggests_names
@@ -121,7 +140,12 @@ def count_tokens(
         WorkerError: a worker process failed or died.
     """
     began = time.monotonic()
-    recipe, backend = _open(locals())
+    of_tokens = TokenOptions(tokens_key, tokens_dtype, labels_key, strip_tokens)
+    of_text = TextOptions(text_key, transform, transform_id, chat, on_error)
+    stream = _as_stream(dataset, split)
+    recipe, backend = _open(
+        stream, of_tokens, of_text, tokenizer, backend=tokenizer_backend, retry=retry
+    )
     [data] = recipe.corpus.datasets
     location = length_files.lengths_location(data, None if out is None else os.fspath(out))
     work = prepare_count(recipe, backend, location)
@@ -191,30 +215,41 @@ def estimate_tokens(
         TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
         StoreError: the dataset cannot be read.
     """
-    recipe, backend = _open(locals())
+    of_tokens = TokenOptions(tokens_key, tokens_dtype, labels_key, strip_tokens)
+    of_text = TextOptions(text_key, transform, transform_id, chat, on_error)
+    stream = _as_stream(dataset, split)
+    recipe, backend = _open(
+        stream, of_tokens, of_text, tokenizer, backend=tokenizer_backend, retry=retry
+    )
     return sample_lengths(recipe, backend, share).estimate()
 
 
-def _open(given: Mapping[str, Any]) -> tuple[Recipe, str]:
-    """Open the recipe of a run that reads only the dataset, and choose its tokenizer backend.
+def _as_stream(dataset: str | os.PathLike[str] | Stream, split: str | None) -> Stream:
+    return dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
 
-    `given` has the arguments of the caller, and among them options of `RowsConfig`.
-    """
-    dataset, retry = given["dataset"], given["retry"] or Retry()
-    if not isinstance(dataset, Stream):
-        dataset = Stream(os.fspath(dataset), split=given["split"])
-    documents = {each.name: given[each.name] for each in fields(RowsConfig) if each.name in given}
-    config = RowsConfig(streams=(dataset,), seq_len=1, bos=None, eos=None, **documents)
+
+def _open(
+    stream: Stream,
+    of_tokens: TokenOptions,
+    of_text: TextOptions,
+    tokenizer: Any,
+    *,
+    backend: TokenizerBackend,
+    retry: Retry | None,
+) -> tuple[Recipe, str]:
+    """Open the recipe of a run that reads only one dataset, and choose its tokenizer backend."""
+    documents = {**of_tokens._asdict(), **of_text._asdict()}
+    config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
     [source] = config.sources
     if source.chat and source.chat.max_tokens is None and source.chat.overlong != "split":
         raise ValueError(
-            "chat has no max_tokens, which is the run's seq_len by default, but a count does not "
-            "know seq_len. Pass Chat(max_tokens=N) with the run's seq_len"
+            "max_tokens of Chat is missing. By default, it is the run's seq_len, which a count "
+            "does not know. Pass Chat(max_tokens=N) with the run's seq_len"
         )
-    recipe = open_recipe(config, given["tokenizer"], retry)
+    recipe = open_recipe(config, tokenizer, retry or Retry())
     text = recipe.tokenizer.json if recipe.has_text else ""
-    backend = choose_backend(text, given["tokenizer_backend"], cache_folder.default_cache())
-    return recipe, backend.name
+    found = choose_backend(text, backend, cache_folder.default_cache())
+    return recipe, found.name
 
 
 def prepare_count(recipe: Recipe, backend: str, location: Location) -> CountWork:

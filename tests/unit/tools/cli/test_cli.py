@@ -138,12 +138,14 @@ def test_a_value_that_is_none_is_missing_on_the_command_line() -> None:
         ("pass eos=None.", "pass --eos none."),
         ("Use shuffle=False.", "Use --no-shuffle."),
         ("Pass Stream('a', split='b')", "Pass Stream('a', split='b')"),
+        ("Pass Chat(max_tokens=N) or Chat(a='b')", "Pass --chat max_tokens=N or --chat a=b"),
+        ("train of Chat is 'x'", "train of --chat is 'x'"),
         ("Set skip_bad (--skip-bad), or omit by (--by)", "Set --skip-bad, or omit --by"),
     ],
 )
 def test_values_of_arguments_are_told_as_options(message: str, said: str) -> None:
     command = argparse.ArgumentParser()
-    for option in ("tokenizer", "on-error", "split", "skip-bad", "by", "eos"):
+    for option in ("tokenizer", "on-error", "split", "skip-bad", "by", "eos", "chat"):
         command.add_argument(f"--{option}")
     command.add_argument("--tokenizer-backend")
     command.add_argument("--num-workers", "--workers")

@@ -10,10 +10,16 @@ from typing import Any, Literal
 
 import pytest
 
-from cloudload.config import DeliveryConfig, RowsConfig
+from cloudload.config import Chat, DeliveryConfig, RowsConfig
 from cloudload.tools.cli import make_parser
 from cloudload.tools.cli.command import CommandParser
-from cloudload.tools.cli.declared_options import add_declared, list_given, read_transform
+from cloudload.tools.cli.declared_options import (
+    add_declared,
+    list_given,
+    parse_fields,
+    read_chat,
+    read_transform,
+)
 
 NOT_FLAGS = {"streams", "retry", "dp_rank", "dp_world_size", "has_mesh"}
 
@@ -88,6 +94,40 @@ def test_a_value_of_another_type_is_refused(
     with pytest.raises(SystemExit, match="2"):
         make("pie", *arguments.split())
     assert f"argument {arguments.partition(' ')[0].partition('=')[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "chat"),
+    [
+        ("tokenizer", Chat()),
+        ("a,b.jinja", Chat("a,b.jinja")),
+        ("train=last", Chat(train="last")),
+        ("x.jinja,train=all,max_tokens=7", Chat("x.jinja", train="all", max_tokens=7)),
+        ("train_eot=false,trusted=true", Chat(train_eot=False, trusted=True)),
+        ("date=2026-01-31,tools_key=t", Chat(date="2026-01-31", tools_key="t")),
+        (
+            "roles={bot: assistant, boss: user},reasoning_tags=<a>,</a>,overlong=split",
+            Chat(
+                roles={"bot": "assistant", "boss": "user"},
+                reasoning_tags=("<a>", "</a>"),
+                overlong="split",
+            ),
+        ),
+        ("template_kwargs={think: false}", Chat(template_kwargs={"think": False})),
+        ("max_tokens=none", Chat()),
+    ],
+)
+def test_fields_of_a_config_are_named_values(text: str, chat: Chat) -> None:
+    assert parse_fields(Chat, text) == chat
+    assert read_chat({"chat": text, "seed": 1}) == {"chat": chat, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["trian=last", "train=lost", "max_tokens=many", "roles=[", "train_eot=7", "template="]
+)
+def test_fields_of_a_config_with_other_values_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=text.partition("=")[0]):
+        parse_fields(Chat, text)
 
 
 def test_the_help_is_the_first_sentence_and_the_default(
