@@ -64,18 +64,18 @@ def test_the_steps_of_an_epoch_are_known_before_a_run(
 
 @pytest.mark.parametrize("form", ["flag", "option", "yaml", "python"])
 def test_a_config_and_a_flag_say_the_same(run: Run, tmp_path: Path, cli: Any, form: str) -> None:
-    given = {"train": "last", "date": "2026-01-31"}
-    more = {
+    given: dict[str, Any] = {"train": "last", "date": "2026-01-31"}
+    more: dict[str, list[Any]] = {
         "flag": ["--chat", "train=last,date=2026-01-31"],
         "option": ["--option", "chat={train: last, date: 2026-01-31}"],
         "yaml": ["--config", tmp_path / "run.yaml"],
         "python": ["--config", tmp_path / "run.py"],
-    }[form]
+    }
     (tmp_path / "run.yaml").write_text("chat:\n  train: last\n  date: 2026-01-31\n")
     (tmp_path / "run.py").write_text(
         f"from cloudload import Chat\nconfig = {{'chat': Chat(**{given})}}"
     )
-    flags = ["--seq-len=160", "--global-batch=4", "--steps=1", "--json", *more]
+    flags = ["--seq-len=160", "--global-batch=4", "--steps=1", "--json", *more[form]]
     rows = [json.loads(line) for line in cli("rows", *run.flags, *flags).out.splitlines()]
     with make_loader(
         run.folder,
