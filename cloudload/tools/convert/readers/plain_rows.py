@@ -13,6 +13,8 @@ from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 
+_ITEM_BYTES = 8
+
 
 @dataclass(frozen=True)
 class RowsUnit:
@@ -73,8 +75,8 @@ def _batched(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield batches of rows, without the values of fields that are not in `fields`.
 
-    A batch ends when its strings and bytes, at any depth, have at least `block_bytes` characters,
-    or at 8,192 rows.
+    A batch ends at 8,192 rows, or when its values have some `block_bytes`: the characters of
+    strings, at any depth, and 8 bytes for each item of a list.
     """
     batch: list[Any] = []
     size = 0
@@ -100,7 +102,10 @@ def _size_of(value: Any) -> int:
         return len(value)
     if isinstance(value, Mapping):
         return sum(map(_size_of, value.values()))
-    return sum(map(_size_of, value)) if isinstance(value, list | tuple) else 0
+    if not isinstance(value, list | tuple):
+        return int(getattr(value, "nbytes", 0))  # of an array
+    inner = 0 if value and isinstance(value[0], int) else sum(map(_size_of, value))
+    return inner + len(value) * _ITEM_BYTES
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.feather
 import pyarrow.parquet
@@ -208,9 +209,10 @@ def test_a_large_row_ends_its_block_also_if_it_is_nested() -> None:
     from cloudload.tools.convert.input_records import BlockStart, Fields
     from cloudload.tools.convert.readers.plain_rows import RowsUnit
 
-    rows = [{"m": [{"content": "x" * 60}], "unused": "y" * 999} for _ in range(9)]
-    blocks = list(RowsUnit("row", rows).blocks(BlockStart(), 100, Fields(["m", "id"])))
-    assert [len(list(block.records("m"))) for block in blocks] == [2, 2, 2, 2, 1]
+    for value in ([{"content": "x" * 60}], [1] * 7, np.zeros(7), ({"a": ["x" * 51]},)):
+        rows = [{"m": value, "unused": "y" * 999} for _ in range(9)]
+        blocks = list(RowsUnit("row", rows).blocks(BlockStart(), 100, Fields(["m", "id"])))
+        assert [len(list(block.records("m"))) for block in blocks] == [2, 2, 2, 2, 1]
 
 
 # ---------------------------------------------------------------- errors
@@ -266,8 +268,13 @@ def test_a_record_without_the_first_kept_field_is_bad(tmp_path: Path, row: dict[
         keep=keep,
     )
     write_rows(path, [row, *ROWS])
-    report = convert(path, tmp_path / "out", text_key=None, keep=keep, skip_bad=True)
+    rejects = tmp_path / "rejects.jsonl"
+    report = convert(
+        path, tmp_path / "out", text_key=None, keep=keep, skip_bad=True, rejects=rejects
+    )
     assert (report.documents, report.bad) == (3, 1)
+    [reject] = map(json.loads, rejects.read_text().splitlines())
+    assert (reject["place"], json.loads(reject["record"])) == ("1", row)
     assert list(report.causes) == [
         "the record has no value for 'messages', the first field to keep"
     ]
