@@ -23,9 +23,11 @@ from cloudload._door import open_door
 
 if TYPE_CHECKING:
     from cloudload.loading.batch import Batch
-    from cloudload.loading.delivery.bottleneck import Workers
+    from cloudload.loading.delivery.bottleneck import find_bottleneck
     from cloudload.loading.delivery.exchange import Exchange
     from cloudload.loading.delivery.working_set import (
+        add_downloads,
+        count_downloads,
         join_overlaps,
         measure_working_set,
         sum_in_use,

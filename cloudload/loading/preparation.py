@@ -1,10 +1,10 @@
 """Prepare an iteration: plan its workers, and compute its end and its lanes from token lengths.
 
-make_worker_plan     recipe, position, world ─► Plan
-take_share    the lanes, rows and workers of a rank
-foresee       the end of a finite run, if the lengths determine it
-find_known    the lanes of all ranks, if the lengths determine them
-check_alone   whether ranks that cannot communicate can read the run
+make_worker_plan   run, position, world ─► WorkerPlan
+take_share         the lanes, rows and workers of a rank
+foresee            the end of a finite run, if the lengths determine it
+find_known         the lanes of all ranks, if the lengths determine them
+check_alone        whether ranks that cannot communicate can read the run
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import numpy as np
 
 from cloudload.config import checks
 from cloudload.data import check_seconds, redact
-from cloudload.loading import Workers, count_cores, limit_batches, limit_blocks_ahead
+from cloudload.loading import count_cores, find_bottleneck, limit_batches, limit_blocks_ahead
 from cloudload.stats import IDLE, STAGES, DeliveryStats
 from cloudload.system import Floats, counted, reports
 
@@ -163,8 +163,8 @@ def measure_loader(
 
 def _summarize(reading: Reading, period: Period, before: DeliveryStats) -> LoaderSpeed:
     plan, after = reading.plan, reading.loader.stats().delivery
-    config, share = plan.inputs.recipe.config, plan.share
-    found = Workers(plan.inputs, plan.delivery, share).explain(before, after, period.seconds)
+    config = plan.recipe.config
+    found = find_bottleneck(plan, before, after, period.seconds)
     remedy = f"To read faster, {found.remedy}"
     if found.stage == STAGES[IDLE]:
         remedy = "The workers are fast enough, and assembling batches takes the rest of the time"
@@ -182,7 +182,7 @@ def _summarize(reading: Reading, period: Period, before: DeliveryStats) -> Loade
         batch_ms_median=float(np.median(batch_ms)),
         batch_ms_p99=float(np.percentile(batch_ms, 99)),
         cores=period.cpu_s / period.seconds,
-        num_workers=share.num_workers if plan.delivery.has_worker_processes else 0,
+        num_workers=plan.share.num_workers if plan.delivery.has_worker_processes else 0,
         stages={name: each / total_s for name, each in found.spent.items()},
         queue=period.queue,
         bottleneck=f"{found.work}. {remedy}",

@@ -159,12 +159,12 @@ def test_skipped_batches_are_no_wait(
 
 def wait_for_others(log: WaitLog, meter: DeliveryMeter, plan: WorkerPlan) -> None:
     for _ in range(3):
-        log.look(meter, plan.inputs, plan.delivery, plan.share)
+        log.look(meter, plan)
         meter.begin_wait()
         with meter.exchanging():
             time.sleep(0.6)
         meter.end_wait()
-    log.look(meter, plan.inputs, plan.delivery, plan.share)
+    log.look(meter, plan)
 
 
 def test_a_late_rank_is_the_reason_of_the_others(
@@ -195,7 +195,7 @@ def test_a_rank_that_waited_for_others_still_says_why_it_is_late_itself(
         meter.begin_wait()
         time.sleep(0.6)
         meter.end_wait()
-        log.look(meter, plan.inputs, plan.delivery, plan.share)
+        log.look(meter, plan)
     [message] = messages_of(caplog)
     assert message.startswith("rank 1: the training loop waited for batches ")
     assert "other ranks" not in message

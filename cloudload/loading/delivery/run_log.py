@@ -22,12 +22,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.config import DeliveryConfig, checks
-from cloudload.loading.delivery.bottleneck import Workers
+from cloudload.config import checks
+from cloudload.loading.delivery.bottleneck import find_bottleneck
 from cloudload.loading.workers.worker_plan import WorkerPlan
-from cloudload.order import RankShare
 from cloudload.rows import Choice
-from cloudload.run import Position, Recipe, RunInputs
+from cloudload.run import Position, Recipe
 from cloudload.stats import (
     COUNTS,
     MOST_SHARE,
@@ -102,7 +101,7 @@ class RunLog:
         `plan` is the plan of the rank's workers.
         """
         self.meter.arrive()
-        self.wait_log.look(self.meter, plan.inputs, plan.delivery, plan.share)
+        self.wait_log.look(self.meter, plan)
 
     def warn_once(self, doubts: Mapping[int, str]) -> None:
         """Log a warning for each stream that may not be text, at most once per stream."""
@@ -217,13 +216,7 @@ class WaitLog:
         """Discard the statistics so far, such as waits for workers to start or batches to skip."""
         self._looks.clear()
 
-    def look(
-        self,
-        meter: DeliveryMeter,
-        inputs: RunInputs,
-        delivery: DeliveryConfig,
-        share: RankShare,
-    ) -> None:
+    def look(self, meter: DeliveryMeter, plan: WorkerPlan) -> None:
         """Record the statistics after a batch. Log the waits if they exceed 5% of the last 30 s."""
         if self._has_logged or (now := time.monotonic()) < self._next_look:
             return
@@ -235,17 +228,15 @@ class WaitLog:
         seconds = last.at - first.at
         waited = last.stats.stall_s - first.stats.stall_s
         if seconds >= WINDOW_S and waited > MOST_SHARE * seconds:
-            self._has_logged = _log(
-                first.stats, last.stats, seconds, Workers(inputs, delivery, share)
-            )
+            self._has_logged = _log(first.stats, last.stats, seconds, plan)
 
 
-def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, workers: Workers) -> bool:
+def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: WorkerPlan) -> bool:
     """Log the waits unless another rank logs them. Returns whether this rank logged them."""
     waited = after.stall_s - before.stall_s
     start = f"the training loop waited for batches for {waited / seconds:.0%} of the last "
     start += f"{seconds:.0f} s ({waited:.1f} s)"
-    world = workers.share.world
+    world = plan.share.world
     if world.size > 1:
         start = f"rank {world.rank}: {start}"
     exchanged = after.exchange_s - before.exchange_s
@@ -259,6 +250,6 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, workers: W
             exchanged,
         )
         return True
-    found = workers.explain(before, after, seconds)
+    found = find_bottleneck(plan, before, after, seconds)
     _wait_logger.info("%s. %s. %s", start, found.work, found.advice)
     return True

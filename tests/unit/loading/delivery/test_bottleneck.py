@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.loading import Workers
+from cloudload.loading import find_bottleneck
 from cloudload.stats import DeliveryStats
 from testkit.loaders import make_loader
 
@@ -22,7 +22,7 @@ def explain(folder: str, cache: Path, options: dict[str, Any], **spent: Any) -> 
     after = DeliveryStats(
         9.0, 0, 0, 21_000_000, 0, **{"pack_s": 5.0 + spent.pop("pack_s", 0.0), **spent}
     )
-    return Workers(plan.inputs, plan.delivery, plan.share).explain(before, after, 10.0)
+    return find_bottleneck(plan, before, after, 10.0)
 
 
 @pytest.mark.parametrize(
