@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cloudload.run.lengths.ending import Ending, Tails, end_corpus
     from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
     from cloudload.run.lengths.row_finder import RowFinder
-    from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
+    from cloudload.run.lengths.rows_of_document import find_spans
     from cloudload.run.lengths.run_lengths import RunInputs, RunLengths
     from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, units_of
     from cloudload.run.position import MOST_ROWS, LaneArrays, LaneLog, Position, join_ranges

@@ -114,7 +114,7 @@ def warm_cache(
     return WarmReport(
         shards=len(chosen),
         bytes=size,
-        shards_downloaded=traffic.num_fetched,
+        shards_downloaded=len(traffic.fetched),
         bytes_downloaded=traffic.take().bytes_downloaded,
         is_all=is_all,
     )
@@ -231,18 +231,13 @@ def _fetch(
 
 
 class _Downloads(TrafficCounter):
-    """A counter of traffic that also counts the shards that were fetched."""
+    """A counter of traffic that also lists the shards that were fetched."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._fetched = set[str]()
-
-    @property
-    def num_fetched(self) -> int:
-        """Number of shards that were fetched."""
-        return len(self._fetched)
+        self.fetched = set[str]()
 
     def count_fetch(self, url: str, size: int, seconds: float) -> None:
         """Record that a shard was fetched."""
         super().count_fetch(url, size, seconds)
-        self._fetched.add(url)
+        self.fetched.add(url)

@@ -36,7 +36,6 @@ from cloudload.tools.cli.declared_options import (
 if TYPE_CHECKING:
     from cloudload.tools.provenance.state_run import Run
 
-"""The arguments of a loader that reads the rows of all ranks."""
 STATE = "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder"
 """The help of an argument that is a state."""
 CHECK = "check"

@@ -16,7 +16,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from typing import Annotated, Any
@@ -229,10 +229,7 @@ def _parse_part(part: str, spec: str) -> tuple[str, Fraction]:
             f"the splits {spec!r} have the invalid name {name!r}. Use letters, digits, '_', '-', "
             "and '.'"
         )
-    try:
-        share = Fraction(Decimal(number)) if _NUMBER.fullmatch(number) else Fraction(0)
-    except InvalidOperation:
-        share = Fraction(0)
+    share = Fraction(Decimal(number)) if _NUMBER.fullmatch(number) else Fraction(0)
     if not 0 < share <= 1:
         raise ValueError(
             f"the share of {name!r} in {spec!r} is {number!r}. Use a number above 0 and at most 1"

@@ -12,6 +12,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
+from cloudload.config import checks
 from cloudload.errors import WorkerError
 
 _RETRIES = 20
@@ -74,8 +75,6 @@ def parse_resources(text: str) -> dict[str, Any]:
     Any name other than `cpus` and `memory` is a custom resource. Raises `ValueError` if an item is
     not NAME=NUMBER.
     """
-    from cloudload.config import checks
-
     options: dict[str, Any] = {}
     for item in text.split(","):
         name, _, value = item.partition("=")

@@ -20,7 +20,13 @@ from cloudload.data import (
     cache_folder,
     join_columns,
 )
-from cloudload.loading import join_overlaps, measure_working_set, sum_in_use
+from cloudload.loading import (
+    add_downloads,
+    count_downloads,
+    join_overlaps,
+    measure_working_set,
+    sum_in_use,
+)
 from cloudload.stats import READ
 from cloudload.system import Ints
 from cloudload.tools.forecast.cases import Cases
@@ -120,6 +126,7 @@ class NodeForecast:
         self._asked, self._cases, self._found = asked, cases, found
         self._share, self._limit = asked.share, asked.limit
         self._sizes = _measure_shards(asked.recipe.corpus)
+        self._downloads_at_once = count_downloads(asked.delivery, asked.share)
 
     def plan_node(self, node: int) -> NodePlan:
         """Forecast the shard cache and the downloads of a node."""
@@ -173,7 +180,7 @@ class NodeForecast:
         early = self._asked.limit_ahead(case.extent) + self._rows_of_documents_ahead(case)
         working = measure_peak(needed, sizes.cached)
         fetched = measure_peak(ahead, sizes.cached, early)
-        most = min(total[1], fetched + self._downloading)
+        most = min(total[1], add_downloads(fetched, sizes.cached, self._downloads_at_once))
         return NodePlan(
             node=node,
             shards=Figure(len(held[0]), len(held[0]), len(held[1])),
@@ -184,16 +191,6 @@ class NodeForecast:
             bytes_by_epoch=tuple(value.by_epoch.tolist()),
             requests=_figure([float(each.times.sum()) for each in downloads]),
         )
-
-    @property
-    def _downloading(self) -> int:
-        """Maximum bytes that the workers of a node download at a time."""
-        return int(np.sort(self._sizes.cached)[-self._downloads_at_once :].sum())
-
-    @property
-    def _downloads_at_once(self) -> int:
-        threads = self._asked.delivery.download_threads
-        return self._share.num_workers * self._share.world.ranks_per_node * threads
 
     def _simulate(self, case: Case, node: int) -> list[Downloads]:
         """Return the minimum, expected, and maximum downloads of a node."""

@@ -67,12 +67,6 @@ class Figure:
             return 0.0
         return max(self.high - self.value, self.value - self.low) / max(1e-300, abs(self.value))
 
-    def scale(self, factor: float) -> Figure:
-        """Return the figure multiplied by a positive factor."""
-        return Figure(
-            self.value * factor, self.low * factor, self.high * factor, is_exact=self.is_exact
-        )
-
     def __str__(self) -> str:
         return self.with_unit("")
 
@@ -86,9 +80,7 @@ class Figure:
         return shown if self.is_exact else f"about {shown} ({self.describe_error()})"
 
     def describe_error(self) -> str:
-        """Format the range relative to the value, such as `± 1.2%`."""
-        if self.is_exact:
-            return "exact"
+        """Format the range of an estimate relative to its value, such as `± 1.2%`."""
         if math.isnan(self.error):
             return "error unknown"
         above, below = self.high - self.value, self.value - self.low

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -223,7 +223,8 @@ class _Filter:
     def check(self, dataset: Dataset) -> None:
         """Raise `DatasetError` if an ID is given, but not all shards have a column of IDs."""
         sets = dataset.table.column_sets()
-        if self.id is not None and any(ID_KEY not in _names(columns) for columns in sets):
+        names = [{column.name for column in columns} for columns in sets]
+        if self.id is not None and any(ID_KEY not in each for each in names):
             raise DatasetError(
                 f"{dataset.location} has shards without a column {ID_KEY!r}, so documents "
                 "cannot be found by ID. Search by text instead (pattern, --grep)"
@@ -248,10 +249,6 @@ def _list_texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _list_texts(item)
-
-
-def _names(columns: Iterable[shard_entries.Column]) -> set[str]:
-    return {column.name for column in columns}
 
 
 _OpenShard = Callable[

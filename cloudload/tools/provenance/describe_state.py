@@ -16,6 +16,7 @@ import numpy as np
 
 from cloudload.errors import CloudloadError, StreamChangedError
 from cloudload.loading import CloudLoader
+from cloudload.order import Lanes
 from cloudload.rows import tables
 from cloudload.run import (
     ACCEPTABLE_FIELDS,
@@ -297,8 +298,7 @@ def _describe_lanes(saved: Saved, names: tuple[str, ...]) -> list[LanePositions]
     for cursors, (streams, documents) in zip(
         saved.position.cursors, _list_components(saved), strict=True
     ):
-        # an epoch is rounded up to a multiple of `num_lanes`, so its last positions may be holes
-        stride = documents if documents < num_lanes else -(-documents // num_lanes) * num_lanes
+        stride = Lanes(num_lanes, documents, epochs=None).stride
         epochs = cursors[:, tables.CURSOR_ORDINAL] * num_lanes / max(1, stride)
         found.append(
             LanePositions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from cloudload.errors import DatasetError
 from cloudload.loading import Batch, CloudLoader
 from cloudload.order import positions_of
 from cloudload.rows import residue_spans, tables
-from cloudload.run import Component, FoundSpan, Position, Recipe, RunInputs, find_spans
+from cloudload.run import Component, Position, Recipe, RunInputs, find_spans
 from cloudload.tools.provenance.state_run import Run, open_lane
 
 _ROWS_AT_ONCE = 16
@@ -122,14 +122,16 @@ def _find_by_lengths(
     index = _component_of(recipe, stream)
     within = _sample_of_component(recipe, stream, sample)
     spans = find_spans(inputs.open_run_lengths(), position, index, within, last_row + 1)
-    return (_occurrence_of(run, stream, sample, span) for span in spans)
+    return (
+        _occurrence_of(run, each.row, (stream, each.epoch, sample, each.start, each.stop))
+        for each in spans
+    )
 
 
-def _occurrence_of(run: Run, stream: int, sample: int, span: FoundSpan) -> Occurrence:
-    step = run.step_of_row(span.row)
-    index = span.row - run.rows_of_step(step).start
-    name = run.labels[stream]
-    return Occurrence(step, index, name, span.epoch, sample, span.start, span.stop)
+def _occurrence_of(run: Run, row: int, span: Sequence[int]) -> Occurrence:
+    """Return a span, as (stream, epoch, sample, start, stop), in a row of the run."""
+    step, (stream, *place) = run.step_of_row(row), span
+    return Occurrence(step, row - run.rows_of_step(step).start, run.labels[stream], *place)
 
 
 def _find_in_lanes(
@@ -187,12 +189,9 @@ def _occurrences(
     """Yield each occurrence of a document, (stream, sample), in a batch's rows up to `last_row`."""
     rows, spans = batch.rows, batch.spans
     is_found = (spans[:, [tables.SPAN_STREAM, tables.SPAN_SAMPLE]] == document).all(1)
-    for row, stream, epoch, sample, start, stop in spans[is_found].tolist():
-        number = int(rows[row])
-        if number <= last_row:
-            step = run.step_of_row(number)
-            index = number - run.rows_of_step(step).start
-            yield Occurrence(step, index, run.labels[stream], epoch, sample, start, stop)
+    for row, *span in spans[is_found].tolist():
+        if rows[row] <= last_row:
+            yield _occurrence_of(run, int(rows[row]), span)
 
 
 def _check_sample(recipe: Recipe, stream: int, sample: int) -> None:

@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,8 +98,8 @@ class Golden:
     @property
     def digest(self) -> str:
         """A hash of the tokens in all rows: 32 hex digits."""
-        tokens = [[(each.stop - each.start, each.tokens) for each in row] for row in self.rows]
-        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
+        tokens = json.dumps([_tokens_of(row) for row in self.rows])
+        return hashlib.sha256(tokens.encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
         """Return the rows as JSON, with one row per line."""
@@ -206,11 +205,9 @@ def _has_effect(change: Difference) -> bool:
     return bool(before != after)
 
 
-@contextmanager
-def _open_alone(options: Mapping[str, Any]) -> Iterator[CloudLoader]:
+def _open_alone(options: Mapping[str, Any]) -> CloudLoader:
     own = {"num_workers": 0, "stop_every": None, "mask_edges": False}
-    with CloudLoader(**{**options, **alone(), **own}) as loader:
-        yield loader
+    return CloudLoader(**{**options, **alone(), **own})
 
 
 def _read_rows(loader: CloudLoader) -> Iterator[Row]:
@@ -261,26 +258,22 @@ def _explain(before: Row, now: Row, changed: Sequence[Difference]) -> tuple[str,
     where = f"document {index + 1} of the row"
     if old is None or new is None or old.index != new.index or old.start != new.start:
         was, is_now = (str(each) if each else "missing" for each in (old, new))
-        return _blame(changed, ORDER), f"{where} was {was}, but is now {is_now}"
+        return _blame(changed), f"{where} was {was}, but is now {is_now}"
     if old.text != new.text:
         return DATA, f"{where}, {new}, has different text"
-    if old.stop != new.stop and _lists(changed, "seq_len"):
+    if old.stop != new.stop and any(each.name == "seq_len" for each in changed):
         return ORDER, f"{where}, {new}, is cut at a different token"
     return TOKENIZER, f"{where}, {new}, has the same text, but different tokens"
 
 
-def _blame(changed: Iterable[Difference], otherwise: str) -> str:
-    """Return the first of data, order, and tokenizer that changed, or `otherwise` if none did."""
+def _blame(changed: Iterable[Difference]) -> str:
+    """Return the first of data, order, and tokenizer that changed, or the order if none did."""
     causes = {_cause_of(each.name) for each in changed}
-    return next((each for each in (DATA, ORDER, TOKENIZER) if each in causes), otherwise)
+    return next((each for each in (DATA, ORDER, TOKENIZER) if each in causes), ORDER)
 
 
 def _cause_of(field: str) -> str:
     return next((cause for cause, names in _FIELDS_OF.items() if field in names), ORDER)
-
-
-def _lists(changed: Iterable[Difference], name: str) -> bool:
-    return any(each.name == name for each in changed)
 
 
 def describe_report(report: GoldenReport) -> Iterator[str]:

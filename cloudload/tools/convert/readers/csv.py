@@ -90,7 +90,7 @@ class CsvUnit(input_records.FileUnit):
             return
         line = 1 + head.count(b"\n", 0, len(head) - len(header))
         names = _parse_header(header, f"{self.file.display_name}:{line}", dialect, fields)
-        if start.offset and self._is_seekable():
+        if start.offset and self.file.url != "-" and self.file.compression is None:
             records = dialect.split(input_files.read_decompressed(self.file, start.offset, counter))
         else:
             _skip(records, start.offset - len(head))
@@ -103,9 +103,6 @@ class CsvUnit(input_records.FileUnit):
             read = end.stored - start.stored
             yield CsvBlock(self.file, start, read, data, names, dialect, fields.encodings, problem)
             start = end
-
-    def _is_seekable(self) -> bool:
-        return self.file.url != "-" and self.file.compression is None
 
 
 def _skip(records: Iterator[bytes], size: int) -> None:

@@ -58,9 +58,7 @@ class LinesUnit(input_records.FileUnit):
             start = BlockStart(end, 1, end - self.range[0])
 
     def _find_line(self, first: int) -> int:
-        """Return the offset of the first line that begins at `first` or after it."""
-        if first == 0:
-            return 0
+        """Return the offset of the first line that begins at `first`, above 0, or after it."""
         offset = first - 1
         for chunk in input_files.read_decompressed(self.file, offset):
             if (end := chunk.find(b"\n")) >= 0:

@@ -48,14 +48,11 @@ class MdsUnit(input_records.FileUnit):
                 size += sum(map(len, values[-1]))
                 is_last = sample + 1 == info.samples
                 if size >= block_bytes or len(values) == input_records.MAX_BLOCK_ROWS or is_last:
-                    stored = self._stored_before(sample + 1, info)
+                    stored = (self.file.bytes or 0) * (sample + 1) // info.samples
                     read = stored - start.stored
                     yield MdsBlock(self.file, start, read, columns, tuple(values))
                     start = BlockStart(0, sample + 2, stored)
                     values, size = [], 0
-
-    def _stored_before(self, sample: int, info: shard_entries.ShardInfo) -> int:
-        return (self.file.bytes or 0) * sample // info.samples
 
     @contextmanager
     def _open(self, info: shard_entries.ShardInfo) -> Iterator[Shard]:
