@@ -57,7 +57,7 @@ class Description:
         if name not in values:
             close = get_close_matches(name, values, n=2)
             advice = f"Did you mean {' or '.join(close)}?" if close else f"Use {', '.join(values)}"
-            raise KeyError(f"describe_loader() has no setting {name!r}. {advice}")
+            raise KeyError(f"describe() has no setting {name!r}. {advice}")
         return values[name]
 
     def as_dict(self) -> dict[str, Any]:

@@ -133,7 +133,7 @@ os.register_at_fork(after_in_child=_disown)
 class WorkerProcess:
     """The training process's handle to one worker process.
 
-    `number` is the worker's index in its rank. Once another thread sets `closing`, `receive` raises
+    `index` is the worker's index in its rank. Once another thread sets `closing`, `receive` raises
     `WorkerError`.
     """
 

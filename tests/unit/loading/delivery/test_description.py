@@ -107,7 +107,10 @@ def test_lengths_are_described_by_the_place_where_they_were_found(tmp_path: Path
 
 def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
     description = make_loader(write_mds(tmp_path / "mds", random_documents(7, 60))).describe()
-    with pytest.raises(KeyError, match=r"'working_set'\. Did you mean working_set_bytes\?"):
+    with pytest.raises(
+        KeyError,
+        match=r"describe\(\) has no setting 'working_set'\. Did you mean working_set_bytes\?",
+    ):
         description["working_set"]
     with pytest.raises(KeyError, match=r"'zzz'\. Use num_lanes, "):
         description["zzz"]
