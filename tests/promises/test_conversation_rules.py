@@ -137,6 +137,17 @@ def test_a_run_without_chat_needs_text(tmp_path: Path, cli: Any) -> None:
     assert "error: text-column" in cli("check", "--config", tmp_path / "run.yaml", status=1).out
 
 
+def test_the_command_reads_conversations_as_the_run_does(tmp_path: Path, cli: Any) -> None:
+    talk = write_column(tmp_path / "talk", "talk", [[message("alien", "u"), ANSWERED]] * 70)
+    said = cli("check", talk, "--chat", "messages_key=talk").out
+    assert "the role of message 0 is 'alien'" in said
+    chat = {"messages_key": "talk", "roles": {"alien": "user"}}
+    (tmp_path / "run.yaml").write_text(json.dumps({"data": str(talk), "chat": chat}))
+    report = json.loads(cli("check", "--config", tmp_path / "run.yaml", "--json").out)
+    [found] = report["datasets"]
+    assert (found["counts"], found["documents"]) == ({"text-repeated": 69}, 70)
+
+
 def test_a_given_name_of_a_text_column_must_be_right(tmp_path: Path) -> None:
     report = check(write(tmp_path / "data", []), text_key="body")
     assert [finding.kind for finding in report.findings] == ["text-column"]

@@ -101,6 +101,7 @@ def _check(options: argparse.Namespace) -> int:
         asked["fail_on"] = dict(asked["fail_on"])
     has_run = names_loader(options, besides=("text_key", "tokens_key"))
     if has_run:
+        asked.pop("chat", None)  # the run has it, for the streams that it applies to
         options.data = options.data or ([options.dataset] if options.dataset else None)
         has_golden = options.golden or options.write_golden
         required = "data seq_len" if has_golden else "data"
