@@ -106,7 +106,7 @@ def check_codec(compression: str) -> None:
         if compression == shard_entries.PARQUET:
             raise DatasetError(
                 "the shards are row groups of Parquet files, which cloudload reads with pyarrow. "
-                "Run: pip install 'cloudload[parquet]'"
+                "Run: pip install pyarrow"
             ) from error
         package = "cramjam" if compression == "snappy" else "'brotli>=1.2'"
         raise DatasetError(
