@@ -49,6 +49,10 @@ class Names:
         found = self._pattern.match(text, start)
         return found.end() if found else start
 
+    def last_end(self, text: str) -> int:
+        """Return the end of the last name in a text, or 0."""
+        return max((each.end() for each in self._pattern.finditer(text)), default=0)
+
     def match_end(self, text: str, start: int, stop: int) -> int:
         """Return the start of the name that ends at `stop` and begins at or after `start`, or
         `stop`."""
@@ -130,3 +134,9 @@ def without(ranges: Iterable[Range], removed: Iterable[Range]) -> list[Range]:
         if position < stop:
             found.append((position, stop))
     return found
+
+
+def count_equal(one: str, other: str) -> int:
+    """Return how many characters at the start of two texts are equal."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudload.rows.chat.conversation import ASSISTANT, Message
-from cloudload.rows.chat.literals import Names
+from cloudload.rows.chat.literals import Names, count_equal
 
 Render = Callable[[list[Message], bool], str | None]
 """Renders messages, with or without a generation prompt. Returns None if the template raises."""
@@ -142,44 +142,37 @@ def _split(text: str | None, *messages: Message) -> list[str] | None:
 
 
 def _find_endings(texts: Mapping[str, str], prompt: str | None, names: Names) -> dict[str, TurnEnd]:
-    """Find the token that ends a turn, in what follows turns.
+    """Find the tokens that end a turn, in what follows turns.
 
         last turn    middle turn                       ends
         <eot>        <eot> user                        <eot>
-        <a><eot>     <a><eot><user>                    <a><eot>
+        <a>b<eot>    <a>b<eot><user>                   <a>b<eot>
         <eos>        <end><user>     <end> in prompt   <eos>, <end>
                      <user>                            <user>: the model starts the next message
 
     Whitespace before it belongs to the turn.
     """
-    runs = {role: _list_tokens(text, names) for role, text in texts.items()}
-    last, middle = runs.get(END, []), runs.get(_USER, [])
-    equal = _count_equal(last, middle)
-    ends = {"".join(last[: equal or 1])}
-    if not equal and middle and (not last or (prompt or "").lstrip().startswith(middle[0])):
-        ends.add(middle[0])
+    last, middle = texts.get(END, ""), texts.get(_USER, "")
+    # through the last token that both have, or else the first of each
+    common = last[: count_equal(last, middle)]
+    ends = {common[: names.last_end(common)].lstrip()} - {""}
+    if not ends:
+        ends = {_first_token(last, names)} - {""}
+        token = _first_token(middle, names)
+        if token and (not ends or (prompt or "").lstrip().startswith(token)):
+            ends.add(token)
     found = {}
     for role, text in texts.items():
         start = len(text) - len(text.lstrip())
-        fitting = [end for end in ends if end and text.startswith(end, start)]
-        if middle and not last and not fitting:
-            fitting = runs[role][:1]
+        fitting = [end for end in ends if text.startswith(end, start)]
+        if not fitting and not _first_token(last, names):
+            fitting = [_first_token(text, names)]
         stop = start + max(map(len, fitting), default=0)
-        found[role] = TurnEnd(text, start, stop) if fitting else TurnEnd(text, 0, 0)
+        found[role] = TurnEnd(text, start, stop) if stop > start else TurnEnd(text, 0, 0)
     return found
 
 
-def _list_tokens(text: str, names: Names) -> list[str]:
-    """Return the tokens that a text begins with, after whitespace, with nothing between them."""
+def _first_token(text: str, names: Names) -> str:
+    """Return the token that a text begins with, after whitespace, or an empty string."""
     start = len(text) - len(text.lstrip())
-    found = []
-    while (stop := names.match(text, start)) > start:
-        found.append(text[start:stop])
-        start = stop
-    return found
-
-
-def _count_equal(one: list[str], other: list[str]) -> int:
-    """Return how many items at the start of two lists are equal."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return text[start : names.match(text, start)]

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cloudload.rows.chat.conversation import ASSISTANT, Message, UnknownTurnError
-from cloudload.rows.chat.literals import Names, Range, choose_private
+from cloudload.rows.chat.literals import Names, Range, choose_private, count_equal
 from cloudload.rows.chat.seams import END, Render, Seams, without_reasoning
 
 _SHOWN = 60
@@ -263,13 +263,10 @@ def _explain_start(
 ) -> UnknownTurnError:
     reason = "refuses to render the messages before it. Remove the message"
     if asked is not None:
-        common = next(
-            (n for n, (a, b) in enumerate(zip(asked, rendered.text, strict=False)) if a != b),
-            min(len(asked), len(rendered.text)),
-        )
+        common = count_equal(asked, rendered.text)
+        shown = slice(max(common - _SHOWN // 2, 0), common + _SHOWN)
         reason = (
-            f"asks for it with …{asked[max(common - _SHOWN // 2, 0) : common + _SHOWN]!r}, but "
-            f"writes …{rendered.text[max(common - _SHOWN // 2, 0) : common + _SHOWN]!r}. Pass "
+            f"asks for it with …{asked[shown]!r}, but writes …{rendered.text[shown]!r}. Pass "
             "template_kwargs that make both equal, such as {'enable_thinking': False}"
         )
     return UnknownTurnError(

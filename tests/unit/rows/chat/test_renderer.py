@@ -37,6 +37,11 @@ FINAL = (
     "{% if loop.last and m.role == 'assistant' %}<|user|>{% else %}<|end|>{% endif %}{% endfor %}"
     + PROMPT
 )
+# as in Kimi K3, several tokens end a turn, with text between them
+LONG = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "<|tool|>answer<|end|>\n{% endfor %}" + PROMPT
+)
 SPECIAL = ("<|assistant|>", "<|end|>", "<|tool|>", "<|user|>")
 
 
@@ -102,6 +107,7 @@ def test_all_after_a_prompt_can_be_trained() -> None:
         (REASONING, ["b<|end|>", "<think></think>d<|end|>"]),
         (NEXT, ["b<|user|>", "d"]),
         (FINAL, ["b<|end|>", "d<|user|>"]),
+        (LONG, ["b<|tool|>answer<|end|>", "d<|tool|>answer<|end|>"]),
     ],
 )
 def test_turns_of_unlike_templates_are_found(text: str, expected: list[str]) -> None:
