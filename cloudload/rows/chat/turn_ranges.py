@@ -261,13 +261,15 @@ def _trim_end(rendered: RenderedConversation, start: int, stop: int) -> Turn:
 def _explain_start(
     rendered: RenderedConversation, number: int, asked: str | None
 ) -> UnknownTurnError:
-    reason = "refuses to render the messages before it. Remove the message"
-    if asked is not None:
+    if asked is None:
+        reason = "refuses to render the messages before it. Remove the message"
+    else:
         common = count_equal(asked, rendered.text)
         shown = slice(max(common - _SHOWN // 2, 0), common + _SHOWN)
+        last = "train='last', or " if number < rendered.last else ""
         reason = (
-            f"asks for it with …{asked[shown]!r}, but writes …{rendered.text[shown]!r}. Pass "
-            "template_kwargs that make both equal, such as {'enable_thinking': False}"
+            f"asks for it with …{asked[shown]!r}, but writes …{rendered.text[shown]!r}. Use {last}"
+            "template_kwargs that make both equal, such as {'enable_thinking': False} or True"
         )
     return UnknownTurnError(
         f"the turn of message {number} cannot be located, because the template {reason}"
