@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url
 
@@ -88,6 +90,28 @@ def _datasets(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     datasets.Dataset.from_list(list(rows)).to_parquet(path)
 
 
+def _polars(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    polars = pytest.importorskip("polars")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    polars.DataFrame(rows).write_parquet(path, row_group_size=40)
+
+
+def _duckdb(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    import pandas
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    duckdb.from_df(pandas.DataFrame(rows)).write_parquet(str(path))
+
+
+def _fastparquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    fastparquet = pytest.importorskip("fastparquet")
+    import pandas
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fastparquet.write(str(path), pandas.DataFrame(rows), row_group_offsets=40)
+
+
 def _ignore(_: object) -> None:
     """Return nothing."""
 
@@ -116,5 +140,8 @@ WRITERS: dict[str, Write] = {
     "many small row groups": _in_many_writes,
     "pandas": _pandas,
     "datasets": _datasets,
+    "polars": _polars,
+    "duckdb": _duckdb,
+    "fastparquet": _fastparquet,
 }
 """Functions that write rows to a file, each as another writer or another setting does."""

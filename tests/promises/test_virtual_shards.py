@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
+import hashlib
 import io
 import itertools
 import os
@@ -288,6 +290,54 @@ def test_a_transform_gets_all_columns_with_their_nulls(tmp_path: Path) -> None:
     assert found == [ids_of(f"{title}/x{n}/{time}/{n}") for n, title in enumerate(titles)]
 
 
+def test_other_columns_have_the_same_json_as_after_a_conversion(tmp_path: Path) -> None:
+    turn = {"role": "user", "content": "hi", "tool": None}
+    rows = [
+        {
+            "id": f"d{n}",
+            "text": f"x{n}",
+            "messages": [turn, {"role": "assistant", "content": "é", "tool": {"n": n}}],
+            "when": datetime.date(2024, 2, 29),
+            "score": None if n % 3 else n / 7,
+            "price": decimal.Decimal("1.50"),
+            "flag": bool(n % 2),
+        }
+        for n in range(20)
+    ]
+    write_parquet(tmp_path / "in" / "a.parquet", rows)
+    keep = [f"{name}:json" for name in rows[0] if name not in ("id", "text")]
+    options: dict[str, Any] = {"keep": keep, "progress": False, "processes": 1}
+    convert_to_mds(str(tmp_path / "in"), str(tmp_path / "out"), **options)
+    converted = open_corpus([Location(str(tmp_path / "out"))])
+    virtual = open_files(tmp_path / "in", ColumnChoice("text"))
+    assert virtual.datasets[0].table.column_sets() == converted.datasets[0].table.column_sets()
+    root = tmp_path / "cache"
+    assert samples_of(virtual, root) == samples_of(converted, root)
+
+
+def test_text_that_is_not_utf_8_is_a_bad_document(tmp_path: Path) -> None:
+    schema = pyarrow.schema(
+        [("text", pyarrow.string()), ("other", pyarrow.list_(pyarrow.string()))]
+    )
+    binary = pyarrow.schema(
+        [("text", pyarrow.binary()), ("other", pyarrow.list_(pyarrow.binary()))]
+    )
+    rows = [{"text": b"\xff" if n == 3 else b"ok", "other": [b"\xfe"]} for n in range(9)]
+    table = pyarrow.Table.from_pylist(rows, binary)
+    with pyarrow.parquet.ParquetWriter(tmp_path / "a.parquet", schema) as writer:
+        text, other = table["text"].combine_chunks(), table["other"].combine_chunks()
+        lists = pyarrow.ListArray.from_arrays(other.offsets, other.values.view(pyarrow.string()))
+        writer.write_table(pyarrow.table([text.view(pyarrow.string()), lists], schema))
+    skipping = open_epoch(str(tmp_path / "a.parquet"), tmp_path / "cache", on_error="skip")
+    assert sorted(sample for _, sample in read_all(skipping)) == [0, 1, 2, 4, 5, 6, 7, 8]
+    options: dict[str, Any] = {"transform": lambda sample: str(sample["other"])}
+    with (
+        pytest.raises(DatasetError, match=r"sample \d of .* does not match its columns"),
+        open_epoch(str(tmp_path / "a.parquet"), tmp_path / "cache", **options) as loader,
+    ):
+        rows_of(loader)
+
+
 def test_a_null_text_is_a_bad_document(tmp_path: Path) -> None:
     rows = [{"id": f"d{n}", "text": None if n == 3 else f"text {n}"} for n in range(9)]
     write_parquet(tmp_path / "a.parquet", rows)
@@ -532,6 +582,17 @@ def test_a_run_continues_with_its_own_files_after_others_were_added(tmp_path: Pa
     with make_loader(str(tmp_path / "in"), local=tmp_path / "cache") as loader:
         loader.load_state_dict(state)
         assert rows_of(loader.take(20)) == expected
+
+
+def test_the_identity_of_files_is_the_same_in_every_release(tmp_path: Path) -> None:
+    """Otherwise, a run could not be resumed with a later release."""
+    path = Path(__file__).parents[1] / "data" / "conversion_38a3700" / "a.parquet"
+    corpus = open_files(path)
+    shards = [(info.raw.name, info.samples, info.raw.bytes) for info in corpus.datasets[0].shards]
+    assert shards == [("a.parquet#0-0.mds", 70, 10_071), ("a.parquet#1-1.mds", 50, 8_000)]
+    assert corpus.fingerprint(range(1)) == "7bd015d2d0332e7dcf2dc2cccac14d38"
+    samples = b"".join(samples_of(corpus, tmp_path))
+    assert hashlib.sha256(samples).hexdigest()[:16] == "a2bb134687bc62b0"
 
 
 # ---------------------------------------------------------------- the cache

@@ -201,7 +201,7 @@ def _open_source(
 
 
 _footers: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
-"""The parsed footers that this process used last, by URL, hash, and tag."""
+"""The footers that this process parsed last, by URL, hash, and tag."""
 
 
 def _find_footer(location: Location, groups: RowGroups, watch: Watch | None) -> Any:
