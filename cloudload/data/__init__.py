@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         record_values,
         shard_entries,
         synthetic,
+        virtual_index,
         writer,
     )
     from cloudload.data.mds.dataset import (

@@ -55,6 +55,7 @@ def test_the_reference_has_the_help_of_every_command() -> None:
     page = docs_site.cli_help()
     subcommands = (
         "convert",
+        "index",
         "check",
         "count",
         "info",

@@ -9,6 +9,7 @@ import decimal
 import hashlib
 import io
 import itertools
+import json
 import os
 import re
 import shutil
@@ -24,14 +25,14 @@ import pyarrow.parquet
 import pytest
 
 from cloudload import Stream
-from cloudload.convert import convert_to_mds
+from cloudload.convert import convert_to_mds, index_files
 from cloudload.data.cache import cache_folder, fetch
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds import footers, row_groups, shard_entries, virtual_index
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.mds.virtual_index import ColumnChoice
 from cloudload.data.storage.locations import Location
-from cloudload.errors import CacheError, DatasetError, StoreError, StreamChangedError
+from cloudload.errors import CacheError, ConvertError, DatasetError, StoreError, StreamChangedError
 from cloudload.testing import Leg, check_resume, check_worlds, run_legs
 from testkit.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
@@ -228,6 +229,92 @@ def test_only_the_ranges_of_the_columns_are_read(
     footer = pyarrow.parquet.read_metadata(path).serialized_size + 8
     assert sum(read) == sum(info.stored.bytes for info in dataset.shards) + footer
     assert sum(read) < path.stat().st_size / 10
+
+
+# ---------------------------------------------------------------- a stored index
+
+
+def test_a_stored_index_gives_the_same_rows_without_footers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    report = index_files(tmp_path / "in", tmp_path / "index")
+    assert (report.files, report.samples) == (3, len(DOCUMENTS))
+    assert index_files(tmp_path / "in", tmp_path / "index") == report
+    with open_epoch(str(tmp_path / "in"), tmp_path / "a") as loader:
+        expected, fields = rows_of(loader), loader.recipe.fields["data"]
+    write_parquet(tmp_path / "in" / "part-003.parquet", [{"id": "new", "text": "new"}])
+    monkeypatch.setattr(footers, "read_footer", None)
+    for workers in (0, 2):
+        options = {"num_workers": workers}
+        with open_epoch(str(tmp_path / "index"), tmp_path / f"{workers}", **options) as loader:
+            assert loader.recipe.fields["data"] == fields
+            assert rows_of(loader) == expected
+
+
+def test_a_stored_index_may_be_beside_the_files_and_moves_with_them(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    index_files(tmp_path / "in", tmp_path / "in")
+    assert "folder" not in json.loads((tmp_path / "in" / "index.json").read_text())
+    (tmp_path / "in").rename(tmp_path / "moved")
+    assert texts_of(open_files(tmp_path / "moved"), tmp_path / "cache") == DOCUMENTS
+
+
+def test_lengths_are_stored_beside_a_stored_index(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    index_files(tmp_path / "in", tmp_path / "index")
+    count(tmp_path / "index")
+    assert sorted(path.name for path in (tmp_path / "index").iterdir()) == ["index.json", "lengths"]
+    with make_loader(str(tmp_path / "index"), epochs=1, lengths="require") as loader:
+        assert len(loader) > 0
+
+
+def test_another_index_is_not_replaced(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    write_mds(tmp_path / "mds", DOCUMENTS)
+    before = (tmp_path / "mds" / "index.json").read_bytes()
+    with pytest.raises(ConvertError, match=r"mds has another index\. Choose another folder"):
+        index_files(tmp_path / "in", tmp_path / "mds")
+    assert (tmp_path / "mds" / "index.json").read_bytes() == before
+
+
+def test_a_file_that_changed_since_it_was_indexed_is_an_error(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    index_files(tmp_path / "in", tmp_path / "index")
+    rewrite(tmp_path / "in" / "part-001.parquet")
+    with pytest.raises(StoreError, match=r"part-001\.parquet changed since it was listed"):
+        texts_of(open_files(tmp_path / "index"), tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"folder": 7}, "'folder' is not the URL of a folder"),
+        ({"folder": "s3:///x"}, "has no bucket name"),
+        ({"basename": "a.parquet"}, "does not name row groups of a Parquet file"),
+        ({"hashes": {}}, "does not name row groups of a Parquet file"),
+        ({"basename": "../a.parquet#0-0"}, "could point outside the dataset's folder"),
+    ],
+)
+def test_a_stored_index_is_not_trusted(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    index_files(tmp_path / "in", tmp_path / "index")
+    path = tmp_path / "index" / "index.json"
+    index = json.loads(path.read_text())
+    place = index if "folder" in change else index["shards"][0]["zip_data"]
+    place.update(change)
+    path.write_text(json.dumps(index))
+    with pytest.raises(DatasetError, match=message):
+        open_files(tmp_path / "index")
+
+
+def test_the_command_writes_an_index_and_check_refuses_it(tmp_path: Path, cli: Any) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    out = cli("index", f"{tmp_path}/in/*.parquet", tmp_path / "index", "--json").out
+    assert json.loads(out)["samples"] == len(DOCUMENTS)
+    assert "which cloudload check does not read" in cli("check", tmp_path / "index", status=1).err
 
 
 # ---------------------------------------------------------------- columns
@@ -530,7 +617,7 @@ def test_a_file_without_a_version_that_changes_is_an_error(tmp_path: Path) -> No
     write_corpus(tmp_path / "in", DOCUMENTS)
     [dataset] = open_files(tmp_path / "in").datasets
     info = dataset.shards[0]
-    groups = row_groups.RowGroups.of(info.stored)._replace(tag="")
+    groups = shard_entries.RowGroups.of(info.stored)._replace(tag="")
     stored = shard_entries.FileInfo(groups.stored_name, 1, groups.hashes)
     path = tmp_path / "in" / groups.file
     data = bytearray(path.read_bytes())

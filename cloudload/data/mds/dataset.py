@@ -36,7 +36,7 @@ class Dataset:
     """An MDS dataset, as described by its index."""
 
     location: Location
-    """The folder of its objects."""
+    """The folder of its objects, such as token lengths."""
     shards: Sequence[shard_entries.ShardInfo]
     """The shards, in order. They are a `ShardTable` if `open_corpus` opened the dataset."""
     index_hash: str
@@ -49,6 +49,8 @@ class Dataset:
     num_left_out: int = 0
     """Number of shards at the end of the index that are left out, because they were appended after
     the run began."""
+    files: Location | None = None
+    """The folder of the stored shards, if they are not in the folder of the other objects."""
 
     @property
     def url(self) -> str:
@@ -57,7 +59,7 @@ class Dataset:
 
     def locate(self, shard: shard_entries.ShardInfo) -> Location:
         """The location of a shard's stored file."""
-        return self.location.join(shard.stored.name)
+        return (self.files or self.location).join(shard.stored.name)
 
     def take(self, count: int) -> Dataset:
         """Return this dataset with only its first `count` shards."""
@@ -238,7 +240,19 @@ def _open_dataset(location: Location, root: Path | None, choice: ColumnChoice) -
     for form in index.shards.count_forms():
         if form.compression is not None:
             check_codec(form.compression)
-    return Dataset(index.folder, index.shards, index.hash, index.version, index.read_s)
+    dataset = Dataset(index.folder, index.shards, index.hash, index.version, index.read_s)
+    return replace(dataset, files=_locate_files(dataset)) if index.shards.folder else dataset
+
+
+def _locate_files(dataset: Dataset) -> Location:
+    """The folder of the files that an index lists. Raises `DatasetError` if it may not be read."""
+    files = dataset.location.at(dataset.table.folder)
+    if files.is_local and not dataset.location.is_local:
+        raise DatasetError(
+            f"the index in {dataset.location} lists files in {files}, but an index in a store may "
+            "not name files of this machine. Make an index of the files in a store"
+        )
+    return files
 
 
 def warn_of_missing_hashes(dataset: Dataset) -> str | None:

@@ -24,7 +24,7 @@ import mmap
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from cloudload.data.storage.retries import Watch
 from cloudload.errors import DatasetError, StoreError
 from cloudload.system import Ints
 
-FOOTER, TAG = "footer", "tag"
-"""The names of a stored file's footer and tag among its hashes in the index."""
 _FOOTER_HASH, _DIGITS = "sha256", 32
 
 # one request for two ranges costs less than two requests if fewer bytes than these are between them
@@ -48,45 +46,6 @@ _GROWTH = 5 / 4  # the room for a shard grows in steps, because each one takes a
 
 Resize = Callable[[int], object]
 """Called with the size, in bytes, that the file of a shard must have room for."""
-
-
-class RowGroups(NamedTuple):
-    """The stored form of a virtual shard: row groups [first, stop) of a Parquet file."""
-
-    file: str
-    """The name of the file in the dataset's folder."""
-    first: int
-    stop: int
-    footer: footers.Span
-    """The range of the file's footer. It ends with the file."""
-    digest: str
-    """A hash of the footer."""
-    tag: str = ""
-    """The file's tag in the listing, or "" if the listing had none."""
-
-    @property
-    def stored_name(self) -> str:
-        """The name of this stored form in an index."""
-        return f"{self.file}#{self.first}-{self.stop - 1}"
-
-    @property
-    def hashes(self) -> dict[str, str]:
-        """The hashes of this stored form in an index."""
-        found = {FOOTER: f"{self.footer[0]}-{self.footer[1]}-{self.digest}"}
-        return found | ({TAG: self.tag} if self.tag else {})
-
-    @staticmethod
-    def of(stored: shard_entries.FileInfo) -> RowGroups:
-        """Parse the stored file of a virtual shard. Raises `ValueError` if it is not valid."""
-        file, sign, groups = stored.name.rpartition("#")
-        first, _, last = groups.partition("-")
-        start, _, rest = stored.hashes.get(FOOTER, "").partition("-")
-        stop, _, digest = rest.partition("-")
-        numbers = first, last, start, stop
-        if not (file and sign and digest and all(each.isdecimal() for each in numbers)):
-            raise ValueError(f"{stored.name!r} does not name row groups of a Parquet file")
-        span = int(start), int(stop)
-        return RowGroups(file, int(first), int(last) + 1, span, digest, stored.hashes.get(TAG, ""))
 
 
 def hash_footer(footer: bytes) -> str:
@@ -119,7 +78,7 @@ def write_row_groups(
     Raises `StoreError` if the file changed or cannot be read, `DatasetError` if the raw shard would
     be too large, and `OSError` if it cannot be written.
     """
-    groups = RowGroups.of(info.stored)
+    groups = shard_entries.RowGroups.of(info.stored)
     count = info.samples if most_samples is None else min(most_samples, info.samples)
     try:
         with _faults_of_arrow():
@@ -165,7 +124,7 @@ class _Source:
 
 def _open_source(
     location: Location,
-    groups: RowGroups,
+    groups: shard_entries.RowGroups,
     info: shard_entries.ShardInfo,
     count: int,
     transfer: Transfer,
@@ -204,7 +163,7 @@ _footers: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
 """The footers that this process parsed last, by URL, hash, and tag."""
 
 
-def _find_footer(location: Location, groups: RowGroups, watch: Watch | None) -> Any:
+def _find_footer(location: Location, groups: shard_entries.RowGroups, watch: Watch | None) -> Any:
     key = location.url, groups.digest, groups.tag
     if (found := _footers.get(key)) is None:
         data = location.read_range(*groups.footer, groups.tag, watch)

@@ -16,9 +16,10 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudload.data.mds.hashes import SAMPLES_HASH, fastest_hash
+from cloudload.data.storage import urls
 from cloudload.system import temp_files
 
 INDEX_NAME = "index.json"
@@ -29,6 +30,12 @@ MOST_INDEX_BYTES = 1 << 30
 MOST_INDEX_VALUES = 1 << 26
 
 COMPRESSIONS = ("zstd", "gz", "bz2", "br", "snappy")
+
+_FOOTER, _TAG = "footer", "tag"
+"""The names of the footer and the tag of a Parquet file among its hashes."""
+
+FOLDER = "folder"
+"""The field of an index of virtual shards with the URL of the folder of their files."""
 
 PARQUET = "parquet"
 """The compression of virtual shards, which are stored as row groups of a Parquet file."""
@@ -91,6 +98,45 @@ class FileInfo:
     name: str
     bytes: int
     hashes: Mapping[str, str]
+
+
+class RowGroups(NamedTuple):
+    """The stored form of a virtual shard: row groups [first, stop) of a Parquet file."""
+
+    file: str
+    """The name of the file in the dataset's folder."""
+    first: int
+    stop: int
+    footer: tuple[int, int]
+    """The range of the file's footer. It ends with the file."""
+    digest: str
+    """A hash of the footer."""
+    tag: str = ""
+    """The file's tag in the listing, or "" if the listing had none."""
+
+    @property
+    def stored_name(self) -> str:
+        """The name of this stored form in an index."""
+        return f"{self.file}#{self.first}-{self.stop - 1}"
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The hashes of this stored form in an index."""
+        found = {_FOOTER: f"{self.footer[0]}-{self.footer[1]}-{self.digest}"}
+        return found | ({_TAG: self.tag} if self.tag else {})
+
+    @staticmethod
+    def of(stored: FileInfo) -> RowGroups:
+        """Parse the stored file of a virtual shard. Raises `ValueError` if it is not valid."""
+        file, sign, groups = stored.name.rpartition("#")
+        first, _, last = groups.partition("-")
+        start, _, rest = stored.hashes.get(_FOOTER, "").partition("-")
+        stop, _, digest = rest.partition("-")
+        numbers = first, last, start, stop
+        if not (file and sign and digest and all(each.isdecimal() for each in numbers)):
+            raise ValueError(f"{stored.name!r} does not name row groups of a Parquet file")
+        span = int(start), int(stop)
+        return RowGroups(file, int(first), int(last) + 1, span, digest, stored.hashes.get(_TAG, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +225,19 @@ def check_extent(data: bytes) -> None:
         )
 
 
+def parse_folder(index: Mapping[str, Any]) -> str:
+    """The URL of the folder of the stored files, which only an index of virtual shards names.
+
+    "" means the folder of the index. Raises `ValueError` if it is not a location.
+    """
+    folder = index.get(FOLDER, "")
+    if not isinstance(folder, str):
+        raise ValueError(f"{FOLDER!r} is not the URL of a folder")
+    if folder:
+        urls.check_location(folder)
+    return folder
+
+
 def parse_shard(entry: dict[str, Any]) -> ShardInfo:
     """Parse a shard's entry. Raises one of `FAULTS` if it is invalid."""
     if entry["format"] != "mds":
@@ -194,14 +253,18 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
     )
     if not all(isinstance(field, list) for field in (names, encodings, sizes)):
         raise ValueError("the column names, encodings, and sizes are not all lists")
+    compression = _parse_compression(entry["compression"]) if zipped else None
+    stored = _parse_file(zipped, _parse_hashes(zipped)) if zipped else None
+    if stored is not None and compression == PARQUET:
+        RowGroups.of(stored)
     return ShardInfo(
         samples=samples,
         columns=_parse_columns(
             tuple(names), tuple(encodings), tuple(sizes), tuple(map(type, sizes))
         ),
         raw=raw,
-        zipped=_parse_file(zipped, _parse_hashes(zipped)) if zipped else None,
-        compression=_parse_compression(entry["compression"]) if zipped else None,
+        zipped=stored,
+        compression=compression,
         samples_hash=samples_hash,
     )
 

@@ -78,9 +78,8 @@ def _open_first_rows(
     ):
         transfer = row_groups.Transfer(lambda _: None)
         target = cast("BinaryIO", file)
-        if fault := row_groups.write_row_groups(
-            dataset.location, info, target, transfer, num_samples
-        ):
+        folder = dataset.files or dataset.location
+        if fault := row_groups.write_row_groups(folder, info, target, transfer, num_samples):
             raise DatasetError(f"{location} {fault}. Repair the file, or leave it out")
         info = replace(info, samples=min(num_samples, info.samples))
         yield open_temporary(Path(file.name), info, location)

@@ -16,6 +16,7 @@ import contextlib
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -25,7 +26,7 @@ from cloudload.data.mds import shard_entries
 from cloudload.errors import CacheError, DatasetError
 from cloudload.system import Flags, Ids, Ints, array_files, verified_files
 
-_FORMAT = 1
+_FORMAT = 2
 """The version of the file's format. Increase it when the arrays or facts of the file change."""
 _SAMPLES, _RAW_BYTES, _STORED_BYTES, _FORM = range(4)
 _AT_ONCE = 1 << 12
@@ -82,9 +83,12 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
         texts: Ids,
         fingerprints: dict[str, str] | None = None,
         *,
+        folder: str = "",
         origin: SharedTable | None = None,
     ) -> None:
         self._forms, self._numbers, self._starts, self._texts = forms, numbers, starts, texts
+        self.folder = folder
+        """The URL of the folder of the stored files; "" for the folder of the index."""
         self.origin = origin
         """The file from which the table is mapped, or None."""
         self.fingerprints = {} if fingerprints is None else fingerprints
@@ -179,14 +183,17 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
         first, end = int(self._starts[0]), int(self._starts[-1])
         numbers, starts = np.array(self._numbers), self._starts - first
         texts = np.array(self._texts[first:end])
-        return ShardTable, (self._forms, numbers, starts, texts, self.fingerprints)
+        make = partial(ShardTable, folder=self.folder)
+        return make, (self._forms, numbers, starts, texts, self.fingerprints)
 
     def _cut(self, start: int, stop: int) -> ShardTable:
         if stop - start == len(self):
             return self
         origin = self.origin and self.origin.cut(start, stop)
         numbers, starts = self._numbers[:, start:stop], self._starts[start : stop + 1]
-        return ShardTable(self._forms, numbers, starts, self._texts, origin=origin)
+        return ShardTable(
+            self._forms, numbers, starts, self._texts, folder=self.folder, origin=origin
+        )
 
     def _make(self, start: int, stop: int) -> Iterator[shard_entries.ShardInfo]:
         """Yield the shards from `start` to `stop`."""
@@ -204,6 +211,7 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
         first, end = int(self._starts[0]), int(self._starts[-1])
         forms = json.loads(json.dumps(self._forms, default=_encode_column))
         facts = {"format": _FORMAT, "forms": forms, "fingerprints": self.fingerprints}
+        facts["folder"] = self.folder
         numbers, starts = self._numbers.astype("<i8"), (self._starts - first).astype("<i8")
         array_files.write_arrays(path, key, facts, [numbers, starts, self._texts[first:end]])
 
@@ -216,7 +224,8 @@ def map_table(path: Path, key: str) -> ShardTable | None:
     forms = tuple(map(_decode_form, found.facts["forms"]))
     numbers, starts, texts = found.arrays
     origin = SharedTable(path, key, found.inode, 0, len(starts) - 1)
-    return ShardTable(forms, numbers, starts, texts, found.facts["fingerprints"], origin=origin)
+    fingerprints, folder = found.facts["fingerprints"], found.facts["folder"]
+    return ShardTable(forms, numbers, starts, texts, fingerprints, folder=folder, origin=origin)
 
 
 def _map_part(path: Path, key: str, start: int, stop: int) -> ShardTable:
@@ -266,11 +275,12 @@ class TableBuilder:
         if zipped is not None:
             self.names.append(zipped.name)
 
-    def build(self) -> ShardTable:
-        """Return the table of all shards that were added."""
+    def build(self, folder: str = "") -> ShardTable:
+        """Return the table of all shards that were added. `folder` is that of the stored files."""
         numbers = np.ascontiguousarray(np.frombuffer(self._numbers, np.int64).reshape(-1, 4).T)
         starts = np.frombuffer(self._starts, np.int64)
-        return ShardTable(tuple(self._forms), numbers, starts, np.frombuffer(self._texts, np.uint8))
+        texts = np.frombuffer(self._texts, np.uint8)
+        return ShardTable(tuple(self._forms), numbers, starts, texts, folder=folder)
 
 
 class _Row:
@@ -307,7 +317,7 @@ def parse_index(data: bytes, dataset: str) -> ShardTable:
         if len(shards) != len(builder):
             raise ValueError("an entry with raw_data is outside 'shards'")
         shard_entries.check_names(builder.names)
-        return builder.build()
+        return builder.build(shard_entries.parse_folder(index))
     except shard_entries.FAULTS as error:
         reason = shard_entries.explain_fault(error)[:500]
         raise DatasetError(

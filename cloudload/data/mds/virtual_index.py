@@ -24,7 +24,7 @@ from cloudload.data import file_kinds
 from cloudload.data.mds import arrow_samples, footers, shard_entries, writer
 from cloudload.data.mds.codecs import check_codec
 from cloudload.data.mds.file_selection import FileSelection
-from cloudload.data.mds.row_groups import RowGroups, hash_footer
+from cloudload.data.mds.row_groups import hash_footer
 from cloudload.data.mds.shard import ID_KEY
 from cloudload.data.storage import urls
 from cloudload.data.storage.base import StoredObject
@@ -110,11 +110,12 @@ def find_parquet_files(location: Location) -> ParquetFiles:
     return ParquetFiles(location, location.at(folder if names == [""] else root), files)
 
 
-def build_index(found: ParquetFiles, choice: ColumnChoice) -> bytes:
+def build_index(found: ParquetFiles, choice: ColumnChoice, folder: str = "") -> bytes:
     """Read the footers of Parquet files, and return their `index.json`.
 
-    Raises `DatasetError` if a file cannot be read as Parquet, or lacks the column, and `StoreError`
-    if a file changed since it was listed, or cannot be read.
+    `folder` is the URL of the files' folder, if the index will be in another one. Raises
+    `DatasetError` if a file cannot be read as Parquet, or lacks the column, and `StoreError` if a
+    file changed since it was listed, or cannot be read.
     """
     check_codec(shard_entries.PARQUET)
     threads = DaemonThreadPool(_AT_ONCE, "cloudload-index")
@@ -134,7 +135,7 @@ def build_index(found: ParquetFiles, choice: ColumnChoice) -> bytes:
             LARGE_BYTES >> 20,
             large[0]["basename"],
         )
-    return writer.encode_index(entries)
+    return writer.encode_index(entries, folder)
 
 
 @dataclass
@@ -164,7 +165,11 @@ def _read_entries(
         span = file.bytes - len(footer), file.bytes
         sizes = _measure_groups(metadata, columns, name, span[0])
         return [
-            _describe(run, form, RowGroups(name, *run.groups, span, hash_footer(footer), file.tag))
+            _describe(
+                run,
+                form,
+                shard_entries.RowGroups(name, *run.groups, span, hash_footer(footer), file.tag),
+            )
             for run in cut_runs(sizes, SHARD_BYTES)
         ]
     except footers.FooterError as error:
@@ -316,7 +321,9 @@ def _measure_groups(
         yield GroupSize(rows, raw, sum(last - first for first, last in spans))
 
 
-def _describe(run: GroupRun, form: writer.ShardFormat, groups: RowGroups) -> dict[str, Any]:
+def _describe(
+    run: GroupRun, form: writer.ShardFormat, groups: shard_entries.RowGroups
+) -> dict[str, Any]:
     """The entry of a virtual shard. Its identity does not depend on where the file is."""
     names = f"{groups.digest} {groups.first} {groups.stop} {form.config()['column_names']}"
     identity = hashlib.sha256(names.encode()).hexdigest()[:32]

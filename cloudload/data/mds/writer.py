@@ -191,9 +191,14 @@ def pack_shard(
     return PackedShard(name, stored, raw, entry)
 
 
-def encode_index(entries: Sequence[Mapping[str, Any]]) -> bytes:
-    """Encode `index.json` with the entries of all shards, in order."""
-    return json.dumps({"version": 2, "shards": list(entries)}, sort_keys=True).encode()
+def encode_index(entries: Sequence[Mapping[str, Any]], folder: str = "") -> bytes:
+    """Encode `index.json` with the entries of all shards, in order.
+
+    `folder` is the URL of the folder of virtual shards, or "" for the folder of the index.
+    """
+    index: dict[str, Any] = {"version": 2, "shards": list(entries)}
+    index |= {shard_entries.FOLDER: folder} if folder else {}
+    return json.dumps(index, sort_keys=True).encode()
 
 
 def _describe_file(form: ShardFormat, name: str, data: bytes | memoryview) -> dict[str, Any]:

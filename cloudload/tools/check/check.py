@@ -6,13 +6,22 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from cloudload.config import Chat, Stream, checks, choices
-from cloudload.data import ID_KEY, Dataset, Location, Retry, read_index, shard_entries, urls
+from cloudload.data import (
+    ID_KEY,
+    Dataset,
+    Location,
+    Retry,
+    parse_index,
+    read_index,
+    shard_entries,
+    urls,
+)
 from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.rows import TokenName
 from cloudload.system import open_progress_bar, option_help
@@ -212,6 +221,18 @@ def _name_samples(
     return info.raw.name, [f"sample {sample}" for sample in samples]
 
 
+def _is_virtual(index: bytes) -> bool:
+    """Whether an index lists row groups of Parquet files."""
+    if shard_entries.PARQUET.encode() not in index:
+        return False
+    with suppress(DatasetError):
+        return any(
+            form.compression == shard_entries.PARQUET
+            for form in parse_index(index, "").count_forms()
+        )
+    return False
+
+
 @dataclass(frozen=True)
 class _CheckedFolder:
     """The shards in the index, those to read, and the number of tokenizers with all lengths."""
@@ -243,6 +264,11 @@ def _check_dataset(
             raise
         findings.add([find("index-missing", "", str(error))])
         return _CheckedFolder()
+    if _is_virtual(data):
+        raise DatasetError(
+            f"{location} is an index of Parquet files, which cloudload check does not read. Read "
+            "documents with cloudload head, or convert the files to check them"
+        )
     shards, is_complete = check_index(data, keys, findings)
     findings.add(check_url(location.url, shards))
     folder = location.at(url := urls.plain_location(location.url))

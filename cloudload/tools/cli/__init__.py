@@ -3,6 +3,7 @@
     main ─► a subcommand's module ─► the library's function ─► stdout, exit status
 
     convert_command   convert raw corpora to MDS
+    index_command     index Parquet files, with `convert`
     check_command     check an MDS dataset
     info_command      summarize an MDS dataset, with `inspect`
     head_command      print documents of an MDS dataset, with `inspect`
@@ -47,6 +48,7 @@ from cloudload.tools.cli.count_command import add_count
 from cloudload.tools.cli.export_command import add_export
 from cloudload.tools.cli.fetch_command import add_fetch
 from cloudload.tools.cli.head_command import add_head
+from cloudload.tools.cli.index_command import add_index
 from cloudload.tools.cli.info_command import add_info
 from cloudload.tools.cli.output import (
     EscapingFormatter,
@@ -62,6 +64,7 @@ from cloudload.tools.cli.where_command import add_where
 
 _COMMANDS = (
     add_convert,
+    add_index,
     add_check,
     add_info,
     add_head,

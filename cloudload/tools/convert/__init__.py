@@ -17,9 +17,9 @@
     planning         options, plan, files: Planned   finish             lengths, report, index
     rerun_check      what a rerun must match         conversion_report  counts and the report
     dry_run          what would be converted         rebuild            shards that are missing
-                                                     output_location    locations of the output
+    index_files      an index of Parquet files       output_location    locations of the output
 
-Other packages use only `convert_to_mds`, `ConvertReport` and `outline_conversion`.
+Other packages use only `convert_to_mds`, `ConvertReport`, `outline_conversion` and `index_files`.
 """
 
 from __future__ import annotations
