@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from datetime import date
@@ -20,6 +21,12 @@ from hypothesis import strategies as st
 
 from cloudload.convert import convert_to_mds
 from cloudload.data.mds.record_values import leave_out_absent
+from cloudload.data.mds.shard_entries import Column
+from cloudload.data.mds.writer import encode_sample
+from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.input_records import BlockStart, Fields, Record
+from cloudload.tools.convert.readers.plain_rows import RowsUnit
+from cloudload.tools.convert.values import BadRecordError, values_of
 from testkit.conversions import QUIET, convert, convert_and_read, read_dataset, refuse
 
 Rows = list[dict[str, Any]]
@@ -206,9 +213,6 @@ def test_strings_become_the_first_kept_field(tmp_path: Path) -> None:
 
 
 def test_a_large_row_ends_its_block_also_if_it_is_nested() -> None:
-    from cloudload.tools.convert.input_records import BlockStart, Fields
-    from cloudload.tools.convert.readers.plain_rows import RowsUnit
-
     for value in ([{"content": "x" * 60}], [1] * 7, np.zeros(7), ({"a": ["x" * 51]},)):
         rows = [{"m": value, "unused": "y" * 999} for _ in range(9)]
         blocks = list(RowsUnit("row", rows).blocks(BlockStart(), 100, Fields(["m", "id"])))
@@ -328,6 +332,34 @@ def test_unpaired_surrogates_within_json_are_bad_or_replaced(tmp_path: Path) -> 
     [sample] = read_dataset(str(tmp_path / "out"), tmp_path)
     assert sample["messages"] == [{"role": "user", "content": "a\ufffd"}, {"role": "x\ufffd"}]
     assert (sample["source"], report.replaced) == ("🦊", 1)
+
+
+def has_surrogate(value: Any) -> bool:
+    return re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)) is not None
+
+
+TEXTS = st.text(st.characters() | st.sampled_from("\\ud8\ud83d\ude00🦊狐한"), max_size=6)
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+)
+
+
+@given(ANY_JSON.filter(lambda value: value is not None), st.sampled_from(["strict", "replace"]))
+def test_any_json_is_kept_unless_it_has_unpaired_surrogates(value: Any, errors: Any) -> None:
+    config = ConvertConfig(text_key=None, keep=("x:json",), errors=errors)
+    columns = (Column.of("x", "json"),)
+    record = Record(RowsUnit("row", []), "1", {"x": value})  # type: ignore[arg-type]
+    if errors == "strict" and has_surrogate(value):
+        with pytest.raises(BadRecordError, match="the field 'x' has an unpaired surrogate"):
+            values_of(config, columns, record)
+        return
+    found = values_of(config, columns, record)
+    stored = json.loads(encode_sample(columns, found.by_column)[4:])
+    assert found.is_replaced == has_surrogate(value)
+    assert not has_surrogate(stored)
+    if not found.is_replaced:
+        assert stored == value
 
 
 def test_a_text_that_looks_like_an_escaped_surrogate_is_kept(tmp_path: Path) -> None:
