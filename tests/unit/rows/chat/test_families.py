@@ -18,6 +18,7 @@ from tests.unit.rows.chat.families import (
     SPECIAL,
     TEMPLATES,
     TOKENS,
+    TOOLS,
     assistant,
     renderer,
     user,
@@ -168,6 +169,52 @@ def test_turns_of_any_text_begin_where_their_prompts_end(
     except ChatError:
         if not any("<" in told or not told.strip() for _, told in turns):
             raise  # only what looks like a tag, and empty content, may be refused
+
+
+def names_outside(document: Text) -> list[str]:
+    """The names in a text that become special tokens."""
+    names = "|".join(sorted(map(re.escape, SPECIAL), key=len, reverse=True))
+    parts, last = [], 0
+    for start, stop in document.literal:
+        parts.append(document[last:start])
+        last = stop
+    return [name for part in [*parts, document[last:]] for name in re.findall(names, part)]
+
+
+HOSTILE = st.lists(
+    st.sampled_from([*SPECIAL, "<|im_", "end|>", "<", "|>", "a", " ", "\n"]), max_size=5
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(HOSTILE.map("".join), min_size=2, max_size=6).filter(lambda each: len(each) % 2 == 0),
+    st.sampled_from(["gemma3", "llama3", "phi3", "qwen2_5", "qwen3", "glm4moe", "qwen3_training"]),
+    st.booleans(),
+)
+def test_no_message_can_add_a_special_token(contents: list[str], name: str, has_call: bool) -> None:
+    """The special tokens of a text are those of the same conversation without names in it."""
+
+    def render_all(texts: list[str]) -> Text:
+        messages = [
+            {"role": "assistant" if number % 2 else "user", "content": text}
+            for number, text in enumerate(texts)
+        ]
+        sample: dict[str, Any] = {"messages": messages}
+        if has_call and name.startswith("qwen"):
+            call = {"name": "f", "arguments": {texts[0]: [texts[1]]}}
+            messages[-1]["tool_calls"] = [{"type": "function", "function": call}]
+            sample["tools"] = [{**TOOLS[0], "note": texts[0]}]
+        document = renderer(name).render(sample)
+        assert document is not None
+        return document
+
+    pattern = "|".join(sorted(map(re.escape, SPECIAL), key=len, reverse=True))
+    harmless = [re.sub(pattern, lambda found: "x" * len(found[0]), text) for text in contents]
+    hostile, plain = render_all(contents), render_all(harmless)
+    assert names_outside(hostile) == names_outside(plain)
+    assert len(hostile) == len(plain)
+    assert hostile.trained == plain.trained
 
 
 def train_as_trl(name: str, sample: dict[str, Any]) -> tuple[Text | None, Text | None]:
