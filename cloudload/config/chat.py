@@ -1,8 +1,10 @@
 """`Chat`: how a stream's conversations become documents, and which of their tokens are trained.
 
-Stream(url, chat=Chat())                             the tokenizer's own template
-Stream(url, chat=Chat("qwen3_training.jinja"))       another template
-Stream(url, chat=Chat(train="last", date="2026-01-31"))
+    Stream(url, chat=Chat())                             the tokenizer's own template
+    Stream(url, chat=Chat("qwen3_training.jinja"))       another template
+    Stream(url, chat=Chat(train="last", date="2026-01-31"))
+
+`cloudload.rows.chat` renders conversations as these options say.
 """
 
 from __future__ import annotations

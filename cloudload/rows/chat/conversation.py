@@ -43,6 +43,10 @@ class ChatError(ValueError):
     """A conversation or a chat template cannot be used. Callers add the document's location."""
 
 
+class NoDateError(ChatError):
+    """A template writes today's date."""
+
+
 class UnknownTurnError(ChatError):
     """It is unknown which characters of a template's text the model generates."""
 

@@ -1,10 +1,12 @@
 """Render a conversation as text, with the characters that are trained.
 
-sample ─► read_conversation ─► template ─► text
-                                  │
-          {% generation %} blocks, or find_turns ─► trained, without reasoning if asked
-                                  │
-          a second rendering, only if users wrote names of special tokens ─► literal
+    sample ─► read_conversation ─► template ─► text
+                                      │
+              {% generation %} blocks, or find_turns ─► trained, without reasoning if asked
+                                      │
+              a second rendering, only if users wrote names of special tokens ─► literal
+
+Whatever cannot be proved is an error, which names the message and what to do about it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from cloudload.rows.chat.conversation import (
     ChatError,
     Conversation,
     Message,
+    NoDateError,
     UnknownTurnError,
     check_complete,
     read_conversation,
@@ -76,6 +79,8 @@ def _check_template(template: ChatTemplate) -> None:
             renderer.render({"messages": [{"role": "user", "content": "Ask"}, answer]})
         except UnknownTurnError as error:
             errors.append(error)
+        except NoDateError:
+            raise
         except ChatError:  # the template may need more messages, or tools
             return
     if len(errors) == len(_ANSWERS):

@@ -19,7 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from cloudload.rows.chat.conversation import ChatError
+from cloudload.rows.chat.conversation import ChatError, NoDateError
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
@@ -147,7 +147,7 @@ def _raise_exception(message: Any) -> NoReturn:
 def _clock(name: str, date: str | None) -> Callable[[str], str]:
     def strftime_now(format: str) -> str:
         if date is None:
-            raise ChatError(
+            raise NoDateError(
                 f"the chat template {name} writes today's date, so documents would differ from "
                 "day to day. Pass Chat(date='YYYY-MM-DD'), or the template's own argument, such "
                 "as template_kwargs={'date_string': '26 Jul 2024'} for Llama 3"

@@ -167,6 +167,13 @@ def test_a_template_that_does_not_show_turns_is_refused_when_it_is_loaded(
     assert load_template(Chat(text, train="all"), make_tokenizer()).text == text
 
 
+def test_a_template_that_writes_the_date_is_refused_when_it_is_loaded() -> None:
+    text = "{{ strftime_now('%Y') }}" + SIMPLE
+    with pytest.raises(ChatError, match="writes today's date, so documents would differ"):
+        load_template(Chat(text), make_tokenizer())
+    assert load_template(Chat(text, date="2026-01-31"), make_tokenizer()).text == text
+
+
 def test_whatever_changes_documents_changes_the_identity(tmp_path: Path) -> None:
     config = {"chat_template": SIMPLE, "bos_token": "<s>"}
     first = load(write_folder(tmp_path / "model", config))

@@ -196,7 +196,7 @@ def test_no_message_can_add_a_special_token(contents: list[str], name: str, has_
     """The special tokens of a text are those of the same conversation without names in it."""
 
     def render_all(texts: list[str]) -> Text:
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "assistant" if number % 2 else "user", "content": text}
             for number, text in enumerate(texts)
         ]

@@ -121,6 +121,28 @@ def test_tool_calls_are_trained_and_answers_of_tools_are_not() -> None:
     assert trained(document) == ['[f{"x": 1}]<|end|>', "It is 42<|end|>", "c<|end|>"]
 
 
+@pytest.mark.parametrize("content", ["m.content", "m.content.strip()"])
+def test_turns_beside_tool_calls_and_whitespace_are_found(content: str) -> None:
+    call = {"function": {"name": "f", "arguments": {"x": 1}}}
+    tool = {"role": "tool", "content": " 42\n"}
+    told = {"content": "", "tool_calls": [call]}
+    document = render(STOCK.replace("m.content", content), " a\n", told, tool, "b", "\n c ", "d")
+    assert trained(document) == ['[f{"x": 1}]<|end|>', "b<|end|>", "d<|end|>"]
+
+
+def test_reasoning_that_earlier_prompts_open_may_be_left_out() -> None:
+    text = REASONING.replace(PROMPT, PROMPT.replace("<|assistant|>", "<|assistant|><think>"))
+    call = {"function": {"name": "f", "arguments": {}}}
+    assert trained(render(text, "a", "b", "c", "d")) == ["b<|end|>", "</think>d<|end|>"]
+    calls = "{% for c in m.tool_calls %}[{{ c.function.name }}]{% endfor %}"
+    text = text.replace("{{ m.content }}", "{{ m.content }}" + calls)
+    document = render(text, "a", {"content": "b", "tool_calls": [call]}, "c", "d")
+    assert trained(document) == ["b[f]<|end|>", "</think>d<|end|>"]
+    wrong = text.replace("{% if loop.last and", "{% if false and")
+    with pytest.raises(UnknownTurnError, match="the turn of message 3 cannot be located"):
+        render(wrong, "a", "b", "c", "d")
+
+
 def test_reasoning_can_be_left_untrained() -> None:
     told = {"content": "b", "reasoning_content": "hm"}
     assert trained(render(REASONING, "a", told)) == ["<think>hm</think>b<|end|>"]
