@@ -50,6 +50,8 @@ if _sys.platform != "linux":
 
 if _TYPE_CHECKING:
     from cloudload.config.chat import Chat as Chat
+    from cloudload.config.encode import EncodeContext as EncodeContext
+    from cloudload.config.encode import TokenIds as TokenIds
     from cloudload.config.stream import Stream as Stream
     from cloudload.config.transform import Text as Text
     from cloudload.data.storage.base import Retry as Retry
@@ -81,6 +83,7 @@ __all__ = [
     "CloudloadError",
     "ConvertReport",
     "CountReport",
+    "EncodeContext",
     "ExportReport",
     "Finding",
     "FromStart",
@@ -89,6 +92,7 @@ __all__ = [
     "Stats",
     "Stream",
     "Text",
+    "TokenIds",
     "TracedSpan",
     "check_dataset",
     "config_from_yaml",

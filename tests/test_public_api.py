@@ -79,6 +79,7 @@ INTEGRATIONS = {
 }
 ADDED = [
     *("Chat", "CheckReport", "ConvertReport", "CountReport", "ExportReport", "Finding", "Rows"),
+    *("EncodeContext", "TokenIds"),
     *(
         "Stats",
         "Text",

@@ -8,7 +8,7 @@
     delivery   `DeliveryConfig`               checks       errors for wrong values
     stream     `Stream`, names of streams     code_digest  a digest of a function's code
     transform  `Text`, names of transforms    chat         `Chat`
-    source     what documents are made of
+    source     what documents are made of     encode       `TokenIds`, `EncodeContext`
 
 `cloudload.system.option_help` turns the docstring below each field into help and documentation.
 """
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
         Verification,
     )
     from cloudload.config.delivery import DeliveryConfig, alone, settle_together
+    from cloudload.config.encode import Encode, EncodeContext, TokenIds
     from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig
-    from cloudload.config.source import DocumentSource, TokensColumn
+    from cloudload.config.source import DocumentSource, TokensColumn, read_given_id
     from cloudload.config.stream import Stream, as_streams, name_streams
-    from cloudload.config.transform import GIVEN_ID, Spans, Text, Transform, show_function
+    from cloudload.config.transform import Spans, Text, Transform, show_function
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -267,8 +267,9 @@ class CodeDigest:
 
 
 def _is_in_program(module: str) -> bool:
-    """Whether a loaded module is a part of the program, and not installed."""
-    return _is_of_program(getattr(sys.modules.get(module), "__file__", None))
+    """Whether a loaded module is a part of the program, and neither installed nor cloudload's."""
+    is_ours = module.partition(".")[0] == __name__.partition(".")[0]
+    return not is_ours and _is_of_program(getattr(sys.modules.get(module), "__file__", None))
 
 
 def _is_of_program(file: str | None) -> bool:

@@ -22,11 +22,12 @@ from cloudload.config.choices import (
     Stopping,
     TokenDtype,
 )
+from cloudload.config.encode import Encode, as_encode
 from cloudload.config.source import (
     DocumentSource,
     TokensColumn,
-    check_transform_id,
-    name_transform,
+    check_given_id,
+    name_given,
 )
 from cloudload.config.stream import Stream, name_streams
 from cloudload.config.transform import Transform, as_transform
@@ -34,6 +35,9 @@ from cloudload.data import redact
 from cloudload.system import divisors, option_help
 
 MAX_LANES = 1 << 22
+_FUNCTIONS = ("transform", "encode")
+_KINDS = ("encode", "chat", "transform", "tokens_key")
+"""The options that say what documents are made of, of which only one may be set."""
 
 TEXT_KEY = "text"
 
@@ -127,16 +131,25 @@ class RowsConfig:
     """How samples that are conversations become documents, and which of their tokens are trained.
     It replaces `text_key`. `auto` adds no bos and no eos to them, because chat templates write
     them. A `Stream` can set its own, to mix conversations with text."""
+    encode: Annotated[Encode, as_encode] | None = None
+    """A function that returns the tokens of a sample as `TokenIds`, or None to filter it out. It
+    receives the sample (a dict) and an `EncodeContext`, which has random numbers and the tokenizer.
+    It replaces `text_key`. `auto` adds no bos and no eos to its documents. If all documents have
+    such functions, the loader needs no tokenizer. It must be deterministic, apart from the
+    context's random numbers, and picklable if worker processes are not forked."""
+    encode_id: str | None = None
+    """Name that identifies `encode` on resume, like `transform_id`."""
     min_tokens: Annotated[int, within(0)] = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
     max_tokens: Count | None = None
     """Documents with more tokens, bos and eos included, are filtered out. None means no limit."""
     on_error: OnError = "raise"
-    """What to do with a document whose text is not UTF-8, whose transform raises an error or
-    returns no text, or that `chat` cannot render. `raise` ends the run with an error that names the
-    document. `skip` leaves the document out, as a filter does, logs it, and counts it as `failed`.
-    Errors of the machine, the store, the shard, or the tokenizer are never skipped, and the option
-    does not apply to token IDs. On resume, `raise` may become `skip`."""
+    """What to do with a document whose text is not UTF-8, whose transform or `encode` raises an
+    error or returns something else, or that `chat` cannot render. `raise` ends the run with an
+    error that names the document. `skip` leaves the document out, as a filter does, logs it, and
+    counts it as `failed`. Errors of the machine, the store, the shard, or the tokenizer are never
+    skipped, and the option does not apply to columns of token IDs. On resume, `raise` may become
+    `skip`."""
     bos: Annotated[str | int | None, checks.as_token] = AUTO
     """Token before each document: a token, its ID, None, or `auto`, which is the bos that the
     tokenizer's template adds, if any."""
@@ -203,30 +216,25 @@ class RowsConfig:
                 f"{same[0]} is 'same', but 'same' is valid only for a Stream. Use a column or a "
                 "dtype, or omit it"
             )
-        if self.chat is not None and (self.transform is not None or self.tokens_key is not None):
-            other = "transform" if self.transform is not None else "tokens_key"
+        kinds = [each for each in _KINDS if getattr(self, each) is not None]
+        if len(kinds) > 1:
             raise ValueError(
-                f"chat and {other} are both set. Omit one of them, or set them for single streams: "
-                "Stream(url, chat=Chat())"
+                f"{kinds[0]} and {kinds[1]} are both set. Omit one of them, or set them for single "
+                f"streams: Stream(url, {kinds[0]}=...)"
             )
-        if self.transform is not None and self.tokens_key is not None:
-            raise ValueError(
-                "transform makes text from samples, but tokens_key says that samples are token "
-                "IDs. Omit transform or tokens_key, or set them for single streams: "
-                "Stream(url, transform=...)"
-            )
-        check_transform_id(self.transform, self.transform_id)
-        sources = self.sources  # named now, because calls may change a transform's values
-        if self.transform is not None and all(each.transform is None for each in sources):
-            raise ValueError(
-                "transform applies to no stream, because each has its own tokens_key. Omit "
-                "transform"
-            )
-        if any(each.is_text for each in sources):
-            if self.strip_tokens and all(each.is_text for each in sources):
+        sources = self.sources  # named now, because calls may change a function's values
+        for name in _FUNCTIONS:
+            check_given_id(name, getattr(self, name), getattr(self, f"{name}_id"))
+            if getattr(self, name) and not any(getattr(each, name) for each in sources):
                 raise ValueError(
-                    f"strip_tokens is {list(self.strip_tokens)}, which applies only to token IDs, "
-                    "but all documents are text. Set tokens_key, or omit strip_tokens"
+                    f"{name} applies to no stream, because each has its own source of documents, "
+                    f"such as tokens_key. Omit {name}"
+                )
+        if any(each.tokens is None for each in sources):
+            if self.strip_tokens and all(each.tokens is None for each in sources):
+                raise ValueError(
+                    f"strip_tokens is {list(self.strip_tokens)}, which applies only to columns of "
+                    "token IDs, but there are none. Set tokens_key, or omit strip_tokens"
                 )
             return
         if self.text_key != TEXT_KEY:
@@ -246,6 +254,11 @@ class RowsConfig:
         return any(source.is_text for source in self.sources)
 
     @property
+    def may_tokenize(self) -> bool:
+        """Whether a tokenizer is used if there is one: for text, or by an `encode` function."""
+        return any(source.is_text or source.encode for source in self.sources)
+
+    @property
     def token_columns(self) -> list[TokensColumn | None]:
         """The column of token IDs of each stream, or None for a stream of text."""
         return [source.tokens for source in self.sources]
@@ -258,27 +271,29 @@ class RowsConfig:
     def source_of(self, stream: Stream) -> DocumentSource:
         """What the documents of one stream are made of: what it sets, or what the loader sets."""
         text_key = self.text_key if stream.text_key == SAME else stream.text_key
-        if stream.tokens_key not in (SAME, None):
-            return DocumentSource(text_key, self._tokens_column(stream))
-        if isinstance(stream.chat, Chat):
-            return DocumentSource(text_key, chat=stream.chat)
-        if callable(stream.transform):
-            name = name_transform(stream.transform, stream.transform_id)
-            return DocumentSource(text_key, transform=stream.transform, transform_name=name)
-        if stream.text_key != SAME:
-            return DocumentSource(text_key)
-        if stream.tokens_key == SAME and self.tokens_key is not None:
-            return DocumentSource(text_key, self._tokens_column(stream))
-        if stream.chat == SAME and self.chat is not None:
-            return DocumentSource(text_key, chat=self.chat)
-        if stream.transform == SAME and self.transform is not None:
-            name = self._transform_name
-            return DocumentSource(text_key, transform=self.transform, transform_name=name)
+        for kind in _KINDS:
+            if getattr(stream, kind) not in (SAME, None):
+                return self._source_by(kind, stream, text_key, stream)
+        for kind in _KINDS if stream.text_key == SAME else ():
+            if getattr(stream, kind) == SAME and getattr(self, kind) is not None:
+                return self._source_by(kind, self, text_key, stream)
         return DocumentSource(text_key)
 
+    def _source_by(
+        self, kind: str, setter: RowsConfig | Stream, text_key: str, stream: Stream
+    ) -> DocumentSource:
+        """The source of a stream by the option `kind`, which the loader or the stream sets."""
+        if kind == "tokens_key":
+            return DocumentSource(text_key, self._tokens_column(stream))
+        made: dict[str, Any] = {kind: getattr(setter, kind)}
+        if kind in _FUNCTIONS:
+            is_own = isinstance(setter, Stream)
+            made[f"{kind}_name"] = _name(setter, kind) if is_own else self._names[kind]
+        return DocumentSource(text_key, **made)
+
     @cached_property
-    def _transform_name(self) -> str | None:
-        return name_transform(self.transform, self.transform_id)
+    def _names(self) -> dict[str, str | None]:
+        return {kind: _name(self, kind) for kind in _FUNCTIONS}
 
     def _tokens_column(self, stream: Stream) -> TokensColumn:
         """The column of token IDs of a stream that has one."""
@@ -361,6 +376,11 @@ class RowsConfig:
         return self.schedule is not None or any(
             stream.proportion is not None for stream in self.streams
         )
+
+
+def _name(setter: RowsConfig | Stream, kind: str) -> str | None:
+    """The name in a state of the function that the loader or a stream sets."""
+    return name_given(kind, getattr(setter, kind), getattr(setter, f"{kind}_id"))
 
 
 def _read_schedule(

@@ -1,20 +1,23 @@
 """What the documents of a stream are made of: a column of text or of token IDs, or whole samples.
 
-    Stream(url)                              the loader's text_key, tokens_key, transform or chat
+    Stream(url)                              what the loader's options say
     Stream(url, tokens_key="input_ids")      its own, instead of the loader's
     Stream(url, transform=join_turns)        its own, instead of the loader's
     Stream(url, chat=Chat())                 its own, instead of the loader's
+    Stream(url, encode=tokenize_code)        its own, instead of the loader's
 
-The four exclude each other. A stream that sets one of them ignores the other three of the loader.
+These options exclude each other. A stream that sets one of them ignores the others of the loader.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cloudload.config.chat import Chat
-from cloudload.config.transform import GIVEN_ID, Transform, name_function
+from cloudload.config.encode import Encode
+from cloudload.config.transform import Transform, name_function
 
 
 class TokensColumn(NamedTuple):
@@ -43,11 +46,15 @@ class DocumentSource:
     """The name that identifies the transform in a state."""
     chat: Chat | None = None
     """How samples, which are conversations, become text, if they are."""
+    encode: Encode | None = None
+    """The function from a sample to its tokens, if there is one."""
+    encode_name: str | None = None
+    """The name that identifies `encode` in a state."""
 
     @property
     def is_text(self) -> bool:
         """Whether the documents are text, which must be tokenized."""
-        return self.tokens is None
+        return self.tokens is None and self.encode is None
 
     @property
     def is_column(self) -> bool:
@@ -62,26 +69,32 @@ class DocumentSource:
     @property
     def is_fast(self) -> bool:
         """Whether no code of Python runs for each document."""
-        return self.transform is None and self.chat is None
+        return self.transform is None and self.chat is None and self.encode is None
 
 
-def name_transform(transform: Transform | None, given: str | None) -> str | None:
-    """The name that identifies a transform in a state; None if there is no transform.
+def name_given(option: str, function: Callable[..., Any] | None, given: str | None) -> str | None:
+    """The name that identifies the function of an option in a state; None if there is no function.
 
-    `given` is the user's `transform_id`.
+    `given` is the user's name for it, such as `transform_id`.
     """
-    if transform is None:
+    if function is None:
         return None
-    return name_function(transform) if given is None else f"{GIVEN_ID}{given}"
+    return name_function(function, option) if given is None else f"{option}_id={given}"
 
 
-def check_transform_id(transform: Transform | None, given: str | None, where: str = "") -> None:
-    """Raise `ValueError` unless `given`, a transform's `transform_id`, is a name or None.
+def read_given_id(option: str, name: str | None) -> str | None:
+    """Return the user's name in the result of `name_given`, or None if the user gave none."""
+    prefix = f"{option}_id="
+    return name.removeprefix(prefix) if name and name.startswith(prefix) else None
+
+
+def check_given_id(option: str, function: Any, given: str | None, where: str = "") -> None:
+    """Raise `ValueError` unless `given`, such as a transform's `transform_id`, is a name or None.
 
     The error puts `where` after the option's name.
     """
-    if given is not None and (transform is None or not isinstance(given, str) or not given):
+    if given is not None and (function is None or not isinstance(given, str) or not given):
         raise ValueError(
-            f"transform_id{where} is {given!r}. Use a name, such as 'clean-v2', together with a "
-            "transform"
+            f"{option}_id{where} is {given!r}. Use a name, such as 'clean-v2', together with "
+            f"{option}"
         )

@@ -21,7 +21,8 @@ from typing import Any
 
 from cloudload.config import checks, choices
 from cloudload.config.chat import Chat
-from cloudload.config.source import check_transform_id
+from cloudload.config.encode import Encode, as_encode
+from cloudload.config.source import check_given_id
 from cloudload.config.transform import Transform, as_transform
 from cloudload.data import Location, Retry, redact, synthetic, urls
 from cloudload.system import option_help
@@ -83,7 +84,8 @@ class Stream:
     which is the loader's `labels_key`."""
     text_key: str = choices.SAME
     """The column that holds this stream's documents as text, or `same`, which is the loader's
-    `text_key`. If it is set, the loader's `tokens_key`, `transform` and `chat` do not apply."""
+    `text_key`. If it is set, the loader's `tokens_key`, `transform`, `chat` and `encode` do not
+    apply."""
     transform: Transform | str | None = choices.SAME
     """A function that returns the text of a sample of this stream, None for no function, or `same`,
     which is the loader's `transform`."""
@@ -93,6 +95,11 @@ class Stream:
     chat: Chat | str | None = choices.SAME
     """How this stream's samples, if they are conversations, become documents; None if they are not,
     or `same`, which is the loader's `chat`."""
+    encode: Encode | str | None = choices.SAME
+    """A function that returns the tokens of a sample of this stream, None for no function, or
+    `same`, which is the loader's `encode`."""
+    encode_id: str | None = None
+    """Name that identifies this stream's own `encode` on resume, like the loader's `encode_id`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
@@ -125,12 +132,15 @@ class Stream:
     def _check_source(self, where: str) -> None:
         checks.check_tokens_column(self.tokens_key, self.tokens_dtype, self.labels_key, where)
         checks.as_text(f"text_key{where}", self.text_key)
-        given = self.transform
-        own = None if given in (choices.SAME, None) else as_transform(f"transform{where}", given)
-        check_transform_id(own, self.transform_id, where)
+        own: dict[str, Any] = {}
+        for name, check in (("transform", as_transform), ("encode", as_encode)):
+            given = getattr(self, name)
+            if given not in (choices.SAME, None):
+                own[name] = check(f"{name}{where}", given)
+            check_given_id(name, own.get(name), getattr(self, f"{name}_id"), where)
         if not isinstance(self.chat, Chat) and self.chat not in (choices.SAME, None):
             raise ValueError(f"chat{where} is {self.chat!r}. Use Chat(), or None")
-        kinds = {"tokens_key": self.tokens_key, "transform": own, "chat": self.chat}
+        kinds = {"tokens_key": self.tokens_key, **own, "chat": self.chat}
         kinds["text_key"] = self.text_key
         names = [name for name, value in kinds.items() if value not in (choices.SAME, None)]
         if "text_key" in names and len(names) > 1:

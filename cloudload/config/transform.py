@@ -12,8 +12,6 @@ from cloudload.config.code_digest import CodeDigest, module_of
 logger = logging.getLogger("cloudload.config")
 
 Transform = Callable[[dict[str, Any]], str | None]
-GIVEN_ID = "transform_id="
-"""The prefix of a user's `transform_id` in a state. Names without it come from `name_function`."""
 _MOST_SHOWN = 5
 
 
@@ -79,15 +77,15 @@ def _as_spans(name: str, spans: Iterable[tuple[int, int]], size: int) -> Spans:
     return found
 
 
-def name_function(function: Callable[..., Any]) -> str:
+def name_function(function: Callable[..., Any], option: str = "transform") -> str:
     """The name that identifies a function in a state, such as `module.name#1f0c2b9d3a4e`.
 
     It ends in 12 hex digits of a `CodeDigest`. Warns if the digest leaves values out, once for each
-    name.
+    name. `option` is the option that holds the function.
     """
     name, digest = show_function(function), CodeDigest(function)
     if digest.left_out:
-        _warn(name, tuple(digest.left_out.items()))
+        _warn(option, name, tuple(digest.left_out.items()))
     return f"{name}#{digest.hexdigest[:12]}"
 
 
@@ -109,14 +107,17 @@ def show_function(function: Callable[..., Any]) -> str:
 
 
 @functools.cache
-def _warn(name: str, left_out: tuple[tuple[str, str], ...]) -> None:
+def _warn(option: str, name: str, left_out: tuple[tuple[str, str], ...]) -> None:
     shown = [f"{where.lstrip('.') or name} ({kind})" for where, kind in left_out[:_MOST_SHOWN]]
     more = len(left_out) - len(shown)
     logger.warning(
-        "the transform %s uses %s%s, whose contents cannot be compared on resume. If they change, "
-        "a resumed run continues with different text. Pass transform_id='NAME', and change NAME "
-        "when the transform's output changes",
+        "the %s %s uses %s%s, whose contents cannot be compared on resume. If they change, a "
+        "resumed run continues with different documents. Pass %s_id='NAME', and change NAME when "
+        "the output of the %s changes",
+        option,
         name,
         ", ".join(shown),
         f" and {more} more" if more else "",
+        option,
+        option,
     )

@@ -85,7 +85,7 @@ def _open_run(
     with paused_collection():
         with activity.doing("loading the tokenizer"):
             spec = open_tokenizer(asked, tokenizer, cache_root)
-        text = spec.json if asked.has_text else ""
+        text = spec.json if asked.may_tokenize else ""
         with activity.doing("checking the tokenizer backend"):
             backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
         if backend.name == choices.FASTOKENS and delivery.shares_tokenizer:

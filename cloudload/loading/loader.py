@@ -18,6 +18,7 @@ import numpy as np
 from cloudload.config import (
     Chat,
     DeliveryConfig,
+    Encode,
     OnError,
     Overflow,
     PackingName,
@@ -75,8 +76,8 @@ class CloudLoader:
             `streaming.Stream`, whose proportions set how many samples an epoch reads.
         tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
             `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`. It may be omitted if all data is
-            pre-tokenized (`tokens_key`). If you pass one, token IDs are checked against its
-            vocabulary.
+            pre-tokenized (`tokens_key`), or if `encode` makes all tokens. If you pass one, token
+            IDs are checked against its vocabulary.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
         {options}
@@ -123,6 +124,8 @@ class CloudLoader:
         transform: Transform | None = RowsConfig.transform,
         transform_id: str | None = RowsConfig.transform_id,
         chat: Chat | None = RowsConfig.chat,
+        encode: Encode | None = RowsConfig.encode,
+        encode_id: str | None = RowsConfig.encode_id,
         min_tokens: int = RowsConfig.min_tokens,
         max_tokens: int | None = RowsConfig.max_tokens,
         on_error: OnError = RowsConfig.on_error,
@@ -178,6 +181,8 @@ class CloudLoader:
             transform=transform,
             transform_id=transform_id,
             chat=chat,
+            encode=encode,
+            encode_id=encode_id,
             min_tokens=min_tokens,
             max_tokens=max_tokens,
             on_error=on_error,
@@ -345,9 +350,9 @@ class CloudLoader:
         exchange and before the tail of a finite run, you can accept changes of some fields:
         `on_change={"min_tokens": "accept"}`, and similarly `max_tokens`, `open_rows`, `epochs`,
         `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`,
-        `tokens_key`, `strip_tokens`, `transform`, `chat`, `pad_documents_to` and `overflow`. If
-        one of the last eleven changes, each lane drops the rest of the documents that it was
-        reading. Once a stream of a mixture is in its tail, no change can be accepted.
+        `tokens_key`, `strip_tokens`, `transform`, `chat`, `encode`, `pad_documents_to` and
+        `overflow`. If one of the last twelve changes, each lane drops the rest of the documents
+        that it was reading. Once a stream of a mixture is in its tail, no change can be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or

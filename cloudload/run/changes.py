@@ -54,6 +54,7 @@ FIELD_MEANINGS = {
     "tokens_key": "the columns of token IDs and the dtypes of bytes, by stream",
     state_fields.CHAT_FIELD: "the chat templates, and the most tokens of a document, by stream",
     state_fields.MULTIPLE_FIELD: "the size of a document is a multiple of it",
+    state_fields.ENCODE_FIELD: "the functions that make tokens, by stream",
     "row_bos": "ID at the start of each row",
     "strip_tokens": "IDs that are removed from the ends of documents",
     "bos_eos": "IDs before and after a document, by stream",
@@ -64,7 +65,12 @@ FIELD_MEANINGS = {
 # a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
     *("data", "shards", "bos_eos", "tokens_key", "choose", state_fields.MAX_EPOCHS_FIELD),
-    *(state_fields.CHAT_FIELD, "num_canonical_nodes", "shuffle_block_size"),
+    *(
+        state_fields.CHAT_FIELD,
+        state_fields.ENCODE_FIELD,
+        "num_canonical_nodes",
+        "shuffle_block_size",
+    ),
 )
 # cursors stay valid if these fields change, unless a smaller number of epochs ends before them
 _HARMLESS_FIELDS = (
@@ -73,7 +79,8 @@ _HARMLESS_FIELDS = (
 )
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "strip_tokens"),
-    *("transform", state_fields.CHAT_FIELD, state_fields.MULTIPLE_FIELD, "overflow"),
+    *("transform", state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD),
+    *(state_fields.MULTIPLE_FIELD, "overflow"),
 )
 """The fields whose change invalidates cursors within documents. Other cursors stay valid."""
 ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *CONTENT_FIELDS)
@@ -135,7 +142,7 @@ def find_changes(saved: Saved, recipe: Recipe) -> Changes:
             "data: the shards differ from those of the saved run, but contain the same samples"
         )
         del changes["data"]
-    if "tokenizer" in changes or not recipe.has_text:  # IDs must differ, or no text is encoded
+    if "tokenizer" in changes or not recipe.tokenizes:  # IDs must differ, or no text is encoded
         changes.pop("token_ids", None)
     if found["on_error"] == choices.SKIP or not saved.position.counts[:, FAILED].any():
         # "raise" ends the run at a bad document, so "skip" would have produced the same rows so far

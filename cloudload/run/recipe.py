@@ -110,9 +110,9 @@ class Recipe:
         return self.config.has_ends
 
     @property
-    def has_text(self) -> bool:
-        """Whether the documents of any stream are text, which must be tokenized."""
-        return self.config.has_text
+    def tokenizes(self) -> bool:
+        """Whether a tokenizer is used: for text, or by an `encode` function."""
+        return self.config.may_tokenize and bool(self.tokenizer.json)
 
     @property
     def has_row_per_document(self) -> bool:
@@ -167,7 +167,7 @@ class Recipe:
             ),
             "shards": ",".join(_hash_sizes(each.shard_sizes) for each in self.components),
             "tokenizer": self.tokenizer.fingerprint,
-            "token_ids": self.tokenizer.token_ids if self.has_text else "",
+            "token_ids": self.tokenizer.token_ids if self.tokenizes else "",
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             state_fields.ROW_BOS_FIELD: self.tokenizer.row_bos,
             state_fields.MULTIPLE_FIELD: self.framing.multiple
@@ -176,6 +176,9 @@ class Recipe:
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
             state_fields.TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
             state_fields.CHAT_FIELD: ",".join(chat.name if chat else "" for chat in self.chats),
+            state_fields.ENCODE_FIELD: ",".join(
+                quote(each.encode_name or "", safe="#=<>") for each in self.config.sources
+            ),
             state_fields.STRIP_FIELD: ",".join(map(str, self.config.strip_tokens)),
             state_fields.STREAM_SHARDS_FIELD: self._describe_shards(),
             state_fields.MAX_EPOCHS_FIELD: ",".join(
@@ -324,7 +327,7 @@ def open_tokenizer(
     if tokenizer is None and config.has_text:
         raise ValueError(
             "tokenizer is None, but the documents are text. Pass a tokenizer, or tokens_key if the "
-            "data is pre-tokenized"
+            "data is pre-tokenized, or an encode function"
         )
 
     def find(frames: list[tuple[TokenName, TokenName]]) -> TokenizerSpec:
@@ -356,7 +359,7 @@ def open_tokenizer(
 
 def frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:
     """The bos and eos of a stream. For token IDs and conversations, "auto" adds no tokens, because
-    the data or the template has them."""
+    the data, the template, or the `encode` function has them."""
     has_own_column = stream.tokens_key not in (choices.SAME, None)
     source = config.source_of(stream)
     is_text = source.is_text and source.chat is None
@@ -375,7 +378,8 @@ def _choose_columns(source: DocumentSource) -> ColumnChoice:
     """The columns that a stream's documents are made of: one, or all of them if it has code."""
     if source.tokens is not None:
         return ColumnChoice(source.tokens.key, has_others=source.tokens.labels_key is not None)
-    return ColumnChoice(None if source.chat else source.text_key, has_others=not source.is_column)
+    is_read_whole = source.chat or source.encode
+    return ColumnChoice(None if is_read_whole else source.text_key, has_others=not source.is_column)
 
 
 def _check_columns(config: RowsConfig, corpus: Corpus) -> None:

@@ -37,7 +37,7 @@ class Sources:
     """None in older states, which have it only as a field."""
     chat: Chat | None
     own_transforms: list[str]
-    """The names of the streams that have a transform of their own, which a state cannot store."""
+    """The names of the streams that have a function of their own, which a state cannot store."""
 
     @property
     def urls(self) -> str:
@@ -70,7 +70,7 @@ def describe_sources(config: RowsConfig, tokenizer: Any) -> str:
             "own_transforms": [
                 stream.label
                 for stream in config.streams
-                if stream.transform not in (choices.SAME, None)
+                if callable(stream.transform) or callable(stream.encode)
             ],
             "is_mixed": config.is_mixed,
             "tokenizer": name or None,
@@ -84,8 +84,9 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
     """The options of a stream that differ from their defaults, without secrets."""
     given = {each.name: (getattr(stream, each.name), each.default) for each in fields(stream)}
     shown = {name: value for name, (value, default) in given.items() if value != default}
-    of_transform = ("transform", "transform_id") if stream.transform is not None else ()
-    kept = {name: value for name, value in shown.items() if name not in of_transform}
+    functions = [name for name in ("transform", "encode") if callable(getattr(stream, name))]
+    left_out = {*functions, *(f"{name}_id" for name in functions)}
+    kept = {name: value for name, value in shown.items() if name not in left_out}
     own = {"chat": asdict(stream.chat)} if isinstance(stream.chat, Chat) else {}
     return {**kept, **own, "remote": redact(stream.remote)}
 

@@ -29,6 +29,9 @@ TOKENS_FIELD = "tokens_key"
 CHAT_FIELD = "chat"
 """The state field that describes the chat templates of streams. A state has it only if a stream has
 one."""
+ENCODE_FIELD = "encode"
+"""The state field with the names of the `encode` functions of streams. A state has it only if a
+stream has one."""
 STRIP_FIELD = "strip_tokens"
 """The state field with the IDs that are removed from the ends of documents, joined by commas. A
 state has it only if there are any."""
@@ -66,7 +69,7 @@ OPTIONAL_FIELDS = frozenset(
             ORDER_FIELD,
             FAIR_FIELD,
         ),
-        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, CHAT_FIELD),
+        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, CHAT_FIELD, ENCODE_FIELD),
         *(STRIP_FIELD, MAX_EPOCHS_FIELD),
     }
 )

@@ -144,6 +144,7 @@ tokens_key: tokens_column token_column token_key input_ids_column input_ids_key 
 tokens_dtype: token_dtype token_encoding_type ids_dtype dtype
 strip_tokens: drop_list drop_tokens remove_tokens
 text_key: text_column text_field dataset_text_field column content_key field
+encode: encoder encode_fn tokenize_fn tokenize tokenization_fn
 transform: map_fn preprocess preprocess_fn preprocessing_fn filter_fn
 on_error: errors ignore_errors skip_errors skip_bad skip_bad_documents on_bad error_handling
 bos: bos_token bos_text add_bos_token add_bos bos_id

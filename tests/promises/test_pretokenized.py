@@ -397,7 +397,7 @@ def test_a_column_that_cannot_be_read_is_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"transform": str}, r"transform makes text .*tokens_key says"),
+        ({"transform": str}, "transform and tokens_key are both set"),
         ({"text_key": "body"}, r"text_key is 'body', but all documents are token IDs"),
         ({"tokens_key": None}, r"tokenizer is None, but the documents are text"),
         ({"tokens_dtype": "float32"}, r"tokens_dtype is 'float32'. Use one of"),

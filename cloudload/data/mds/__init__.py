@@ -15,7 +15,7 @@
     synthetic         datasets of random token IDs      record_values  values of samples
     file_selection    the data files of a folder        footers        footers of Parquet files
     virtual_index     Parquet files as virtual shards   row_groups     row groups to raw shards
-    arrow_samples     rows of Arrow tables to samples
+    arrow_samples     rows of Arrow tables to samples   array_values   values that are arrays
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

@@ -51,6 +51,8 @@ class Dataset:
     the run began."""
     files: Location | None = None
     """The folder of the stored shards, if they are not in the folder of the other objects."""
+    first_sample: int = 0
+    """The index in the whole dataset of the first sample, for a part of a dataset."""
 
     @property
     def url(self) -> str:
@@ -65,6 +67,11 @@ class Dataset:
         """Return this dataset with only its first `count` shards."""
         left_out = self.num_left_out + len(self.shards) - count
         return replace(self, shards=self.shards[:count], num_left_out=left_out)
+
+    def part(self, first: int, stop: int) -> Dataset:
+        """Return this dataset with only its shards from `first` to `stop`, which is excluded."""
+        before = int(self.table.samples[:first].sum())
+        return replace(self, shards=self.table[first:stop], first_sample=before)
 
     @cached_property
     def table(self) -> ShardTable:

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from cloudload.data.mds import shard_entries
+from cloudload.data.mds.array_values import INTEGERS_BY_CODE
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.shard import ID_KEY, Shard
 from cloudload.errors import DatasetError
@@ -40,12 +41,6 @@ FIND_DTYPE = (
     "int64. Other writers often use uint16 for vocabularies of up to 65,536 tokens, and "
     "int32 otherwise"
 )
-
-_DTYPES_BY_CODE = {
-    **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16"},
-    **{32: "uint32", 33: "int32", 64: "uint64", 65: "int64"},
-}
-"""The integer dtype of a value with the encoding `ndarray`, by the value's first byte."""
 
 Dtype = np.dtype[Any]
 
@@ -238,10 +233,10 @@ class TokenColumn:
         codes = np.frombuffer(shard.data, np.uint8)[starts]
         for code in np.unique(codes).tolist():
             own = np.flatnonzero(codes == code)
-            if code not in _DTYPES_BY_CODE:
+            if code not in INTEGERS_BY_CODE:
                 reason = f"its dtype has the code {code}, which is not the code of an integer type"
                 raise _no_array(shard, int(samples[own[0]]), reason)
-            yield _little(_DTYPES_BY_CODE[code]), own
+            yield _little(INTEGERS_BY_CODE[code]), own
 
     def _refuse_size(self, shard: Shard, sample: int, size: int, dtype: Dtype) -> None:
         raise DatasetError(

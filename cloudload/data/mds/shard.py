@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cloudload.data.mds import shard_entries
+from cloudload.data.mds import array_values, shard_entries
 from cloudload.data.mds.hashes import SAMPLES_HASH, hash_samples
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
@@ -336,10 +336,10 @@ def _explain(error: Exception) -> str:
 
 
 def decode_value(encoding: str, data: bytes) -> Any:
-    """Decode the bytes of a value in a column.
+    """Decode the bytes of a value in a column. A value of an ndarray is a read-only array.
 
-    Raises `DatasetError` for an encoding other than str, bytes, json and `FIXED_FORMATS`. Raises
-    `ValueError`, `RecursionError` or `struct.error` if the bytes do not fit the encoding.
+    Raises `DatasetError` for an encoding other than str, bytes, json, ndarray, and `FIXED_FORMATS`.
+    Raises `ValueError`, `RecursionError` or `struct.error` if the bytes do not fit the encoding.
     """
     if encoding == "str":
         return data.decode("utf-8")
@@ -349,8 +349,10 @@ def decode_value(encoding: str, data: bytes) -> Any:
         return json.loads(data)
     if encoding in shard_entries.FIXED_FORMATS:
         return struct.unpack(shard_entries.FIXED_FORMATS[encoding], data)[0]
+    if encoding.partition(":")[0] == "ndarray":
+        return array_values.decode_array(encoding, data)
     raise DatasetError(
         f"cannot read a column with the encoding {encoding!r}. cloudload reads the encodings str, "
-        f"bytes, json, {', '.join(shard_entries.FIXED_FORMATS)}. Convert the corpus again without "
-        "this column"
+        f"bytes, json, ndarray, {', '.join(shard_entries.FIXED_FORMATS)}. Convert the corpus again "
+        "without this column"
     )

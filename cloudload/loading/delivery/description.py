@@ -114,7 +114,7 @@ def _rows(plan: WorkerPlan) -> Iterator[Setting]:
     yield Setting("seq_len", config.seq_len, GIVEN, "tokens")
     names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "min_tokens", "max_tokens"]
     ending = _ending_of_mixture(plan)
-    names += ["stopping"] * (ending is not None) + ["text_key"] * plan.recipe.has_text
+    names += ["stopping"] * (ending is not None) + ["text_key"] * config.has_text
     of_tokens = ["tokens_key", "tokens_dtype", "labels_key", "strip_tokens"]
     names += of_tokens * any(config.token_columns)
     for name in names + ["open_rows"] * (config.packing == "best_fit"):
@@ -149,7 +149,7 @@ def _tokenizer(plan: WorkerPlan) -> Iterator[Setting]:
     if spec.row_bos is not None:
         yield Setting("row_bos", spec.row_bos, GIVEN, "at the start of each row")
     origin = DEFAULT if plan.delivery.tokenizer_backend == choices.AUTO else GIVEN
-    versions = f"{backend.versions}, " * plan.recipe.has_text
+    versions = f"{backend.versions}, " * plan.recipe.tokenizes
     yield Setting("tokenizer_backend", backend.name, origin, f"({versions}because {backend.why})")
 
 

@@ -1,6 +1,7 @@
 """Read the samples of a corpus: their texts, or their token IDs.
 
 samples ─► by shard ─┬─► texts ─► transform ─► str, None, or a bad document's error
+                     ├─► encode ─────────────► IDs, None, or a bad document's error
                      └─► bytes of IDs, of one dtype or several ─► checked, int32
 """
 
@@ -8,16 +9,17 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from cloudload.config import Text, Transform, choices, show_function
+from cloudload.config import EncodeContext, Text, TokenIds, choices, show_function
 from cloudload.data import SKIP_ADVICE, BadDocumentError, Shard, document_columns
 from cloudload.errors import DatasetError
 from cloudload.loading.workers.bad_documents import TextCheck, find_foreign_cause
-from cloudload.rows import ChatError, Renderer, ids_of, mark_untrained
+from cloudload.rows import ChatError, DocumentTokenizer, Renderer, ids_of, mark_untrained
 from cloudload.run import Recipe
 from cloudload.segments import IGNORED_LABEL
 from cloudload.stats import FETCH, READ_SHARDS, TRANSFORM
@@ -26,6 +28,9 @@ from cloudload.system import Flags, Ids, Ints, Tokens, activity, stage
 TextOrError = str | BadDocumentError | None
 """The text of a sample; None if the transform filters it out; an error if on_error="skip" leaves it
 out."""
+TokensOrError = Tokens | BadDocumentError | None
+"""The tokens that `encode` makes of a sample, None, or an error; likewise."""
+_Made = TypeVar("_Made", str, Tokens)
 
 
 class TokenPart(NamedTuple):
@@ -97,6 +102,7 @@ class DocumentReader:
         self._vocab_size = recipe.tokenizer.vocab_size
         of_text = [stream for stream, source in enumerate(self._sources) if source.is_text]
         self._labels, self._text_check = recipe.labels, TextCheck(of_text)
+        self._seed = recipe.config.seed
         self._doubts: dict[int, str] = {}
 
     def read_texts(self, samples: Ints) -> list[TextOrError]:
@@ -117,6 +123,29 @@ class DocumentReader:
             for index, text in zip(indices.tolist(), found, strict=True):
                 texts[index] = text
         return texts
+
+    def read_encoded(
+        self, samples: Ints, tokenizer: DocumentTokenizer | None
+    ) -> list[TokensOrError]:
+        """Make the tokens of `samples` (int64 [samples]) of streams with `encode`, in their order.
+
+        `tokenizer` encodes the texts that such a function passes to it. Opens each shard once.
+        Raises the errors of `read_texts`.
+        """
+        made: list[TokensOrError] = [None] * len(samples)
+        for shard_index, indices, within in self._by_shard(samples):
+            shard, stream = self._open(shard_index), self._corpus.find_owner(shard_index)[0]
+            first = self._corpus.datasets[stream].first_sample
+            numbers = samples[indices] - self._corpus.stream_starts[stream] + first
+            what = f"running encode on {len(within):,} documents of {shard.url}"
+            with activity.doing(what), stage(TRANSFORM):
+                for index, sample, number in zip(
+                    indices.tolist(), within.tolist(), numbers.tolist(), strict=True
+                ):
+                    made[index] = self._or_skip(
+                        partial(self._encoded, shard, sample, stream, number, tokenizer)
+                    )
+        return made
 
     def take_doubts(self) -> dict[int, str]:
         """Return and clear the warnings that a stream's documents do not look like text, by stream
@@ -162,14 +191,21 @@ class DocumentReader:
         return [self._read_or_skip(shard, sample, stream) for sample in samples]
 
     def _read_or_skip(self, shard: Shard, sample: int, stream: int) -> TextOrError:
+        return self._or_skip(partial(self._read_text, shard, sample, stream))
+
+    def _read_text(self, shard: Shard, sample: int, stream: int) -> str | None:
         source, renderer = self._sources[stream], self._renderers[stream]
+        if renderer is not None:
+            return _render(renderer, shard, sample)
+        if source.transform is not None:
+            return self._transformed(shard, sample, source.transform)
+        [text] = shard.read_texts([sample], shard.column_index(source.text_key))
+        return text
+
+    def _or_skip(self, read: Callable[[], _Made | None]) -> _Made | BadDocumentError | None:
+        """Call `read`. Returns its `BadDocumentError` if on_error="skip" leaves documents out."""
         try:
-            if renderer is not None:
-                return _render(renderer, shard, sample)
-            if source.transform is not None:
-                return self._transformed(shard, sample, source.transform)
-            [text] = shard.read_texts([sample], shard.column_index(source.text_key))
-            return text
+            return read()
         except BadDocumentError as error:
             if not self._skips:
                 raise
@@ -317,44 +353,83 @@ class DocumentReader:
         """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
         self._cache.prefetch(dict.fromkeys(self._corpus.shards_of(samples).tolist()))
 
-    def _transformed(self, shard: Shard, sample: int, transform: Transform) -> str | None:
+    def _call(self, option: str, function: Any, shard: Shard, sample: int, *more: Any) -> Any:
+        """Call the function of an option with a sample and `more`, and explain its failure."""
         with stage(READ_SHARDS):
             values = shard.read(sample)
         try:
-            text = transform(values)
+            return function(values, *more)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # otherwise, sys.exit() would look like a dead worker
-            raise self._explain_failure(error, transform, shard.where(sample)) from error
+            raise self._explain_failure(error, option, function, shard.where(sample)) from error
+
+    def _encoded(
+        self,
+        shard: Shard,
+        sample: int,
+        stream: int,
+        number: int,
+        tokenizer: DocumentTokenizer | None,
+    ) -> Tokens | None:
+        """Return the tokens of a sample, whose index in its dataset is `number`."""
+        encode = self._sources[stream].encode
+        assert encode is not None
+        encoder = None if tokenizer is None else tokenizer.encode_one
+        context = EncodeContext(self._labels[stream], number, self._seed, encoder)
+        made = self._call("encode function", encode, shard, sample, context)
+        if made is None:
+            return None
+        if not isinstance(made, TokenIds):
+            raise _bad_result(
+                "encode", encode, shard.where(sample), type(made).__name__, "TokenIds"
+            )
+        ids = np.asarray(made.ids, np.int32)
+        if ids.max(initial=0) >= self._vocab_size:
+            index = int(np.argmax(ids >= self._vocab_size))
+            fault = f"the ID {ids[index]:,} at token {index:,}"
+            wanted = f"IDs from 0 to {self._vocab_size - 1:,}"
+            raise _bad_result("encode function", encode, shard.where(sample), fault, wanted)
+        return ids if made.trained is None else mark_untrained(ids, np.asarray(made.trained))
+
+    def _transformed(self, shard: Shard, sample: int, transform: Any) -> str | None:
+        text: str | None = self._call("transform", transform, shard, sample)
         if isinstance(text, Text) and text.trained == ():
             return None  # without trained tokens, it is filtered out
         if text is not None and (fault := _find_fault(text)):
-            what = f"the transform {show_function(transform)} returned {fault}"
-            summary = f"{what} for {shard.where(sample)}"
-            raise BadDocumentError(
-                f"{summary}. Return valid text, or None to filter this sample out. {SKIP_ADVICE}",
-                summary=summary,
-            )
+            raise _bad_result("transform", transform, shard.where(sample), fault, "valid text")
         return text
 
     def _explain_failure(
-        self, error: BaseException, transform: Transform, where: str
+        self, error: BaseException, option: str, function: Any, where: str
     ) -> DatasetError:
         [*_, what] = traceback.format_exception_only(error)
-        summary = f"the transform {show_function(transform)} failed on {where}: {what}"
+        summary = f"the {option} {show_function(function)} failed on {where}: {what}"
         message = f"{summary}{traceback.format_exc()}"
         cause = find_foreign_cause(error)
         if cause is None:
-            advice = "Fix the transform, or return None to filter this sample out"
+            advice = f"Fix the {option}, or return None to filter this sample out"
             return BadDocumentError(f"{message}{advice}. {SKIP_ADVICE}", summary=summary.rstrip())
-        advice = "Fix the transform, or the cause of the error on this machine"
+        advice = f"Fix the {option}, or the cause of the error on this machine"
         if self._skips:
             advice += (
                 ". on_error='skip' does not apply, because something other than the document may "
                 f"have caused the {type(cause).__name__}. To leave the document out, return None "
-                "from the transform"
+                f"from the {option}"
             )
         return DatasetError(f"{message}{advice}")
+
+
+def _bad_result(
+    option: str, function: Any, where: str, fault: str, wanted: str
+) -> BadDocumentError:
+    """The error that a function returned `fault` for the sample `where`, not what is `wanted`."""
+    what = f"the {option} {show_function(function)} returned {fault}"
+    summary = f"{what} for {where}"
+    return BadDocumentError(
+        f"{summary}. Return {wanted}, or None to filter this sample out. {SKIP_ADVICE}",
+        summary=summary,
+    )
 
 
 def _render(renderer: Renderer, shard: Shard, sample: int) -> Text | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.config import DeliveryConfig, choices
-from cloudload.data import ShardCache
+from cloudload.data import BadDocumentError, ShardCache
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loading.workers.bad_documents import SkipLog
 from cloudload.loading.workers.document_reader import DocumentReader, TokenPart
@@ -279,6 +279,13 @@ class LaneDocuments:
         index."""
         return self._reader.samples.take_doubts()
 
+    def find_failure(self, sample: int) -> BadDocumentError | None:
+        """The error because of which on_error="skip" leaves out a sample of the corpus, if any.
+
+        Raises the errors of `read`.
+        """
+        return self._reader.read(np.array([sample])).failures.get(0)
+
     def prefetch(self, samples: Ints) -> None:
         """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
         self._reader.samples.prefetch(samples)
@@ -300,7 +307,7 @@ def open_documents(inputs: RunInputs, cache: ShardCache, *, compares: bool = Tru
     recipe = inputs.recipe
     orders = [component.orders(inputs.cache_root) for component in recipe.components]
     tokenizer = None
-    if recipe.has_text:
+    if recipe.tokenizes:
         tokenizer = DocumentTokenizer(recipe.tokenizer, inputs.backend.name, compares=compares)
     reader = TokenReader(recipe, DocumentReader(recipe, cache), tokenizer)
     return LaneDocuments(recipe, orders, reader, lengths=inputs.lengths)

@@ -84,7 +84,7 @@ class LaneReader:
         num_own = len(plan.share.own_lanes(worker)) * len(self._components)
         waiting_bytes = max(1.0, 4 * self._mean_tokens.max() * num_own)
         self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, MOST_EAGERNESS))
-        self._enough_documents = math.inf if plan.recipe.has_text else _ENOUGH_DOCUMENTS
+        self._enough_documents = math.inf if plan.recipe.tokenizes else _ENOUGH_DOCUMENTS
         self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
 
     def cut(

@@ -178,7 +178,7 @@ class WorkerProcess:
         self._activities.write_text(self._index, "starting")
         self._connection, theirs = self._context.Pipe()
         plan = self._plan if self._is_forked else None
-        if plan and plan.recipe.has_text:
+        if plan and plan.recipe.tokenizes:
             preload(plan.recipe.tokenizer.json, plan.inputs.backend.name)
         self._process = self._context.Process(
             target=work, args=(*self._arguments, theirs, plan), daemon=True

@@ -1,6 +1,7 @@
 """Read the tokens of samples, whatever their documents are made of.
 
     samples ─┬─► texts ─► left out, or tokenized ─┬─► tokens of each sample, or why it has none
+             ├─► encoded, or left out ────────────┤
              └─► token IDs ───────────────────────┘
 
 A loader packs these tokens, and `cloudload count` stores their numbers, so both agree.
@@ -15,7 +16,12 @@ import numpy as np
 
 from cloudload.data import BadDocumentError
 from cloudload.errors import DatasetError, TokenizerError
-from cloudload.loading.workers.document_reader import DocumentReader, TextOrError, TokenPart
+from cloudload.loading.workers.document_reader import (
+    DocumentReader,
+    TextOrError,
+    TokenPart,
+    TokensOrError,
+)
 from cloudload.rows import DocumentTokenizer, tables
 from cloudload.run import Recipe
 from cloudload.stats import FAILED, FILTERED, TOKENIZE
@@ -56,7 +62,7 @@ class SampleTokens:
 
 
 class TokenReader:
-    """Reads the tokens of a corpus's samples. `tokenizer` is None if no documents are text."""
+    """Reads the tokens of a corpus's samples. `tokenizer` is None if it is not used."""
 
     def __init__(
         self, recipe: Recipe, reader: DocumentReader, tokenizer: DocumentTokenizer | None
@@ -64,6 +70,7 @@ class TokenReader:
         self._corpus, self.samples, self._tokenizer = recipe.corpus, reader, tokenizer
         sources = recipe.config.sources
         self._is_text = np.array([source.is_text for source in sources])
+        self._is_encoded = np.array([source.encode is not None for source in sources])
         self._may_mask = np.array([source.may_mask for source in sources])
         self._limits = np.array(
             [chat.max_tokens if chat and chat.max_tokens else NEVER for chat in recipe.chats]
@@ -81,20 +88,20 @@ class TokenReader:
         sizes, left_out = np.zeros((2, len(samples)), np.int64)
         failures: dict[int, BadDocumentError] = {}
         streams = self._corpus.streams_of(samples)
-        is_text = self._is_text[streams]
+        is_text, is_encoded = self._is_text[streams], self._is_encoded[streams]
         parts, texts = [], list[TextOrError]()
-        if len(tokenized := np.flatnonzero(~is_text)):
+        if len(tokenized := np.flatnonzero(~(is_text | is_encoded))):
             for part in self.samples.read_tokens(samples[tokenized]):
                 parts.append(part._replace(indices=tokenized[part.indices]))
         if len(indices := np.flatnonzero(is_text)):
             texts = self.samples.read_texts(samples[indices])
             part = TokenPart(indices, *self._tokenize(samples[indices], texts))
             parts.append(self._limit(part, streams[indices], left_out))
-            if None in texts:
-                left_out[indices[[text is None for text in texts]]] = FILTERED
-            for index, text in zip(indices.tolist(), texts, strict=True):
-                if isinstance(text, BadDocumentError):
-                    left_out[index], failures[index] = FAILED, text
+            _leave_out(texts, indices, left_out, failures)
+        if len(indices := np.flatnonzero(is_encoded)):
+            made = self.samples.read_encoded(samples[indices], self._tokenizer)
+            parts.append(_join(indices, made))
+            _leave_out(made, indices, left_out, failures)
         may_mask = self._may_mask[streams]
         for part in parts:
             sizes[part.indices] = part.sizes
@@ -133,6 +140,28 @@ class TokenReader:
                 if failure := self._tokenizer.explain_failure(text):
                     raise TokenizerError(f"{self.samples.where(sample)}: {failure}") from error
             raise
+
+
+def _leave_out(
+    documents: Sequence[TextOrError | TokensOrError],
+    indices: Ints,
+    left_out: Ints,
+    failures: dict[int, BadDocumentError],
+) -> None:
+    """Say in `left_out` and `failures` why documents at `indices` (int64 [n]) are left out."""
+    for index, document in zip(indices.tolist(), documents, strict=True):
+        if document is None:
+            left_out[index] = FILTERED
+        elif isinstance(document, BadDocumentError):
+            left_out[index], failures[index] = FAILED, document
+
+
+def _join(indices: Ints, made: Sequence[TokensOrError]) -> TokenPart:
+    """Join the tokens of the documents at `indices` (int64 [n]); a left out one has no tokens."""
+    none = np.zeros(0, np.int32)
+    parts = [each if isinstance(each, np.ndarray) else none for each in made]
+    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+    return TokenPart(indices, np.concatenate(parts), sizes)
 
 
 class UntrainedCheck:

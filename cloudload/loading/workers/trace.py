@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.config import DeliveryConfig
-from cloudload.data import ID_KEY, BadDocumentError, ShardCache
+from cloudload.data import ID_KEY, ShardCache
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.loading.workers.documents import (
     FoundDocuments,
@@ -68,7 +68,7 @@ class WholeDocument:
     num_tokens: int
     """Number of tokens, bos and eos included."""
     text: str
-    """The text after the transform; for pre-tokenized data, the text of its tokens."""
+    """The text after the transform; for data of token IDs, the text of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Tracer:
         recipe = inputs.recipe
         self._framing = recipe.framing
         self._labels, self._corpus = recipe.labels, recipe.corpus
-        self._is_tokenized = [bool(each) for each in recipe.config.token_columns]
+        self._is_text = [source.is_text for source in recipe.config.sources]
         self._starts = self._corpus.stream_starts
 
     def trace(self, spans: Ints, rows: Ints) -> list[TracedSpan]:
@@ -128,7 +128,7 @@ class Tracer:
         return {key: int(self._starts[key[0]]) + key[1] for key in _keys(spans)}
 
     def _read_text(self, reader: _Reader, stream: int, sample: int, tokens: Tokens) -> str:
-        if self._is_tokenized[stream]:
+        if not self._is_text[stream]:
             return reader.documents.decode(tokens)
         [text] = reader.samples.read_texts(np.array([sample]))
         return text if isinstance(text, str) else ""
@@ -183,14 +183,12 @@ class Tracer:
         nowhere = np.zeros_like(index)
         found = FoundDocuments(nowhere, nowhere, nowhere, index)
         with self._readers.lend() as reader:
-            if not self._is_tokenized[stream]:
-                [text] = reader.samples.read_texts(index)
-                if isinstance(text, BadDocumentError):
-                    return f"on_error='skip' leaves out the document: {text.summary}"
+            if failure := reader.documents.find_failure(int(index[0])):
+                return f"on_error='skip' leaves out the document: {failure.summary}"
             count = reader.documents.read(found).table[0, tables.COUNT]
             where = reader.samples.where(index[0])
         if count == FILTERED:
-            return f"the transform, max_tokens, or min_tokens filters out {where}"
+            return f"encode, the transform, max_tokens, or min_tokens filters out {where}"
         return f"{where} has no tokens" if count == EMPTY else None
 
     def find_id(self, identifier: str) -> list[tuple[int, int]]:

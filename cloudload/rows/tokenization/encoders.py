@@ -293,6 +293,10 @@ class DocumentTokenizer:
             return self._encoder.encode(documents)
         return self._encode_mixed(documents)
 
+    def encode_one(self, document: str) -> Tokens:
+        """Encode a document to tokens, int32 [tokens], as `encode_flat` does."""
+        return self.encode_flat([document])[0]
+
     def _encode_mixed(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
         """Encode documents in two calls: those with `has_special_tokens`, and the others.
 

@@ -42,6 +42,11 @@ class LengthsKey:
         """16 hex digits that name the folder with the lengths of this key."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def has_seed(self) -> bool:
+        """Whether lengths depend on the run's seed and on the indices of samples."""
+        return self.documents.startswith('["encode"')
+
 
 @dataclass(frozen=True)
 class ShardRange:
@@ -142,18 +147,26 @@ def index_name(data: str) -> str:
 
 def cut_groups(shards: ShardTable, key: LengthsKey) -> Iterator[ShardRange]:
     """Group consecutive shards. A group ends after 1,048,576 samples or 1 GiB of raw bytes."""
-    first = samples = raw_bytes = group = 0
+    first = first_sample = samples = raw_bytes = group = 0
     sizes = zip(shards.samples.tolist(), shards.raw_bytes.tolist(), strict=True)
     for stop, (own_samples, own_bytes) in enumerate(sizes, 1):
         samples, raw_bytes = samples + own_samples, raw_bytes + own_bytes
         if samples >= GROUP_SAMPLES or raw_bytes >= GROUP_BYTES or stop == len(shards):
-            digest = _identify(shards[first:stop], key)
+            where = first_sample if key.has_seed else ""
+            digest = _identify(shards[first:stop], key, where)
             yield ShardRange(group, first, stop, samples, digest)
+            first_sample += samples
             first, samples, raw_bytes, group = stop, 0, 0, group + 1
 
 
-def _identify(shards: Iterable[shard_entries.ShardInfo], key: LengthsKey) -> str:
-    digest = hashlib.sha256(key.digest.encode())
+def _identify(
+    shards: Iterable[shard_entries.ShardInfo], key: LengthsKey, first_sample: int | str
+) -> str:
+    """Return 16 hex digits that identify shards and a key.
+
+    `first_sample` is the index of the first sample in its dataset, if lengths depend on it.
+    """
+    digest = hashlib.sha256(f"{key.digest}{first_sample}".encode())
     for shard in shards:
         columns = [(column.name, column.encoding) for column in shard.columns]
         hashes = sorted(shard.raw.hashes.items())
@@ -172,6 +185,12 @@ def make_key(recipe: Recipe, stream: int) -> LengthsKey:
         )
     skips = [config.on_error] if config.on_error != choices.RAISE else []
     chat = recipe.chats[stream]
-    made = ["text", source.text_key, source.transform_name] if chat is None else ["chat", chat.name]
+    if source.encode:
+        # a document's tokens may depend on the seed and on the sample's index
+        made = ["encode", source.encode_name, config.seed]
+    elif chat is not None:
+        made = ["chat", chat.name]
+    else:
+        made = ["text", source.text_key, source.transform_name]
     documents = json.dumps([*made, *skips])
     return LengthsKey(recipe.tokenizer.fingerprint, recipe.tokenizer.token_ids, documents)

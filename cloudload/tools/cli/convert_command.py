@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudload.tools.cli import command
-from cloudload.tools.cli.declared_options import add_declared, list_given, read_transform
+from cloudload.tools.cli.declared_options import add_declared, list_given, read_functions
 from cloudload.tools.cli.output import print_result
 
 
@@ -62,7 +62,7 @@ def _convert(options: argparse.Namespace) -> int:
     _check_apart(options)
     with command.open_engine(options) as executor:
         report = convert_to_mds(
-            **read_transform(asked), executor=executor, progress=not options.quiet
+            **read_functions(asked), executor=executor, progress=not options.quiet
         )
     if options.report:
         options.report.write_text(report.to_json() + "\n")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cloudload.system import reports
 from cloudload.tools.cli import command
-from cloudload.tools.cli.declared_options import add_declared, list_given, read_transform
+from cloudload.tools.cli.declared_options import add_declared, list_given, read_functions
 from cloudload.tools.cli.output import print_result
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def add_count(parser: command.CommandParser) -> None:
 
     add = command.set_up(parser, _count, after_interrupt="Run the same command again to resume")
     names = "dataset tokenizer split text_key tokens_key tokens_dtype labels_key "
-    names += "strip_tokens transform transform_id chat on_error tokenizer_backend out by again "
-    names += "processes worker"
+    names += "strip_tokens transform transform_id chat encode encode_id seed on_error "
+    names += "tokenizer_backend out by again processes worker"
     add_declared(add, count_tokens, names, processes=command.COUNT)
     command.add_engine_options(add)
     sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"
@@ -48,10 +48,11 @@ def _count(options: argparse.Namespace) -> int:
     from cloudload.tools.count.count import count_tokens, estimate_tokens
     from cloudload.tools.count.length_report import plot_lengths
 
-    asked = read_transform(list_given(options, count_tokens))
-    if not asked.keys() & {"tokenizer", "tokens_key"}:
+    asked = read_functions(list_given(options, count_tokens))
+    if not asked.keys() & {"tokenizer", "tokens_key", "encode"}:
         options.parser.error(
-            "--tokenizer is missing. Pass --tokenizer, or --tokens-key if the data is token IDs"
+            "--tokenizer is missing. Pass --tokenizer, or --tokens-key if the data is token IDs, "
+            "or --encode"
         )
     if options.png is not None:
         reports.check_picture(options.png)

@@ -86,13 +86,14 @@ def list_given(options: argparse.Namespace, callee: Callable[..., Any]) -> dict[
     return {name: value for name, value in vars(options).items() if name in known}
 
 
-def read_transform(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Replace the name of a transform, such as `module:function`, by the function."""
-    if not isinstance(arguments.get("transform"), str):
+def read_functions(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Replace the names of functions, such as `module:function`, by the functions."""
+    names = [name for name in ("transform", "encode") if isinstance(arguments.get(name), str)]
+    if not names:
         return arguments
-    from cloudload.tools.provenance.state_run import import_transform  # imports torch
+    from cloudload.tools.provenance.state_run import import_function  # imports torch
 
-    return {**arguments, "transform": import_transform(arguments["transform"])}
+    return {**arguments, **{name: import_function(name, arguments[name]) for name in names}}
 
 
 def read_chat(arguments: dict[str, Any]) -> dict[str, Any]:

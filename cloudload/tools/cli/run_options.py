@@ -30,7 +30,7 @@ from cloudload.tools.cli.declared_options import (
     list_given,
     parse_yaml,
     read_chat,
-    read_transform,
+    read_functions,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ READING = (
 )
 """The options of `DeliveryConfig` that apply to the rows of a checkpoint."""
 _NOT_OPTIONS = ("streams", "retry", "dp_rank", "dp_world_size", "has_mesh")
+_FUNCTIONS = ("transform", "encode")
+"""The options of the rows that a state does not store, because their values are functions."""
 _NUM_WORKERS, _ROWS_PER_STEP = 2, 8
 _WORKERS = {"num_workers": {"flags": ("--num-workers", "--workers")}}
 _START_LOGGERS = tuple(f"cloudload.{name}" for name in ("start", "wait", "tokenizer", "lengths"))
@@ -92,7 +94,7 @@ def add_data_options(add: Callable[..., Any], delivery: str = "lengths local") -
     from cloudload.config import DeliveryConfig, RowsConfig
 
     _add_locations(add, ())
-    add_declared(add, RowsConfig, "transform")
+    add_declared(add, RowsConfig, " ".join(_FUNCTIONS))
     add_declared(add, DeliveryConfig, delivery, **_WORKERS)
 
 
@@ -170,7 +172,7 @@ def load_states(options: argparse.Namespace) -> list[dict[str, Any]]:
     from cloudload.tools.provenance.checkpoint import load_state
 
     names = [name for name in ("yaml", "config", "option") if getattr(options, name, None)]
-    names += [name for name in list_given(options, RowsConfig) if name != "transform"]
+    names += [name for name in list_given(options, RowsConfig) if name not in _FUNCTIONS]
     if names:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
         raise ValueError(
@@ -191,7 +193,7 @@ def check_one_state(options: argparse.Namespace, wanted: str) -> None:
 
 def locate_run(options: argparse.Namespace) -> dict[str, Any]:
     """Return where the data and the tokenizer of a saved run are, as arguments of `open_run`."""
-    names = ("data", "tokenizer", "transform", "lengths")
+    names = ("data", "tokenizer", *_FUNCTIONS, "lengths")
     return {name: getattr(options, name, None) for name in names}
 
 
@@ -232,7 +234,7 @@ def read_loader_options(
             arguments[name] = getattr(options, name)
     arguments |= list_given(options, RowsConfig) | list_given(options, DeliveryConfig)
     arguments |= dict(map(_parse_option, options.option))
-    arguments = read_chat(read_transform(arguments))
+    arguments = read_chat(read_functions(arguments))
     if CHECK not in known:
         arguments.pop(CHECK, None)
     if arguments.get("lengths") is False:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from cloudload.config import (
     TEXT_KEY,
     Chat,
+    Encode,
     OnError,
     RowsConfig,
     Stream,
@@ -58,12 +59,15 @@ class TokenOptions(NamedTuple):
 
 
 class TextOptions(NamedTuple):
-    """The options of `RowsConfig` for documents that are text."""
+    """The options of `RowsConfig` for documents that are text, or that a function makes."""
 
     text_key: str
     transform: Transform | None
     transform_id: str | None
     chat: Chat | None
+    encode: Encode | None
+    encode_id: str | None
+    seed: int
     on_error: OnError
 
 
@@ -81,6 +85,9 @@ def count_tokens(
     transform: Transform | None = None,
     transform_id: str | None = None,
     chat: Chat | None = None,
+    encode: Encode | None = None,
+    encode_id: str | None = None,
+    seed: int = RowsConfig.seed,
     on_error: OnError = "raise",
     tokenizer_backend: TokenizerBackend = "auto",
     out: str | os.PathLike[str] | None = None,
@@ -111,6 +118,9 @@ def count_tokens(
         transform_id: as for `CloudLoader`.
         chat: as for `CloudLoader`. Its `max_tokens` must be set, to the run's `seq_len` or another
             number, unless it splits longer documents.
+        encode: as for `CloudLoader`.
+        encode_id: as for `CloudLoader`.
+        seed: the seed of the runs that will use the lengths. It matters only with `encode`.
         on_error: as for `CloudLoader`.
         tokenizer_backend: as for `CloudLoader`.
         out: location of the lengths. By default, the folder `lengths` of the dataset.
@@ -141,7 +151,9 @@ def count_tokens(
     """
     began = time.monotonic()
     of_tokens = TokenOptions(tokens_key, tokens_dtype, labels_key, strip_tokens)
-    of_text = TextOptions(text_key, transform, transform_id, chat, on_error)
+    of_text = TextOptions(
+        text_key, transform, transform_id, chat, encode, encode_id, seed, on_error
+    )
     stream = _as_stream(dataset, split)
     recipe, backend = _open(
         stream, of_tokens, of_text, tokenizer, backend=tokenizer_backend, retry=retry
@@ -185,6 +197,9 @@ def estimate_tokens(
     transform: Transform | None = None,
     transform_id: str | None = None,
     chat: Chat | None = None,
+    encode: Encode | None = None,
+    encode_id: str | None = None,
+    seed: int = RowsConfig.seed,
     on_error: OnError = "raise",
     tokenizer_backend: TokenizerBackend = "auto",
     retry: Retry | None = None,
@@ -205,6 +220,9 @@ def estimate_tokens(
         transform: as for `count_tokens`.
         transform_id: as for `count_tokens`.
         chat: as for `count_tokens`.
+        encode: as for `count_tokens`.
+        encode_id: as for `count_tokens`.
+        seed: as for `count_tokens`.
         on_error: as for `count_tokens`.
         tokenizer_backend: as for `count_tokens`.
         retry: as for `count_tokens`.
@@ -216,7 +234,9 @@ def estimate_tokens(
         StoreError: the dataset cannot be read.
     """
     of_tokens = TokenOptions(tokens_key, tokens_dtype, labels_key, strip_tokens)
-    of_text = TextOptions(text_key, transform, transform_id, chat, on_error)
+    of_text = TextOptions(
+        text_key, transform, transform_id, chat, encode, encode_id, seed, on_error
+    )
     stream = _as_stream(dataset, split)
     recipe, backend = _open(
         stream, of_tokens, of_text, tokenizer, backend=tokenizer_backend, retry=retry
@@ -247,7 +267,7 @@ def _open(
             "does not know. Pass Chat(max_tokens=N) with the run's seq_len"
         )
     recipe = open_recipe(config, tokenizer, retry or Retry())
-    text = recipe.tokenizer.json if recipe.has_text else ""
+    text = recipe.tokenizer.json if recipe.tokenizes else ""
     found = choose_backend(text, backend, cache_folder.default_cache())
     return recipe, found.name
 

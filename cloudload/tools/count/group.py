@@ -99,7 +99,7 @@ class Counted:
 def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
     """Return the groups of a dataset, in order."""
     return [
-        GroupJob(replace(dataset, shards=dataset.table[shards.first : shards.stop]), shards)
+        GroupJob(dataset.part(shards.first, shards.stop), shards)
         for shards in lengths_index.cut_groups(dataset.table, work.key)
     ]
 
@@ -220,7 +220,7 @@ class LengthMeter:
     def _tokens(self) -> TokenReader:
         """The reader of tokens, whose tokenizer is opened when the first sample is measured."""
         recipe = self._recipe
-        tokenizer = _open_tokenizer(recipe.tokenizer, self._backend) if recipe.has_text else None
+        tokenizer = _open_tokenizer(recipe.tokenizer, self._backend) if recipe.tokenizes else None
         return TokenReader(recipe, self.reader, tokenizer)
 
     def measure(self, samples: Ints) -> tuple[Ints, int]:

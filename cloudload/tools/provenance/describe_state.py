@@ -47,7 +47,10 @@ _FREE = {
     state_fields.FAIR_FIELD: "may change: a resume keeps the rule that the run began with",
     state_fields.SAMPLES_FIELD: "compared only if data differs",
 }
-_BY_STREAM = (state_fields.TOKENS_FIELD, state_fields.CHAT_FIELD, state_fields.MAX_EPOCHS_FIELD)
+_BY_STREAM = (
+    *(state_fields.TOKENS_FIELD, state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD),
+    state_fields.MAX_EPOCHS_FIELD,
+)
 """The fields with a comma-separated value for each stream. A value may be empty."""
 _HELD = "held: a resume rejects a different value"
 _ACCEPTABLE = "held, unless you accept a different value with on_change={{{name!r}: 'accept'}}"

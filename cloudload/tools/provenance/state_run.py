@@ -17,8 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from urllib.parse import unquote
 
-from cloudload.config import GIVEN_ID, Stream, Transform, alone, choices, name_streams
+from cloudload.config import (
+    Encode,
+    Stream,
+    Transform,
+    alone,
+    choices,
+    name_streams,
+    read_given_id,
+)
 from cloudload.data import explain
 from cloudload.errors import StreamChangedError
 from cloudload.loading import CloudLoader, LoneEnvironment, use_environment
@@ -96,6 +105,7 @@ def open_run(
     data: list[str] | None = None,
     tokenizer: Any = None,
     transform: Transform | str | None = None,
+    encode: Encode | str | None = None,
     global_batch: int | None = None,
     lengths: str | os.PathLike[str] | None = None,
 ) -> Run:
@@ -106,6 +116,7 @@ def open_run(
         data: a URL for each stream, if the data has moved.
         tokenizer: the tokenizer, if it has moved or the state does not record it.
         transform: the run's transform, if it had one: a function, or `module:function`.
+        encode: the run's `encode` function, if it had one, likewise.
         global_batch: rows per step, if the state was saved before the first batch.
         lengths: folder or URL of the token lengths, if they are not with the data.
 
@@ -120,18 +131,13 @@ def open_run(
         raise StreamChangedError(
             "the state does not record the tokenizer's location. Pass the tokenizer (--tokenizer)"
         )
-    if isinstance(transform, str):
-        transform = import_transform(transform)
-    if transform is None and state["transform"] is not None:
-        raise ValueError(
-            f"the run used the transform {state['transform']!r}. Pass the same transform "
-            "(--transform)"
-        )
     if sources.own_transforms:
         raise ValueError(
-            f"{sources.own_transforms[0]} has a transform of its own, which a state does not "
-            "store. Create the loader with the same streams, load the state, and use loader.trace"
+            f"{sources.own_transforms[0]} has a transform or encode of its own, which a state does "
+            "not store. Create the loader with the same streams, load the state, and use "
+            "loader.trace"
         )
+    functions = _find_functions(saved.fields, {"transform": transform, "encode": encode})
     global_batch = global_batch or saved.position.global_batch
     if not global_batch:
         raise ValueError(
@@ -147,8 +153,7 @@ def open_run(
         **{name: saved.fields[name] for name in state_fields.HELD_CONFIG_FIELDS},
         "data": list(streams),
         "tokenizer": tokenizer,
-        "transform": transform,
-        "transform_id": _read_transform_id(state["transform"]),
+        **functions,
         "seq_len": saved.seq_len,
         "num_lanes": saved.layout.num_lanes,
         "bos": sources.bos,
@@ -176,13 +181,33 @@ def start_run(global_batch: int, **options: Any) -> Run:
     """
     with CloudLoader(**{**options, **alone(global_batch)}) as loader:
         state = loader.state_dict()
-    given = {name: options.get(name) for name in ("tokenizer", "transform", "lengths")}
+    given = {name: options.get(name) for name in ("tokenizer", "transform", "encode", "lengths")}
     return open_run(state, **given, global_batch=global_batch)
 
 
-def _read_transform_id(name: str | None) -> str | None:
-    """Return the `transform_id` that the user gave the run, or None."""
-    return name.removeprefix(GIVEN_ID) if name and name.startswith(GIVEN_ID) else None
+def _find_functions(saved: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the functions of a run and their IDs, as arguments of `CloudLoader`.
+
+    `saved` are the fields of a state. `given` has functions or their names, by option. Raises
+    `ValueError` for a function that is missing or cannot be imported.
+    """
+    found: dict[str, Any] = {}
+    for option, function in given.items():
+        name = _read_name(saved[option], is_quoted=option == state_fields.ENCODE_FIELD)
+        if function is None and name:
+            raise ValueError(f"the run used the {option} {name!r}. Pass the same one (--{option})")
+        found[option] = function
+        if isinstance(function, str):
+            found[option] = import_function(option, function)
+        found[f"{option}_id"] = read_given_id(option, name)
+    return found
+
+
+def _read_name(saved: str | None, *, is_quoted: bool) -> str | None:
+    """Return the name of the loader's function in a field, which may have an item per stream."""
+    names = {unquote(name) for name in (saved or "").split(",") if name}
+    is_joined = is_quoted or "," in (saved or "")
+    return names.pop() if is_joined and len(names) == 1 else (saved or "").strip(",") or None
 
 
 def _move_streams(streams: list[Stream], data: list[str] | None) -> list[Stream]:
@@ -197,17 +222,19 @@ def _move_streams(streams: list[Stream], data: list[str] | None) -> list[Stream]
     return [replace(stream, remote=url, split=None) for stream, url in pairs]
 
 
-def import_transform(path: str) -> Transform:
-    """Import a transform, given as `module:function`. Raises `ValueError` if that fails."""
+def import_function(option: str, path: str) -> Any:
+    """Import the function of an option, given as `module:function`.
+
+    Raises `ValueError` if that fails.
+    """
     module, _, name = path.partition(":")
     try:
-        transform: Transform = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # the module may raise anything
         raise ValueError(
-            f"transform {path!r} cannot be imported ({explain(error)}). Use "
+            f"{option} {path!r} cannot be imported ({explain(error)}). Use "
             "module:function, with the module's folder in PYTHONPATH"
         ) from error
-    return transform
 
 
 def open_lane(run: Run, lane: int, batch_size: int, delivery: Mapping[str, Any]) -> CloudLoader:

@@ -18,7 +18,7 @@ from cloudload.tools.cli.declared_options import (
     list_given,
     parse_fields,
     read_chat,
-    read_transform,
+    read_functions,
 )
 
 NOT_FLAGS = {"streams", "retry", "dp_rank", "dp_world_size", "has_mesh"}
@@ -188,11 +188,11 @@ def test_no_help_only_names_another_declaration(command: str) -> None:
 
 def test_the_name_of_a_transform_becomes_the_function() -> None:
     given = {"transform": "json:loads", "transform_id": "a:b"}
-    assert read_transform(given) == {"transform": json.loads, "transform_id": "a:b"}
+    assert read_functions(given) == {"transform": json.loads, "transform_id": "a:b"}
     for unchanged in ({}, {"transform": None}, {"transform": json.dumps}):
-        assert read_transform(dict(unchanged)) == unchanged
+        assert read_functions(dict(unchanged)) == unchanged
     with pytest.raises(ValueError, match="json"):
-        read_transform({"transform": "json"})
+        read_functions({"transform": "json"})
 
 
 @pytest.mark.parametrize("command", ["plan", "check", "state"])
