@@ -128,3 +128,10 @@ def _is_date(value: Any) -> bool:
         return f"{datetime.date.fromisoformat(value)}" == str(value)
     except (TypeError, ValueError):
         return False
+
+
+def as_chat(name: str, value: Any) -> Chat:
+    """Return the options of conversations. Raises `ValueError` for another value."""
+    if not isinstance(value, Chat):
+        raise ValueError(f"{name} is {value!r}. Use Chat(), or None")
+    return value

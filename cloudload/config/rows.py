@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from cloudload.config import checks
-from cloudload.config.chat import Chat
+from cloudload.config.chat import Chat, as_chat
 from cloudload.config.checks import Count, within
 from cloudload.config.choices import (
     AUTO,
@@ -127,7 +127,7 @@ class RowsConfig:
     """Name that identifies the transform on resume. Change it whenever the transform's output
     changes. By default, a hash of the transform's code and of the values that it uses, as they are
     when the loader is created."""
-    chat: Chat | None = None
+    chat: Annotated[Chat, as_chat] | None = None
     """How samples that are conversations become documents, and which of their tokens are trained.
     It replaces `text_key`. `auto` adds no bos and no eos to them, because chat templates write
     them. A `Stream` can set its own, to mix conversations with text."""

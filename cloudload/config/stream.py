@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cloudload.config import checks, choices
-from cloudload.config.chat import Chat
+from cloudload.config.chat import Chat, as_chat
 from cloudload.config.encode import Encode, as_encode
 from cloudload.config.source import check_given_id
 from cloudload.config.transform import Transform, as_transform
@@ -138,8 +138,8 @@ class Stream:
             if given not in (choices.SAME, None):
                 own[name] = check(f"{name}{where}", given)
             check_given_id(name, own.get(name), getattr(self, f"{name}_id"), where)
-        if not isinstance(self.chat, Chat) and self.chat not in (choices.SAME, None):
-            raise ValueError(f"chat{where} is {self.chat!r}. Use Chat(), or None")
+        if self.chat not in (choices.SAME, None):
+            as_chat(f"chat{where}", self.chat)
         kinds = {"tokens_key": self.tokens_key, **own, "chat": self.chat}
         kinds["text_key"] = self.text_key
         names = [name for name, value in kinds.items() if value not in (choices.SAME, None)]
