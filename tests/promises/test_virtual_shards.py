@@ -260,6 +260,18 @@ def test_a_stored_index_may_be_beside_the_files_and_moves_with_them(tmp_path: Pa
     assert texts_of(open_files(tmp_path / "moved"), tmp_path / "cache") == DOCUMENTS
 
 
+def test_a_folder_with_the_name_of_a_file_is_read(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "spark.parquet", DOCUMENTS)
+    write_mds(tmp_path / "mds.parquet", DOCUMENTS)
+    for name, is_virtual in (("spark.parquet", True), ("mds.parquet", False)):
+        corpus = open_files(tmp_path / name)
+        assert {info.is_virtual for info in corpus.datasets[0].shards} == {is_virtual}
+        assert texts_of(corpus, tmp_path / "cache") == DOCUMENTS
+    index_files(tmp_path / "spark.parquet", tmp_path / "spark.parquet")
+    write_parquet(tmp_path / "spark.parquet" / "z.parquet", [{"text": "added later"}])
+    assert texts_of(open_files(tmp_path / "spark.parquet"), tmp_path / "cache") == DOCUMENTS
+
+
 def test_lengths_are_stored_beside_a_stored_index(tmp_path: Path) -> None:
     write_corpus(tmp_path / "in", DOCUMENTS)
     index_files(tmp_path / "in", tmp_path / "index")
@@ -576,12 +588,12 @@ def test_footers_larger_than_the_first_request_are_read(tmp_path: Path, columns:
     assert open_files(tmp_path / "in").num_samples == 9
 
 
-def test_without_pyarrow_the_extra_is_named(
+def test_without_pyarrow_the_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_one(tmp_path / "in")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DatasetError, match=r"pip install 'cloudload\[parquet\]'"):
+    with pytest.raises(DatasetError, match=r"pip install pyarrow"):
         make_loader(str(tmp_path / "in"), local=tmp_path / "cache")
 
 

@@ -89,14 +89,17 @@ def open_index(
     `DatasetError` if the index is invalid, and the errors of `read_index`.
     """
     if virtual_index.is_parquet(location.url):
-        return _open_virtual(location, root, choice)
+        found = virtual_index.find_parquet_files(location)
+        if not found.has_index:  # else it is a folder with a name like a file's
+            return _open_virtual(found, root, choice)
     before_s = time.time()
     is_shared = _is_large if root is not None and str(location) == location.url else None
     try:
         data, version = _read_index(location, is_shared)
     except StoreError as error:
         if error.is_missing and wrong_input.has_parquet(location):
-            return _open_virtual(location, root, choice)
+            found = virtual_index.find_parquet_files(location)
+            return _open_virtual(found, root, choice)
         _explain_missing(error, location)
         raise
     if root is not None and is_shared is not None and is_shared(version):
@@ -109,13 +112,14 @@ def open_index(
     return OpenedIndex(location, shards, shards.fingerprints[INDEX], version, read_s)
 
 
-def _open_virtual(location: Location, root: Path | None, choice: ColumnChoice) -> OpenedIndex:
+def _open_virtual(
+    found: virtual_index.ParquetFiles, root: Path | None, choice: ColumnChoice
+) -> OpenedIndex:
     """Make the index of Parquet files, or map the one that another process of this node made.
 
     Every process lists the files. The list has their versions, so it determines the index.
     """
-    before_s = time.time()
-    found = virtual_index.find_parquet_files(location)
+    before_s, location = time.time(), found.location
     # the size of the footers is unknown, and limits only the wait for another process
     size = len(found.files) * _FOOTER_BYTES
     version = Version(exact=found.identify(choice), size=size)

@@ -67,6 +67,8 @@ class ParquetFiles:
     folder: Location
     """The folder of the files."""
     files: tuple[StoredObject, ...]
+    has_index: bool = False
+    """Whether the folder also has an `index.json`, which a loader reads instead."""
 
     def name_of(self, file: StoredObject) -> str:
         """The name of a file in the folder."""
@@ -90,15 +92,17 @@ def is_parquet(name: str) -> bool:
 def find_parquet_files(location: Location) -> ParquetFiles:
     """List the Parquet files at a location: a file, a folder, or a glob.
 
-    Raises `DatasetError` if there are none, or if they belong to a table such as Delta, and
-    `StoreError` if they cannot be listed.
+    Raises `DatasetError` if there are none and no index, or if they belong to a table such as
+    Delta, and `StoreError` if they cannot be listed.
     """
     glob = find_glob(location)
     root = glob.folder if glob else urls.plain_location(location.url)
     selection = FileSelection(root, glob)
     listing = location.at(root).collect(selection.collect, wanted=selection.wants)
     files = tuple(file for file in listing.files if is_parquet(file.url))
-    if not files:
+    index = urls.join_url(root, shard_entries.INDEX_NAME)
+    has_index = glob is None and any(file.url == index for file in listing.files)
+    if not files and not has_index:
         raise DatasetError(f"found no Parquet files in {location}. Check the location")
     names = [urls.name_below(file.url, root) for file in files]
     for folder, kind in listing.tables.items():
@@ -107,7 +111,8 @@ def find_parquet_files(location: Location) -> ParquetFiles:
             raise DatasetError(file_kinds.refuse_table(redact(table), kind))
     # the folder of a single file is the one that has it
     folder = root.rpartition("/")[0] or ("/" if root.startswith("/") else ".")
-    return ParquetFiles(location, location.at(folder if names == [""] else root), files)
+    folder = folder if names == [""] else root
+    return ParquetFiles(location, location.at(folder), files, has_index)
 
 
 def build_index(found: ParquetFiles, choice: ColumnChoice, folder: str = "") -> bytes:

@@ -154,7 +154,7 @@ def _explain_glob(location: Location, glob: Glob) -> str | None:
         [urls.join_url(root, name) for name in names if glob.matches(name)]
         for names in (found.files, found.datasets)
     )
-    shown = f"{location} is a glob, but a loader reads only folders of MDS datasets"
+    shown = f"{location} is a glob, but a loader reads globs only of Parquet files"
     if folders:
         return f"{shown}. Pass a list of these folders: {name_some(folders)}"
     if not files:

@@ -138,7 +138,7 @@ def test_what_cannot_be_converted_as_files_is_called_by_its_name(
         (
             "c/*",
             None,
-            "c/* is a glob, but a loader reads only folders of MDS datasets. Pass a list of ",
+            "c/* is a glob, but a loader reads globs only of Parquet files. Pass a list of ",
         ),
         ("c/**", None, "these folders: c/val and c/en/train"),
         ("c/*.txt", None, "The glob matches no file. Check the location"),
