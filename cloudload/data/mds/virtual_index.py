@@ -67,6 +67,8 @@ class ParquetFiles:
     folder: Location
     """The folder of the files."""
     files: tuple[StoredObject, ...]
+    is_pinned: bool = False
+    """Whether the folder is one of a commit, so that its files never change."""
     has_index: bool = False
     """Whether the folder also has an `index.json`, which a loader reads instead."""
 
@@ -75,10 +77,11 @@ class ParquetFiles:
         return urls.name_below(file.url, self.folder.url)
 
     def identify(self, choice: ColumnChoice) -> str:
-        """A digest of everything on which the index depends; "" if a file has no tag."""
-        if not all(file.tag for file in self.files):
+        """A digest of everything on which the index depends; "" if a file's version is unknown."""
+        if not self.is_pinned and not all(file.tag for file in self.files):
             return ""
-        digest = hashlib.sha256(repr((__version__, SHARD_BYTES, *choice)).encode())
+        commit = self.folder.url if self.is_pinned else ""
+        digest = hashlib.sha256(repr((__version__, SHARD_BYTES, commit, *choice)).encode())
         for file in self.files:
             digest.update(repr((self.name_of(file), file.bytes, file.tag)).encode())
         return digest.hexdigest()
@@ -95,6 +98,7 @@ def find_parquet_files(location: Location) -> ParquetFiles:
     Raises `DatasetError` if there are none and no index, or if they belong to a table such as
     Delta, and `StoreError` if they cannot be listed.
     """
+    location = location.pin()
     glob = find_glob(location)
     root = glob.folder if glob else urls.plain_location(location.url)
     selection = FileSelection(root, glob)
@@ -112,7 +116,8 @@ def find_parquet_files(location: Location) -> ParquetFiles:
     # the folder of a single file is the one that has it
     folder = root.rpartition("/")[0] or ("/" if root.startswith("/") else ".")
     folder = folder if names == [""] else root
-    return ParquetFiles(location, location.at(folder), files, has_index)
+    is_pinned = urls.scheme_of(root) == "hf"
+    return ParquetFiles(location, location.at(folder), files, is_pinned, has_index)
 
 
 def build_index(found: ParquetFiles, choice: ColumnChoice, folder: str = "") -> bytes:

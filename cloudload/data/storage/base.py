@@ -149,6 +149,10 @@ class Backend(ABC):
         `Location` retries transient kinds.
         """
 
+    def pin(self, url: str) -> str:
+        """The URL of what is at a URL now, if the store has immutable versions of whole folders."""
+        return url
+
     def describe_endpoint(self, url: str) -> str:
         """Describe the endpoint of a URL and the setting it came from. Return "" if unknown.
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from cloudload.data.storage import clients, urls
 from cloudload.data.storage.base import Backend, ObjectStream, StoredObject
-from cloudload.data.storage.hub import check_connection
+from cloudload.data.storage.hub import check_connection, pin_commit
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.versions import Version, version_of_details, version_of_headers
 from cloudload.errors import FailureKind, StoreError
@@ -92,6 +92,12 @@ class FsspecStore(Backend):
             if path != root.rstrip("/"):  # a listing of an object contains the object itself
                 is_folder = info.get("type") == "directory"
                 yield path.rpartition("/")[2] + ("/" if is_folder else "")
+
+    def pin(self, url: str) -> str:
+        if urls.scheme_of(url) != "hf":
+            return url
+        _resolve(url)  # checks the connection
+        return pin_commit(url)
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return clients.failure_kind_of_any(error)

@@ -1,4 +1,4 @@
-"""Check the connection to the Hugging Face Hub, before the Hub's own client is used.
+"""Check the connection to the Hugging Face Hub, before its own client is used, and pin commits.
 
 Without a connection, that client would retry for about a minute.
 """
@@ -6,11 +6,14 @@ Without a connection, that client would retry for about a minute.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 
 from cloudload.data.storage.advice import describe_proxy
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import FailureKind, StoreError
+
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 TIMEOUT_S = 5.0  # rarely reached, because without a connection, DNS usually fails in milliseconds
 
@@ -41,6 +44,21 @@ def check_connection() -> None:
             "can reach the Hub and pass their folder",
             kind=FailureKind.UNREACHABLE,
         )
+
+
+def pin_commit(url: str) -> str:
+    """The same `hf://` URL at the commit to which its branch or tag leads now.
+
+    Raises the errors of the Hub's client.
+    """
+    from huggingface_hub import HfApi, HfFileSystem, constants
+
+    path = HfFileSystem().resolve_path(url)
+    if _COMMIT.fullmatch(path.revision):
+        return url
+    found = HfApi().repo_info(path.repo_id, revision=path.revision, repo_type=path.repo_type)
+    kind = constants.REPO_TYPES_URL_PREFIXES.get(path.repo_type, "")
+    return f"hf://{kind}{path.repo_id}@{found.sha}/{path.path_in_repo}".rstrip("/")
 
 
 def _reason(error: BaseException) -> str:

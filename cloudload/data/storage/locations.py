@@ -237,6 +237,15 @@ class Location:
             with writing:
                 is_over = True
 
+    def pin(self) -> Location:
+        """The location of what is here now: of a commit, for a branch on the Hugging Face Hub.
+
+        Other stores have no immutable folders, so their locations stay the same.
+        """
+        backend = self.backend
+        url = retrying("read", self.url, backend, self.retry, lambda _: backend.pin(self.url))
+        return replace(self, url=url)
+
     # ------------------------------------------------------------ write
 
     def upload(self, path: Path) -> None:
