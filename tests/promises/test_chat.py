@@ -13,6 +13,7 @@ from cloudload.provenance import open_run, trace_steps
 from cloudload.testing import Leg, Row, check_resume, check_worlds, run_leg, run_legs
 from cloudload.tools.count import count_tokens
 from testkit.conversations import (
+    PLAIN_TEMPLATE,
     TEMPLATE,
     chat_tokenizer,
     conversations,
@@ -51,7 +52,7 @@ def documents_in(rows: list[Row]) -> dict[int, tuple[list[int], list[int]]]:
 
 
 @pytest.mark.parametrize("backend", ["hf", "auto"])
-@pytest.mark.parametrize("template", ["tokenizer", TEMPLATE])
+@pytest.mark.parametrize("template", ["tokenizer", TEMPLATE, PLAIN_TEMPLATE])
 @pytest.mark.parametrize("packing", ["best_fit", "one_per_row"])
 def test_ids_and_labels_are_those_of_transformers(
     folder: str, packing: str, template: str, backend: str
