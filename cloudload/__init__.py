@@ -57,6 +57,7 @@ if _TYPE_CHECKING:
     from cloudload.data.storage.base import Retry as Retry
     from cloudload.errors import CloudloadError as CloudloadError
     from cloudload.loading.batch import Batch as Batch
+    from cloudload.loading.document_dataset import Documents as Documents
     from cloudload.loading.evaluation import FromStart as FromStart
     from cloudload.loading.loader import CloudLoader as CloudLoader
     from cloudload.loading.row_dataset import Rows as Rows
@@ -83,6 +84,7 @@ __all__ = [
     "CloudloadError",
     "ConvertReport",
     "CountReport",
+    "Documents",
     "EncodeContext",
     "ExportReport",
     "Finding",

@@ -44,7 +44,7 @@ FLOORS = {
     "rows": ["trained", "tokenization packing", "chat"],
     "loading": [
         *("batch workers", "delivery", "current_run", "preparation", "reader", "loader"),
-        "evaluation row_dataset",
+        "evaluation row_dataset document_dataset",
     ],
     "tools": [
         "engines inspect",

@@ -78,8 +78,8 @@ INTEGRATIONS = {
     "transformers": ["CloudloadCallback", "CloudloadTrainer", "check_packed_rows"],
 }
 ADDED = [
-    *("Chat", "CheckReport", "ConvertReport", "CountReport", "ExportReport", "Finding", "Rows"),
-    *("EncodeContext", "TokenIds"),
+    *("Chat", "CheckReport", "ConvertReport", "CountReport", "Documents", "EncodeContext"),
+    *("ExportReport", "Finding", "Rows", "TokenIds"),
     *(
         "Stats",
         "Text",

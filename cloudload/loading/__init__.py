@@ -10,7 +10,7 @@
     current_run  a run and its progress      evaluation   `FromStart`: repeatable passes
     preparation  the plan of an iteration    batch        the tensors of a batch
     reader       one iteration at a time     workers      documents to blocks
-    delivery     blocks to batches
+    delivery     blocks to batches           document_dataset  `Documents`: samples by index
 
 Its workers, ranks and batches decide who computes a row, never what the row holds.
 """

@@ -34,7 +34,7 @@ from cloudload._door import open_door
 if TYPE_CHECKING:
     from cloudload.run import state_fields
     from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS
-    from cloudload.run.components import Component
+    from cloudload.run.components import Component, order_corpus
     from cloudload.run.lengths import length_files, lengths_index
     from cloudload.run.lengths.ending import Ending, Tails, end_corpus
     from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths

@@ -17,7 +17,15 @@ from pathlib import Path
 
 from cloudload.config import RowsConfig
 from cloudload.data import Corpus, cache_folder, join_columns
-from cloudload.order import EpochOrders, Lanes, Layout, OrderConfig, Sampling, identify_order
+from cloudload.order import (
+    EpochOrders,
+    Lanes,
+    Layout,
+    OrderConfig,
+    Sampling,
+    identify_order,
+    resolve_layout,
+)
 from cloudload.system import Ints
 
 _MOST_BARREN = 100_000
@@ -117,6 +125,17 @@ def build_components(
             specs, layout.canonical_nodes, layout.shuffle_block_sizes, strict=True
         )
     )
+
+
+def order_corpus(config: RowsConfig, corpus: Corpus) -> Component:
+    """Return the only component of a config without a mixture, as a new run orders it.
+
+    Raises `ValueError` as `specify_components` and `resolve_layout` do.
+    """
+    specs = specify_components(config, corpus)
+    sizes = [(each.num_positions, len(each.shard_sizes)) for each in specs]
+    [component] = build_components(config, specs, resolve_layout(config, sizes))
+    return component
 
 
 def _specify(config: RowsConfig, corpus: Corpus, streams: range) -> ComponentSpec:

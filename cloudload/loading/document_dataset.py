@@ -1,0 +1,524 @@
+"""`Documents`: samples by their index in one global order, for what is not packed into rows.
+
+    docs[17] ─► epoch 0, position 17 ─► sample ─► {"prompt": …, "id": …}
+
+    docs.batches(8)    this rank's part of each global batch     evaluation, preference pairs
+    docs.queue()       documents that finish out of order        rollouts of reinforcement learning
+
+Index k is position k of the canonical order, epoch after epoch, so it names the same sample on any
+world and in any process. Only what was delivered or finished counts as done:
+
+    batches    a state is the next index                     0 1 2 3 | 4 5 …
+    queue      a state is a frontier, and what is done       done done done | 3 - 5 - 7
+               beyond it                                     frontier 3, done 5 7
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloudload.config import (
+    DeliveryConfig,
+    RowsConfig,
+    ShuffleAlgorithm,
+    Stream,
+    Verification,
+    as_streams,
+    checks,
+)
+from cloudload.data import ID_KEY, Corpus, Retry, ShardCache, cache_folder, open_corpus, urls
+from cloudload.errors import DatasetError, StreamChangedError
+from cloudload.loading.delivery.world import current_environment
+from cloudload.order import EpochOrders
+from cloudload.run import Component, order_corpus
+from cloudload.system import Ints, Spares, option_help
+
+Document = dict[str, Any]
+"""A sample's values by column."""
+MOST_AHEAD = 1 << 16
+"""The most documents that may be done, or taken, beyond one that is not done."""
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class DocumentPlace:
+    """Where a document is in the data."""
+
+    stream: str
+    """The name of the stream."""
+    epoch: int
+    sample: int
+    """The index of the sample within its stream."""
+    shard: str
+    """The file name of its uncompressed shard."""
+    id: Any
+    """The value of its column `id`, or None if it has none."""
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The samples of a corpus in their global order."""
+
+    corpus: Corpus
+    component: Component
+    cache_root: Path
+    labels: tuple[str, ...]
+
+    def open(self) -> EpochOrders:
+        return self.component.orders(self.cache_root)
+
+    def split(self, indices: Ints) -> tuple[Ints, Ints]:
+        """The epoch and the position in it of each index: int64 [indices] each."""
+        return np.divmod(indices, np.int64(self.component.num_positions))
+
+    def describe(self) -> dict[str, Any]:
+        """What a state says about the order: plain JSON types."""
+        order, every = self.component.order, range(len(self.corpus.datasets))
+        sampling = self.component.sampling
+        return {
+            "data": self.corpus.fingerprint(every),
+            "samples": self.corpus.fingerprint_samples(every),
+            "choose": list(sampling.choose) if sampling else self.component.num_positions,
+            "shuffle": order.shuffle,
+            "shuffle_algo": order.shuffle_algo if order.shuffle else "",
+            "shuffle_block_size": order.shuffle_block_size if order.shuffle else 0,
+            "num_canonical_nodes": self.component.lanes.num_nodes,
+            "seed": order.seed,
+        }
+
+
+class _Reader:
+    """Reads documents for one caller at a time."""
+
+    def __init__(
+        self, order: _Order, columns: Sequence[str] | None, delivery: DeliveryConfig
+    ) -> None:
+        self._order, self._orders, self._columns = order, order.open(), columns
+        self._cache = ShardCache(
+            order.corpus,
+            order.cache_root,
+            limit_bytes=delivery.cache_limit_bytes(),
+            threads=delivery.download_threads,
+            verify=delivery.verify,
+        )
+
+    def find(self, indices: Ints) -> Ints:
+        """The sample in the corpus at each index: int64 [indices]."""
+        epochs, positions = self._order.split(indices)
+        samples = np.empty_like(indices)
+        for epoch in np.unique(epochs).tolist():
+            own = epochs == epoch
+            samples[own] = self._orders(epoch)[positions[own]]
+        return samples
+
+    def read(self, samples: Ints) -> list[Document]:
+        """Read samples of the corpus, in their order. Fetches each of their shards once."""
+        corpus = self._order.corpus
+        shards = corpus.shards_of(samples)
+        self._cache.prefetch(dict.fromkeys(shards.tolist()))
+        found: list[Document] = [{}] * len(samples)
+        for index in np.argsort(shards, kind="stable").tolist():
+            number = int(shards[index])
+            shard, sample = self._cache.shard(number), int(samples[index])
+            names = self._columns or [column.name for column in shard.info.columns]
+            found[index] = shard.read_columns(sample - int(corpus.shard_starts[number]), names)
+        return found
+
+    def place(self, index: int) -> DocumentPlace:
+        corpus = self._order.corpus
+        sample = self.find(np.array([index], np.int64))
+        stream = int(corpus.streams_of(sample)[0])
+        number = int(corpus.shards_of(sample)[0])
+        shard = self._cache.shard(number)
+        values = shard.read_columns(int(sample[0] - corpus.shard_starts[number]), [ID_KEY])
+        return DocumentPlace(
+            stream=self._order.labels[stream],
+            epoch=int(self._order.split(np.array([index], np.int64))[0][0]),
+            sample=int(sample[0] - corpus.stream_starts[stream]),
+            shard=shard.info.raw.name,
+            id=values.get(ID_KEY),
+        )
+
+    def prefetch(self, indices: Ints) -> None:
+        shards = self._order.corpus.shards_of(self.find(indices))
+        self._cache.prefetch(dict.fromkeys(shards.tolist()))
+
+    def close(self) -> None:
+        self._cache.close()
+
+
+class Documents(torch.utils.data.Dataset[Document]):
+    """A map-style dataset of documents, as they are, in a global order.
+
+    `docs[k]` is document k of the order: a dict of its columns. The order is the canonical order of
+    a `CloudLoader` with the same streams, seed and shuffle, epoch after epoch. It does not depend
+    on ranks or workers. Threads and processes may share the dataset. Random access fetches the
+    shard of a document, so it is fast only if the shards are in the cache, or if indices are near
+    each other.
+
+    Args:
+        data: as for `CloudLoader`. `proportion` is not possible.
+        columns: the columns to read, by default all. A document lacks those that its shard lacks.
+        shuffle: as for `CloudLoader`, and so are `shuffle_algo`, `shuffle_block_size`,
+            `num_canonical_nodes`, `seed`, `local`, `cache_limit`, `download_threads`, `verify`, and
+            `retry`.
+        epochs: the number of passes over the data that the dataset has. None means no end.
+
+    Raises:
+        ValueError: if an argument is invalid.
+        DatasetError: if the data cannot be read.
+        StoreError: if a store cannot be read.
+    """
+
+    @option_help.suggests_names
+    def __init__(
+        self,
+        data: str | os.PathLike[str] | Stream | Sequence[str | Stream],
+        *,
+        columns: Sequence[str] | None = None,
+        shuffle: bool = RowsConfig.shuffle,
+        shuffle_algo: ShuffleAlgorithm = RowsConfig.shuffle_algo,
+        shuffle_block_size: int | None = RowsConfig.shuffle_block_size,
+        num_canonical_nodes: int | None = RowsConfig.num_canonical_nodes,
+        seed: int = RowsConfig.seed,
+        epochs: int | None = 1,
+        local: str | os.PathLike[str] | None = DeliveryConfig.local,
+        cache_limit: int | str | None = DeliveryConfig.cache_limit,
+        download_threads: int = DeliveryConfig.download_threads,
+        verify: Verification = DeliveryConfig.verify,
+        retry: Retry | None = None,
+    ) -> None:
+        config = RowsConfig(
+            streams=as_streams(data),
+            seq_len=1,
+            shuffle=shuffle,
+            shuffle_algo=shuffle_algo,
+            shuffle_block_size=shuffle_block_size,
+            num_canonical_nodes=num_canonical_nodes,
+            seed=seed,
+            epochs=epochs,
+        )
+        if config.is_mixed:
+            raise ValueError(
+                "a stream has a proportion, but Documents have one order over all streams. Use "
+                "repeat or choose, or create Documents for each stream"
+            )
+        if isinstance(columns, str):
+            raise ValueError(f"columns is {columns!r}. Use a list of names")
+        delivery = DeliveryConfig(
+            batch_size=1,
+            local=local,
+            cache_limit=cache_limit,
+            download_threads=download_threads,
+            verify=verify,
+        )
+        root = urls.expand_home(local) if local else cache_folder.default_cache()
+        cache_folder.check_cache_folder(root, [stream.url for stream in config.streams])
+        corpus = open_corpus([each.locate(retry or Retry()) for each in config.streams], root)
+        component = order_corpus(config, corpus)
+        labels = tuple(stream.label for stream in config.streams)
+        self._order = _Order(corpus, component, root, labels)
+        self._epochs = epochs
+        cache_folder.open_cache_folder(root)
+        make = partial(_Reader, self._order, None if columns is None else tuple(columns), delivery)
+        self._readers = Spares(make, _Reader.close)
+
+    @property
+    def num_documents(self) -> int:
+        """The number of documents in an epoch."""
+        return self._order.component.num_positions
+
+    @property
+    def end(self) -> int | None:
+        """The index after the last one; None if there is no end."""
+        return None if self._epochs is None else self._epochs * self.num_documents
+
+    def __len__(self) -> int:
+        """The number of documents in all epochs. Raises `TypeError` if there is no end."""
+        if self.end is None:
+            raise TypeError("the documents have no end, so they have no length. Pass epochs=N")
+        return self.end
+
+    def __getitem__(self, index: int) -> Document:
+        """Return document `index`.
+
+        Raises `IndexError` for an index beyond the end, and `CloudloadError` if the document cannot
+        be read.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Document]:
+        """Return several documents, in the order of `indices`; a `DataLoader` calls this once per
+        batch. Raises the errors of `__getitem__`."""
+        wanted = self._check(indices)
+        if not len(wanted):
+            return []
+        with self._readers.lend() as reader:
+            return reader.read(reader.find(wanted))
+
+    def __iter__(self) -> Iterator[Document]:
+        """Yield all documents in order."""
+        index = 0
+        while self.end is None or index < self.end:
+            yield self[index]
+            index += 1
+
+    def where(self, index: int) -> DocumentPlace:
+        """Say where a document is in the data. Raises the errors of `__getitem__`."""
+        [wanted] = self._check([index]).tolist()
+        with self._readers.lend() as reader:
+            return reader.place(wanted)
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Start fetching the shards of documents that will be read soon."""
+        with self._readers.lend() as reader:
+            reader.prefetch(self._check(indices))
+
+    def _check(self, indices: Sequence[int]) -> Ints:
+        """Return valid indices: int64 [indices]. Negative ones count from the end, as in lists."""
+        found = np.array([checks.as_integer("index", index) for index in indices], np.int64)
+        if self.end is not None:
+            found = np.where(found < 0, found + self.end, found)
+        end = np.iinfo(np.int64).max if self.end is None else self.end
+        if ((found < 0) | (found >= end)).any():
+            wrong = indices[int(np.argmax((found < 0) | (found >= end)))]
+            size = "have no end" if self.end is None else f"have {self.end:,} indices"
+            raise IndexError(f"index {wrong} is out of range, because the documents {size}")
+        return found
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        collate_fn: Callable[[list[Document]], Any] | None = None,
+        num_workers: int = 0,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
+    ) -> DocumentBatches:
+        """Iterate over this rank's documents in batches, with a state.
+
+        A global batch is the next `batch_size` documents of each rank. `collate_fn` turns a list of
+        documents into a batch; by default, the list is the batch. `num_workers` is the number of
+        worker processes that read ahead. The rank and the number of ranks come from
+        torch.distributed or the environment, as for `CloudLoader`.
+        """
+        return DocumentBatches(
+            self,
+            checks.as_integer("batch_size", batch_size, 1),
+            collate_fn or list,
+            checks.as_integer("num_workers", num_workers, 0),
+            DeliveryConfig(batch_size=1, dp_rank=dp_rank, dp_world_size=dp_world_size),
+        )
+
+    def queue(self) -> DocumentQueue:
+        """Hand out documents that may finish in any order, with a state."""
+        return DocumentQueue(self)
+
+    def describe_order(self) -> dict[str, Any]:
+        """What a state says about the order and the data: plain JSON types."""
+        return self._order.describe()
+
+    def close(self) -> None:
+        """Stop fetching and unmap the shards. The next access opens them again."""
+        self._readers.close()
+
+    def __repr__(self) -> str:
+        size = "no end" if self.end is None else f"{self.end:,} documents"
+        return f"Documents({', '.join(self._order.labels)}, {size})"
+
+
+class DocumentBatches:
+    """This rank's documents in batches. Create it with `Documents.batches`.
+
+    The state counts batches that the training loop received, whatever the workers have read ahead.
+    It is the same on all ranks after the same batch, and reading it needs no communication. A
+    resume may have another number of ranks, and another batch size.
+
+    All ranks have equally many batches. In the last ones of a finite order, a rank may have fewer
+    documents, or none.
+    """
+
+    def __init__(
+        self,
+        docs: Documents,
+        batch_size: int,
+        collate_fn: Callable[[list[Document]], Any],
+        num_workers: int,
+        delivery: DeliveryConfig,
+    ) -> None:
+        self._docs, self._batch_size, self._collate_fn = docs, batch_size, collate_fn
+        self._num_workers, self._delivery = num_workers, delivery
+        self.next_index = 0
+        """The index of the first document that is in no batch yet, of any rank."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate from the position to the end. Only one iterator may be in use."""
+        world = current_environment().find_world(self._delivery)
+        step = self._batch_size * world.size
+        first = self.next_index
+        parts = _list_parts(first, step, world.rank, self._batch_size, self._docs.end)
+        loader: Iterable[Any] = torch.utils.data.DataLoader(
+            self._docs,
+            batch_sampler=parts,
+            num_workers=self._num_workers,
+            collate_fn=self._collate_fn,
+        )
+        for number, batch in enumerate(loader, 1):
+            self.next_index = _clip(first + number * step, self._docs.end)
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last batch that was received: plain JSON types."""
+        return {"version": _VERSION, "next": self.next_index, **self._docs.describe_order()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after a state. Raises `StreamChangedError` if it is of another order or data."""
+        _check_state(state, self._docs)
+        self.next_index = _read_index(state, "next")
+
+
+def _clip(index: int, end: int | None) -> int:
+    return index if end is None else min(index, end)
+
+
+class _Parts:
+    """The indices of each of a rank's batches. Can be iterated again, in any process."""
+
+    def __init__(self, first: int, step: int, offset: int, size: int, end: int | None) -> None:
+        self._first, self._step, self._offset = first, step, offset
+        self._size, self._end = size, end
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start = self._first
+        while self._end is None or start < self._end:
+            own = start + self._offset
+            stop = _clip(own + self._size, self._end)
+            yield list(range(own, stop))
+            start += self._step
+
+
+def _list_parts(first: int, step: int, rank: int, size: int, end: int | None) -> _Parts:
+    return _Parts(first, step, rank * size, size, end)
+
+
+class DocumentQueue:
+    """Documents that one process hands out, and that finish in any order.
+
+    It belongs to the one process that controls the rollouts, whose state is the state of the job.
+    A document that was taken, but was not done when the state was saved, is handed out again.
+    """
+
+    def __init__(self, docs: Documents) -> None:
+        self._docs = docs
+        self._frontier = self._next = 0
+        self._done: set[int] = set()
+
+    @property
+    def frontier(self) -> int:
+        """The first index that is not done."""
+        return self._frontier
+
+    @property
+    def open(self) -> list[int]:
+        """The indices that were taken and are not done, ascending."""
+        return [index for index in range(self._frontier, self._next) if index not in self._done]
+
+    def take(self, number: int) -> list[tuple[int, Document]]:
+        """Hand out the next `number` documents, or fewer at the end, with their indices.
+
+        Raises `DatasetError` if a document taken long ago is still not done, and the errors of
+        `Documents`.
+        """
+        number = checks.as_integer("number", number, 0)
+        wanted, index = list[int](), self._next
+        while len(wanted) < number and (self._docs.end is None or index < self._docs.end):
+            if index not in self._done:
+                wanted.append(index)
+            index += 1
+        if wanted and wanted[-1] - self._frontier >= MOST_AHEAD:
+            raise DatasetError(
+                f"document {self._frontier:,} was taken but is not done, while documents up to "
+                f"{wanted[-1]:,} are asked for. At most {MOST_AHEAD:,} may be beyond it. Call "
+                "done() for it, even if it failed"
+            )
+        documents = self._docs.__getitems__(wanted)
+        self._next = index
+        return list(zip(wanted, documents, strict=True))
+
+    def done(self, indices: Iterable[int]) -> None:
+        """Record that documents are done, whatever their order.
+
+        Raises `ValueError` for an index that was not taken, or that is done already.
+        """
+        given = [checks.as_integer("index", index) for index in indices]
+        for number, index in enumerate(given):
+            was_done = index < self._frontier or index in self._done or index in given[:number]
+            if not 0 <= index < self._next or was_done:
+                why = "is done already" if was_done and index >= 0 else "was not taken"
+                raise ValueError(f"document {index:,} {why}. Pass each index of take() once")
+        self._done |= set(given)
+        while self._frontier in self._done:
+            self._done.remove(self._frontier)
+            self._frontier += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: the frontier, and what is done beyond it; plain JSON types."""
+        return {
+            "version": _VERSION,
+            "frontier": self._frontier,
+            "done": sorted(self._done),
+            **self._docs.describe_order(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a state: what is not done in it is handed out again.
+
+        Raises `StreamChangedError` if it is of another order or other data, or is damaged.
+        """
+        _check_state(state, self._docs)
+        frontier, done = _read_index(state, "frontier"), state.get("done")
+        if not isinstance(done, list) or any(type(each) is not int for each in done):
+            raise _damaged("done")
+        if sorted(set(done)) != done or (done and done[0] <= frontier):
+            raise _damaged("done")
+        self._frontier = self._next = frontier
+        self._done = set(done)
+
+
+def _check_state(state: Mapping[str, Any], docs: Documents) -> None:
+    """Raise `StreamChangedError` unless a state is of the same order over the same samples."""
+    if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+        raise StreamChangedError(
+            "this is not a state of Documents. Pass what state_dict() returned"
+        )
+    found = docs.describe_order()
+    changed = [name for name in found if state.get(name) != found[name]]
+    if found["samples"] and state.get("samples") == found["samples"]:
+        changed = [name for name in changed if name != "data"]  # written again, or compressed
+    if changed:
+        shown = "; ".join(
+            f"{name}: saved {state.get(name)!r:.80}, found {found[name]!r:.80}" for name in changed
+        )
+        raise StreamChangedError(
+            f"the state does not match these documents: {shown}. Restore the saved values, or "
+            "start without the state"
+        )
+
+
+def _read_index(state: Mapping[str, Any], name: str) -> int:
+    index = state.get(name)
+    if type(index) is not int or not 0 <= index < 1 << 62:
+        raise _damaged(name)
+    return index
+
+
+def _damaged(name: str) -> StreamChangedError:
+    return StreamChangedError(f"{name}: the state is damaged. Load an earlier one")
