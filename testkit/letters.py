@@ -14,14 +14,14 @@ from cloudload.rows.packing.tables import (
     SAMPLE,
     SIZE,
     CutRows,
-    Documents,
+    ReadDocuments,
 )
 from cloudload.stats import DOCUMENTS, EMPTY
 
 _NO_FRAME = Framing.of([(None, None)])
 
 
-def letters(*documents: tuple[int, int, str]) -> Documents:
+def letters(*documents: tuple[int, int, str]) -> ReadDocuments:
     """Documents (flat lane, ordinal, text) of one stream without bos and eos."""
     table = np.zeros((len(documents), NUM_DOCUMENT_COLUMNS), np.int64)
     for row, (flat_lane, ordinal, text) in zip(table, documents, strict=True):
@@ -29,7 +29,7 @@ def letters(*documents: tuple[int, int, str]) -> Documents:
         row[COUNT] = DOCUMENTS if text else EMPTY
     table[:, BASE] = np.cumsum(table[:, SIZE]) - table[:, SIZE]
     ids = [ord(letter) for _, _, text in documents for letter in text]
-    return Documents(table, [np.array(ids, np.int32).data])
+    return ReadDocuments(table, [np.array(ids, np.int32).data])
 
 
 def spell(cut: CutRows, seq_len: int, num_rows: int | None = None) -> list[str]:

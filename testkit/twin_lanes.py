@@ -28,7 +28,7 @@ from cloudload.rows.packing.tables import (
     SIZE,
     STREAM,
     CutRows,
-    Documents,
+    ReadDocuments,
 )
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 from cloudload.system.arrays import Ints
@@ -73,7 +73,7 @@ class Corpus:
     num_buffers: int = 1
     """The number of buffers among which documents take turns."""
 
-    def read(self, slots: Ints, ordinals: Ints) -> Documents:
+    def read(self, slots: Ints, ordinals: Ints) -> ReadDocuments:
         table = np.zeros((len(slots), NUM_DOCUMENT_COLUMNS), np.int64)
         table[:, FLAT_LANE], table[:, ORDINAL] = slots, ordinals
         table[:, STREAM] = streams = (slots + ordinals) % len(FRAMES)
@@ -93,7 +93,7 @@ class Corpus:
             before = np.cumsum(np.where(own, bodies, 0))[own] - bodies[own]
             table[own, BUFFER], table[own, BASE] = buffer, before - NUM_BOS[streams[own]]
             buffers.append(tokens[np.repeat(own, bodies)].data)
-        return Documents(table, buffers)
+        return ReadDocuments(table, buffers)
 
 
 @dataclass

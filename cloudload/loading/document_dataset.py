@@ -95,7 +95,7 @@ class _Order:
         }
 
 
-class _Reader:
+class _DocumentSource:
     """Reads documents for one caller at a time."""
 
     def __init__(
@@ -228,8 +228,10 @@ class Documents(torch.utils.data.Dataset[Document]):
         self._order = _Order(corpus, component, root, labels)
         self._epochs = epochs
         cache_folder.open_cache_folder(root)
-        make = partial(_Reader, self._order, None if columns is None else tuple(columns), delivery)
-        self._readers = Spares(make, _Reader.close)
+        make = partial(
+            _DocumentSource, self._order, None if columns is None else tuple(columns), delivery
+        )
+        self._readers = Spares(make, _DocumentSource.close)
 
     @property
     def num_documents(self) -> int:
@@ -389,7 +391,7 @@ def _clip(index: int, end: int | None) -> int:
     return index if end is None else min(index, end)
 
 
-class _Parts:
+class _BatchIndices:
     """The indices of each of a rank's batches. Can be iterated again, in any process."""
 
     def __init__(self, first: int, step: int, offset: int, size: int, end: int | None) -> None:
@@ -405,8 +407,8 @@ class _Parts:
             start += self._step
 
 
-def _list_parts(first: int, step: int, rank: int, size: int, end: int | None) -> _Parts:
-    return _Parts(first, step, rank * size, size, end)
+def _list_parts(first: int, step: int, rank: int, size: int, end: int | None) -> _BatchIndices:
+    return _BatchIndices(first, step, rank * size, size, end)
 
 
 class DocumentQueue:

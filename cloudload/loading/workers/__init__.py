@@ -10,7 +10,7 @@ any rows whose pieces are known: rows of a tail, of other workers' lanes, or by 
 
 The types that carry rows, from documents to a batch:
 
-    Documents       documents of lanes, and their token IDs                 packing.tables
+    ReadDocuments   documents of lanes, and their token IDs                 packing.tables
     CutRows         rows in pieces of documents, with cursors of lanes      packing.tables
     Block           one worker's rows of consecutive batches                workers.block
     PackedBlock     the location of a block in shared memory                workers.transport

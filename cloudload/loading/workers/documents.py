@@ -145,7 +145,7 @@ class LaneDocuments:
             samples[chosen] = order(epoch)[positions[chosen]] + np.int64(component.first_sample)
         return epochs, samples
 
-    def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> tables.Documents:
+    def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> tables.ReadDocuments:
         """Read and tokenize documents, in their order. Column `START` is 0.
 
         A document that was accepted before is exempt from filtering: a cursor is inside it, a
@@ -180,7 +180,7 @@ class LaneDocuments:
         table[:, tables.COUNT] = np.where(
             is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY)
         )
-        return tables.Documents(table, buffers)
+        return tables.ReadDocuments(table, buffers)
 
     def _put(self, table: Ints, part: TokenPart, buffer: int) -> Tokens:
         """Write to a document table where the tokens of a part are. Returns what `buffer` holds."""

@@ -23,16 +23,16 @@ class HeldDocuments:
     """The documents of a run with `packing` that one process holds, by key."""
 
     def __init__(self, packing: Packing) -> None:
-        self._kept: dict[int, tables.Documents] = {}
+        self._kept: dict[int, tables.ReadDocuments] = {}
         self._free_bytes = MOST_KEPT_BYTES
-        self._lanes: dict[int, dict[int, tables.Documents]] = {}
+        self._lanes: dict[int, dict[int, tables.ReadDocuments]] = {}
         """The documents held of each flat lane. The lane that changed last is at the end."""
         self._held_bytes = 0
         self._most_of_lane = _MOST_OF_LANE if packing.has_residue else 1
         if packing.cuts:
             self._most_of_lane = 0  # the rest of a document is in no later row
 
-    def find(self, keys: Ints) -> list[tables.Documents | None]:
+    def find(self, keys: Ints) -> list[tables.ReadDocuments | None]:
         """Return each document, or None if it is not in memory. `keys` is int64 [documents]."""
         lanes, _ = tables.split_keys(keys)
         return [
@@ -40,7 +40,7 @@ class HeldDocuments:
             for key, lane in zip(keys.tolist(), lanes.tolist(), strict=True)
         ]
 
-    def keep(self, documents: tables.Documents, *, is_limited: bool = True) -> None:
+    def keep(self, documents: tables.ReadDocuments, *, is_limited: bool = True) -> None:
         """Keep documents, and never release them.
 
         With `is_limited`, keeps up to 64 MiB, and nothing after the first call that exceeds this.
@@ -54,10 +54,10 @@ class HeldDocuments:
             self._free_bytes = self._free_bytes - needed if needed <= self._free_bytes else -1
             if self._free_bytes < 0:
                 return
-        own = lane_packer.own_documents(tables.Documents(table, documents.buffers))
+        own = lane_packer.own_documents(tables.ReadDocuments(table, documents.buffers))
         self._kept.update(zip(tables.keys_of(table).tolist(), own, strict=True))
 
-    def hold(self, documents: tables.Documents, stops: Ints) -> None:
+    def hold(self, documents: tables.ReadDocuments, stops: Ints) -> None:
         """Hold documents with tokens from `stops` (int64 [documents]) on, and release the others.
 
         `documents` are sorted by flat lane, then by ordinal. If a lane has too many documents, its
@@ -70,7 +70,9 @@ class HeldDocuments:
         for lane, key in zip(lanes.tolist(), keys.tolist(), strict=True):
             self._release(lane, key)
         left = np.flatnonzero(stops < documents.table[:, tables.SIZE])
-        own = lane_packer.own_documents(tables.Documents(documents.table[left], documents.buffers))
+        own = lane_packer.own_documents(
+            tables.ReadDocuments(documents.table[left], documents.buffers)
+        )
         for lane, key, document in zip(lanes[left].tolist(), keys[left].tolist(), own, strict=True):
             of_lane = self._lanes[lane] = self._lanes.pop(lane, {})
             of_lane[key] = document

@@ -161,7 +161,7 @@ class LaneReader:
         if not again:
             self._learn_sizes(documents)
 
-    def _learn_sizes(self, documents: tables.Documents) -> None:
+    def _learn_sizes(self, documents: tables.ReadDocuments) -> None:
         sizes, lanes = (
             documents.table[:, tables.SIZE].copy(),
             documents.table[:, tables.FLAT_LANE].copy(),

@@ -56,7 +56,7 @@ class PieceReader:
 
     def read_documents(
         self, keys: Ints, sizes: Ints | None = None, prefetch: Prefetch | None = None
-    ) -> tables.Documents:
+    ) -> tables.ReadDocuments:
         """Read whole documents, in the order of their `keys` (int64 [documents]).
 
         `sizes` is int64 [documents]. It, `prefetch`, and the errors are those of `read`.
@@ -76,7 +76,7 @@ class PieceReader:
         # the documents in memory are the first ones of `joined`
         table = np.empty_like(joined.table)
         table[np.argsort(is_missing, kind="stable")] = joined.table
-        return tables.Documents(table, joined.buffers)
+        return tables.ReadDocuments(table, joined.buffers)
 
     def prefetch(self, pieces: Ints) -> None:
         """Start fetching the shards of rows that will be read later, given the rows' pieces."""

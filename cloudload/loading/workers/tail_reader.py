@@ -95,9 +95,9 @@ class TailReader:
         return tables.join_whole(whole)
 
 
-def open_shared(shared: SharedDocuments, documents: LaneDocuments) -> tables.Documents:
+def open_shared(shared: SharedDocuments, documents: LaneDocuments) -> tables.ReadDocuments:
     """Return documents that other workers have read."""
     lanes, ordinals, sizes = shared.documents.T
     table = documents.describe(documents.find(lanes, ordinals))
     table[:, tables.SIZE], table[:, tables.BASE] = sizes, np.cumsum(sizes) - sizes
-    return tables.Documents(table, [shared.tokens.data])
+    return tables.ReadDocuments(table, [shared.tokens.data])

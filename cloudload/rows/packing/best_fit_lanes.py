@@ -68,7 +68,7 @@ class BestFitLanes:
         )
         return np.maximum(0, wanted - ready) * self._packing.seq_len
 
-    def add(self, documents: tables.Documents) -> None:
+    def add(self, documents: tables.ReadDocuments) -> None:
         table, buffers = documents.table.copy(), documents.buffers
         if self._unread:
             table = self._take_again(table, buffers)
@@ -135,7 +135,7 @@ class BestFitLanes:
         stops = best_fit_lane.find_stops(table, self._packing.seq_len)
         return tables.CutRows(
             num_rows=num_rows,
-            documents=tables.Documents(table, [memoryview(b"".join(parts)).cast("i")]),
+            documents=tables.ReadDocuments(table, [memoryview(b"".join(parts)).cast("i")]),
             pieces=np.stack(
                 [piece_rows, np.arange(len(table)), table[:, tables.START], stops], axis=1
             ),

@@ -29,9 +29,9 @@ class ConcatLanes:
         """See `start_lanes`."""
         self._available = np.zeros(len(cursors), np.int64)
         """Number of tokens added to each lane that are not in a row yet."""
-        self._kept: list[tables.Documents | None] = [None] * len(cursors)
+        self._kept: list[tables.ReadDocuments | None] = [None] * len(cursors)
         """The documents of each lane whose tokens wait, in one buffer per lane."""
-        self._added: list[tables.Documents] = []
+        self._added: list[tables.ReadDocuments] = []
         """Documents added since the last cut. Each call of `add` adds one item, whose buffers
         contain tokens of many lanes."""
 
@@ -41,7 +41,7 @@ class ConcatLanes:
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
         return np.maximum(0, wanted * self._seq_len - self._available[flat_lanes])
 
-    def add(self, documents: tables.Documents) -> None:
+    def add(self, documents: tables.ReadDocuments) -> None:
         table = documents.table
         start_lanes(table, self._starts, self._num_lanes)
         np.add.at(
@@ -90,7 +90,7 @@ class ConcatLanes:
         self._keep(flat_lanes, rest, lanes[is_left], documents.buffers)
         return tables.CutRows(documents, pieces, counted, num_rows, cursors)
 
-    def _gather(self, flat_lanes: Ints) -> tables.Documents:
+    def _gather(self, flat_lanes: Ints) -> tables.ReadDocuments:
         """Gather the documents of lanes, ordered by lane.
 
         `flat_lanes` must include all lanes that have new documents.
@@ -103,7 +103,7 @@ class ConcatLanes:
             return joined
         table = joined.table
         in_order = np.argsort(tables.keys_of(table), kind="stable")
-        return tables.Documents(table[in_order], joined.buffers)
+        return tables.ReadDocuments(table[in_order], joined.buffers)
 
     def _keep(
         self, flat_lanes: Ints, rest: Ints, lanes: Ints, buffers: Sequence[memoryview]
@@ -128,7 +128,7 @@ class ConcatLanes:
                 # copy, because a view would keep the tokens of all lanes alive
                 shifts[lane] = low = min(lows[first:stop])
                 tokens = copy_tokens(tokens, low, max(highs[first:stop]))
-            self._kept[flat_lane] = tables.Documents(own, [tokens])
+            self._kept[flat_lane] = tables.ReadDocuments(own, [tokens])
         rest[:, tables.BASE] -= shifts[lanes]
         rest[:, tables.BUFFER] = 0
 

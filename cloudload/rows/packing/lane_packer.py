@@ -44,7 +44,7 @@ class LaneRows(Protocol):
         """
         ...
 
-    def add(self, documents: tables.Documents) -> None:
+    def add(self, documents: tables.ReadDocuments) -> None:
         """Add the next documents of lanes, or documents that `unread` lists.
 
         Next documents are sorted by flat lane, then by ordinal. Raises a `ValueError` that names
@@ -95,7 +95,7 @@ class _PackerLane:
         self.packer = packer
         self.unread = residue
         """The sizes of the residue's documents that must be read again, by ordinal."""
-        self.documents: dict[int, tables.Documents] = {}
+        self.documents: dict[int, tables.ReadDocuments] = {}
         self.uncounted: deque[tuple[int, int, int, int]] = deque()
 
 
@@ -148,7 +148,7 @@ class PackerLanes:
                 short[index] = max(1, tokens - packer.num_pending)
         return short
 
-    def add(self, documents: tables.Documents) -> None:
+    def add(self, documents: tables.ReadDocuments) -> None:
         for (flat_lane, ordinal, stream, _, _, size, count, *_), document in zip(
             documents.table.tolist(), own_documents(documents), strict=True
         ):
@@ -174,7 +174,7 @@ class PackerLanes:
             lane = self._lane(flat_lane)
             num_rows.append(min(most, len(lane.packer.rows)))
             taken += [(lane, lane.packer.rows.popleft()) for _ in range(num_rows[-1])]
-        documents: list[tables.Documents] = []
+        documents: list[tables.ReadDocuments] = []
         pieces: list[tuple[int, ...]] = []
         counted: list[tuple[int, ...]] = []
         for row, (lane, packed) in enumerate(taken):
@@ -202,7 +202,7 @@ def _stack(rows: Sequence[Any], num_columns: int) -> Ints:
     return np.array(rows, np.int64).reshape(-1, num_columns)
 
 
-def own_documents(documents: tables.Documents) -> list[tables.Documents]:
+def own_documents(documents: tables.ReadDocuments) -> list[tables.ReadDocuments]:
     """Copy each document, so that it has its own buffer."""
     table = documents.table.copy()
     froms = np.maximum(0, table[:, tables.BASE])
@@ -211,7 +211,7 @@ def own_documents(documents: tables.Documents) -> list[tables.Documents]:
     table[:, tables.BASE] -= froms
     table[:, tables.BUFFER] = 0
     return [
-        tables.Documents(
+        tables.ReadDocuments(
             table[index : index + 1], [copy_tokens(documents.buffers[of], start, stop)]
         )
         for index, (of, start, stop) in enumerate(ranges)

@@ -125,7 +125,7 @@ def cut_pieces(begins: Ints, stops: Ints, seq_len: int) -> Ints:
 
 
 @dataclass(frozen=True)
-class Documents:
+class ReadDocuments:
     """A table of documents, and the token IDs of their texts."""
 
     table: Ints
@@ -134,7 +134,7 @@ class Documents:
     """The int32 buffers that `BUFFER` refers to. They do not contain bos and eos."""
 
 
-def join_documents(parts: Sequence[Documents]) -> Documents:
+def join_documents(parts: Sequence[ReadDocuments]) -> ReadDocuments:
     """Join documents, in order. A single part is not copied."""
     if len(parts) == 1:
         return parts[0]
@@ -144,14 +144,14 @@ def join_documents(parts: Sequence[Documents]) -> Documents:
     num_buffers = np.array([len(part.buffers) for part in parts], np.int64)
     num_documents = np.array([len(part.table) for part in parts], np.int64)
     table[:, BUFFER] += np.repeat(np.cumsum(num_buffers) - num_buffers, num_documents)
-    return Documents(table, [buffer for part in parts for buffer in part.buffers])
+    return ReadDocuments(table, [buffer for part in parts for buffer in part.buffers])
 
 
 @dataclass(frozen=True)
 class CutRows:
     """Rows, as pieces of documents. Rows that were cut from lanes also have the lanes' cursors."""
 
-    documents: Documents
+    documents: ReadDocuments
     pieces: Ints
     """int64 [pieces, 4], with columns `PIECE_ROW` and so on. `PIECE_DOCUMENT` is an index in the
     table of `documents`."""
@@ -167,7 +167,7 @@ class CutRows:
     """[rows]: the lane's residue after each row; None if the packing has no residue."""
 
 
-def join_whole(documents: Documents) -> CutRows:
+def join_whole(documents: ReadDocuments) -> CutRows:
     """Join whole documents to a single row, in order."""
     pieces = np.zeros((len(documents.table), NUM_PIECE_COLUMNS), np.int64)
     pieces[:, PIECE_DOCUMENT] = np.arange(len(pieces))

@@ -10,7 +10,7 @@ from cloudload.loading.workers.documents import FoundDocuments
 from cloudload.loading.workers.held_documents import HeldDocuments
 from cloudload.loading.workers.piece_reader import PieceReader
 from cloudload.rows.packing.packers import Packing
-from cloudload.rows.packing.tables import CutRows, Documents, Size, document_keys, join_whole
+from cloudload.rows.packing.tables import CutRows, ReadDocuments, Size, document_keys, join_whole
 from cloudload.system.arrays import Ints
 from testkit.letters import letters, spell
 from testkit.tiny_runs import TinyRun
@@ -37,7 +37,7 @@ class Source:
     def prefetch(self, samples: Ints) -> None:
         self.fetched += samples.tolist()
 
-    def read(self, found: FoundDocuments, begun_sizes: Ints) -> Documents:
+    def read(self, found: FoundDocuments, begun_sizes: Ints) -> ReadDocuments:
         keys = list(zip(found.flat_lanes.tolist(), found.ordinals.tolist(), strict=True))
         self.read_documents += keys
         self.sizes += begun_sizes.tolist()

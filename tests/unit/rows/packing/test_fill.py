@@ -17,7 +17,7 @@ from cloudload.rows.packing.tables import (
     SIZE,
     STREAM,
     CutRows,
-    Documents,
+    ReadDocuments,
     join_documents,
     join_whole,
 )
@@ -48,7 +48,7 @@ PIECES = np.array([[0, 0, 0, 5], [0, 1, 0, 3], [2, 1, 3, 5]])
 
 
 def rows_of(pieces: Ints, documents: Ints = DOCUMENTS) -> CutRows:
-    return CutRows(Documents(documents, BUFFERS), pieces)
+    return CutRows(ReadDocuments(documents, BUFFERS), pieces)
 
 
 def fill(pieces: list[list[int]], seq_len: int, num_rows: int) -> list[list[int]]:
@@ -128,15 +128,15 @@ def test_spans_name_stream_epoch_sample_and_tokens() -> None:
 
 
 def test_whole_documents_in_one_row_follow_each_other() -> None:
-    whole = join_whole(Documents(DOCUMENTS[[1, 3, 0]], BUFFERS))
+    whole = join_whole(ReadDocuments(DOCUMENTS[[1, 3, 0]], BUFFERS))
     out = np.full((1, 12), -7, np.int32)
     fill_rows(out, whole, FRAMING)
     assert out.tolist() == [[20, 21, 22, 23, 2, 1, 2, 1, 10, 11, 12, 2]]
 
 
 def test_joined_documents_keep_their_tokens() -> None:
-    others = Documents(DOCUMENTS[[2]], [BUFFERS[0], np.array([30, 31, 32, 33], np.int32).data])
-    joined = join_documents([Documents(DOCUMENTS[[1, 0]], BUFFERS), others])
+    others = ReadDocuments(DOCUMENTS[[2]], [BUFFERS[0], np.array([30, 31, 32, 33], np.int32).data])
+    joined = join_documents([ReadDocuments(DOCUMENTS[[1, 0]], BUFFERS), others])
     assert joined.table[:, BUFFER].tolist() == [1, 0, 3]
     out = np.empty((1, 14), np.int32)
     fill_rows(out, join_whole(joined), FRAMING)
@@ -183,7 +183,7 @@ def test_rows_hold_the_tokens_that_their_pieces_name(
     lengths = fill_rows(
         out,
         CutRows(
-            Documents(table(*documents), [np.array(ids, np.int32).data for ids in buffers]),
+            ReadDocuments(table(*documents), [np.array(ids, np.int32).data for ids in buffers]),
             np.array(placed, np.int64).reshape(-1, 4),
         ),
         FRAMING,
