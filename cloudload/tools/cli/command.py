@@ -31,7 +31,7 @@ _QUOTE = "'"
 _VALUE = re.compile(
     r"\b(pass|set|use|or|and) ([a-z_]+)=('[^']*'|[^\s'\",;)]*[^\s'\",;).])", re.IGNORECASE
 )
-_CHAT_CALL = re.compile(r"\bChat\(([a-z_]+=[^()]+)\)")
+_CHAT_CALL = re.compile(r"\b(?:chat=)?Chat\(([^()]*)\)")
 _IN_WORDS = {"None": "none"}
 
 
@@ -278,10 +278,12 @@ def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
             return f"{verb} {named[name].option_strings[-1 if value == 'False' else 0]}"
         return f"{verb} {named[name].option_strings[0]} {_IN_WORDS.get(value, value).strip(_QUOTE)}"
 
-    message = _VALUE.sub(translate_value, message)
     if "chat" in named:
-        message = _CHAT_CALL.sub(lambda found: f"--chat {found[1].replace(_QUOTE, '')}", message)
         message = message.replace(" of Chat", " of --chat")
+        message = _CHAT_CALL.sub(
+            lambda found: f"--chat {found[1].replace(_QUOTE, '') or 'tokenizer'}", message
+        )
+    message = _VALUE.sub(translate_value, message)
     for action in named.values():
         message = _translate(message, action)
     return message

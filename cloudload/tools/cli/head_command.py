@@ -8,9 +8,13 @@ On a terminal, long documents are shortened, and control characters are escaped.
 first bytes of a shard, and their hash is not checked. --id and --grep read whole shards, in order.
 The exit status is 1 if no document matches.
 
+With --mask, documents are tokenized as a run does, and the tokens that it trains are marked: by
+color, or by brackets if the terminal has no color. Documents that the run leaves out say why.
+
 example:
   cloudload head s3://bucket/mds --split train -n 3
   cloudload head s3://bucket/mds --grep '[Ll]icen[cs]e' | jq .values.text
+  cloudload head s3://bucket/chats --mask --tokenizer Qwen/Qwen3-8B --chat tokenizer,train=last
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import sys
 from cloudload.system import is_terminal
 from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given
-from cloudload.tools.cli.output import print_json, print_lines, print_message
+from cloudload.tools.cli.output import print_json, print_lines, print_marked, print_message
 
 
 def add_head(parser: command.CommandParser) -> None:
@@ -32,7 +36,8 @@ def add_head(parser: command.CommandParser) -> None:
     add_declared(
         add,
         read_samples,
-        "dataset split limit id pattern text_key",
+        "dataset split limit id pattern text_key mask tokenizer chat tokens_key tokens_dtype "
+        "labels_key",
         limit={"flags": ("-n", "--limit")},
         id={"metavar": "DOC"},
         pattern={"flags": ("--grep",), "metavar": "PATTERN"},
@@ -52,6 +57,11 @@ def _head(options: argparse.Namespace) -> int:
             print_json(sample.as_dict(), indent=None)
             continue
         columns = shutil.get_terminal_size().columns
+        if sample.document is not None:
+            heading = "  ".join(sample.describe_place(is_full=options.full))
+            lines_of_text = sample.document.describe(columns, is_full=options.full)
+            print_marked([*lines_of_text, []], heading=heading)
+            continue
         heading, *lines = sample.describe(text_key, columns, is_full=options.full)
         print_lines([*lines, ""], heading=heading)
     if not num_found:

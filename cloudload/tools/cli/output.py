@@ -1,6 +1,7 @@
 """Print results to stdout and messages to stderr. Text that could control a terminal is escaped.
 
     print_lines     lines for people, escaped
+    print_marked    lines with parts in color, or in brackets
     print_json      JSON: in UTF-8, or in ASCII on a terminal
     print_result    one or the other
     print_message   a message on stderr, without secrets
@@ -24,8 +25,9 @@ from typing import Any, TextIO
 from cloudload.data import redact
 from cloudload.system import escape, is_terminal, reports, terminal
 
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
-_ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-"}
+_BOLD, _MARKED, _PLAIN = "\x1b[1m", "\x1b[1;32m", "\x1b[0m"
+_BRACKETS = "⟦", "⟧"
+_ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-", "⟦": "[[", "⟧": "]]"}
 _REPLACE = "cloudload.replace"
 _COMMANDS_WITH_BARS = {"check", "convert", "count", "export", "fetch"}
 
@@ -55,6 +57,18 @@ def print_lines(lines: Iterable[str], *, heading: str = "") -> None:
     if heading:
         shown.insert(0, _embolden(escape(heading)))
     _print("\n".join(shown))
+
+
+def print_marked(lines: Iterable[Iterable[tuple[str, bool]]], *, heading: str) -> None:
+    """Print a heading and lines of parts. Marked parts are green, or in brackets without color."""
+    opening, closing = (_MARKED, _PLAIN) if _has_styles() else _BRACKETS
+    shown = [
+        "".join(
+            f"{opening}{escape(text)}{closing}" if mark else escape(text) for text, mark in line
+        )
+        for line in lines
+    ]
+    _print("\n".join([_embolden(escape(heading)), *shown]))
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
@@ -118,8 +132,12 @@ def _print(text: str) -> None:
 
 
 def _embolden(line: str) -> str:
+    return f"{_BOLD}{line}{_PLAIN}" if _has_styles() else line
+
+
+def _has_styles() -> bool:
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return line if is_plain or not is_terminal(sys.stdout) else f"{_BOLD}{line}{_PLAIN}"
+    return not is_plain and is_terminal(sys.stdout)
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:

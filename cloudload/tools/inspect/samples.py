@@ -2,6 +2,8 @@
 
 the first samples    the first bytes of the first shards      hashes are not checked
 an ID, a pattern     whole shards, in order, until found      hashes of downloads are checked
+
+With `mask`, a sample also has the document that a run makes of it, and which parts are trained.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from cloudload.config import TEXT_KEY, Chat, Stream, checks
+from cloudload.config import TEXT_KEY, Chat, Stream, TokenDtype, checks
 from cloudload.data import (
     ID_KEY,
+    Corpus,
     Dataset,
     Retry,
     Shard,
@@ -35,8 +38,11 @@ from cloudload.data import (
 )
 from cloudload.errors import DatasetError
 from cloudload.rows import conversation
+from cloudload.run import check_columns
 from cloudload.system import counted, escape, temp_files, terminal
 from cloudload.tools.inspect import turns
+from cloudload.tools.inspect.masked_text import MaskedText, mask_text
+from cloudload.tools.inspect.token_texts import TokenTexts
 
 _OF_CHATS = ("json", "str")
 _READABLE = ("str", "bytes", "json", *shard_entries.FIXED_FORMATS)
@@ -69,15 +75,29 @@ class Sample:
     list. A value that cannot be decoded safely is `Unread`."""
     match: tuple[int, int] | None = None
     """The first match of the pattern in the text, as characters [start, stop)."""
+    document: MaskedText | None = None
+    """With `mask`, the document that a run makes of the sample."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, as JSON types.
 
         A `bytes` value becomes text if it is UTF-8, and otherwise `{"base64": …}`. An `Unread`
-        value becomes its encoding and size.
+        value becomes its encoding and size. There is no `document` without `mask`.
         """
         values = {name: _to_json(value) for name, value in self.values.items()}
-        return {**asdict(self), "values": values}
+        found = {**asdict(replace(self, document=None)), "values": values}
+        del found["document"]
+        return found if self.document is None else {**found, "document": self.document.as_dict()}
+
+    def describe_place(self, *, is_full: bool) -> list[str]:
+        """List what identifies the sample, and the size of its document with `mask`."""
+        place = [f"sample {self.sample:,}", self.shard]
+        if self.values.get(ID_KEY) is not None:
+            place.append(f"id {_describe_value(self.values[ID_KEY], is_full)}")
+        if self.document is not None:
+            place.append(counted(self.document.tokens, "token"))
+            place.append(f"{self.document.trained:,} trained")
+        return place
 
     def describe(self, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
         """Yield the lines that show the sample on a terminal that is `columns` cells wide."""
@@ -85,9 +105,9 @@ class Sample:
         text = values.pop(text_key, None)
         if isinstance(text, bytes):
             text = text.decode("utf-8", "backslashreplace")
-        head = [f"sample {self.sample:,}", self.shard]
+        head = self.describe_place(is_full=is_full)
         if values.get(ID_KEY) is not None:
-            head.append(f"id {_describe_value(values.pop(ID_KEY), is_full)}")
+            del values[ID_KEY]
         if isinstance(text, str):
             head.append(counted(len(text), "character"))
         yield "  ".join(head)
@@ -153,6 +173,12 @@ def read_samples(
     id: str | None = None,
     pattern: str | None = None,
     text_key: str | None = None,
+    mask: bool = False,
+    tokenizer: Any = None,
+    chat: Chat | None = None,
+    tokens_key: str | None = None,
+    tokens_dtype: TokenDtype | None = None,
+    labels_key: str | None = None,
     retry: Retry | None = None,
 ) -> Iterator[Sample]:
     """Yield samples of an MDS dataset, in the order in which they are stored.
@@ -166,7 +192,14 @@ def read_samples(
             JSON, each text in it is searched.
         text_key: the column that holds the document, by default `text`, or the columns of
             conversations if there is no such column. If given, the column must exist. Only
-            `pattern` uses it.
+            `pattern` and `mask` use it.
+        mask: whether to tokenize documents as a run does, to see which parts are trained, and what
+            is left out. This requires `tokenizer`, or `tokens_key`.
+        tokenizer: as for `CloudLoader`.
+        chat: as for `CloudLoader`. There is no limit unless its `max_tokens` is set.
+        tokens_key: as for `CloudLoader`.
+        tokens_dtype: as for `CloudLoader`.
+        labels_key: as for `CloudLoader`.
         retry: how long to retry a request to the store.
 
     Raises:
@@ -174,6 +207,7 @@ def read_samples(
         DatasetError: the index or a shard is damaged, a needed column is missing, or the dataset
             has no samples.
         StoreError: the index or a shard cannot be read.
+        TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
     """
     limit = (1 if id is not None else _DEFAULT_LIMIT) if limit is None else limit
     limit = checks.as_integer("limit", limit, 1)
@@ -185,7 +219,39 @@ def read_samples(
         document_columns.check_text_column([found], chosen.text_key)
     chosen.check(found)
     is_searched = id is not None or expression is not None
-    return _read(found, _open_whole if is_searched else open_shard_start, limit, chosen)
+    columns = {"tokens_key": tokens_key, "tokens_dtype": tokens_dtype, "labels_key": labels_key}
+    options = {"tokenizer": tokenizer, "chat": chat, **columns, "text_key": text_key}
+    given = {name: value for name, value in options.items() if value is not None}
+    masks = _open_masks(stream, found, given) if mask else None
+    if not mask and (unused := [name for name in given if name != "text_key"]):
+        raise ValueError(f"{unused[0]} has no effect without mask. Set mask=True, or omit it")
+    open_shard = _open_whole if is_searched else open_shard_start
+    return _read(found, open_shard, limit, chosen, masks)
+
+
+_Masks = Callable[[Shard, int], MaskedText]
+
+
+def _open_masks(stream: Stream, dataset: Dataset, given: Mapping[str, Any]) -> _Masks:
+    """Return a function that reads a sample of a shard as a run does.
+
+    `given` has options of `CloudLoader`. Raises `ValueError` if the options cannot be used, and
+    `DatasetError` if a column is missing.
+    """
+    from cloudload.tools.inspect import trained_documents
+
+    documents = dict(given)
+    tokenizer = documents.pop("tokenizer", None)
+    recipe = trained_documents.open_recipe_of(stream, tokenizer, **documents)
+    check_columns(recipe.config, Corpus((dataset,)))
+    reader = trained_documents.TrainedReader(recipe)
+    texts = TokenTexts(recipe.tokenizer.json)
+
+    def read(shard: Shard, sample: int) -> MaskedText:
+        [document] = reader.read(shard, [sample])
+        return mask_text(document, texts)
+
+    return read
 
 
 def _compile(pattern: str | None) -> re.Pattern[str] | None:
@@ -279,7 +345,11 @@ def _open_whole(dataset: Dataset, info: shard_entries.ShardInfo, _: int) -> Iter
 
 
 def _read(
-    dataset: Dataset, open_shard: _OpenShard, limit: int, chosen: _Filter
+    dataset: Dataset,
+    open_shard: _OpenShard,
+    limit: int,
+    chosen: _Filter,
+    masks: _Masks | None,
 ) -> Iterator[Sample]:
     first = 0
     for info in dataset.shards:
@@ -290,7 +360,8 @@ def _read(
                     is_chosen, match = chosen.find(shard, sample)
                     if is_chosen:
                         values = _read_values(shard, sample)
-                        yield Sample(first + sample, info.raw.name, values, match)
+                        document = masks(shard, sample) if masks else None
+                        yield Sample(first + sample, info.raw.name, values, match, document)
                         limit -= 1
                         if not limit:
                             return

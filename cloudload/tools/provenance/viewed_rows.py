@@ -1,22 +1,11 @@
 """View the rows of steps as the model receives them, token by token, with their documents.
 
-    batch ─┬─ input_ids, labels, position_ids ─────────────────► ViewedRow
-           └─ spans ─► Tracer ─► id, shard, text of documents ─► ViewedSpan
-
-Joined, the texts of a row's tokens are the text of the row. `TokenTexts` finds them:
-
-    byte-level BPE     "Ġthe"     " the"       "âĸ"      bytes E2 96, part of a character
-    byte fallback      "▁the"     " the"       "<0xE2>"  byte E2
-
-A byte that is only a part of a character is written as the surrogate U+DC00 plus the byte, as in
-Python's `surrogateescape`. To get the bytes of a row, join the texts of its tokens, and encode the
-result with `surrogateescape`.
+batch ─┬─ input_ids, labels, position_ids ─────────────────► ViewedRow
+       └─ spans ─► Tracer ─► id, shard, text of documents ─► ViewedSpan
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,16 +15,14 @@ import numpy as np
 from cloudload.config import alone
 from cloudload.errors import DatasetError
 from cloudload.loading import Batch, CloudLoader, TracedSpan, WholeDocument
-from cloudload.rows import load_hf, tables
+from cloudload.rows import tables
 from cloudload.system import Ints, Tokens, reports
+from cloudload.tools.inspect.token_texts import TokenTexts
 from cloudload.tools.provenance.state_run import Run, open_lane
 
 _MOST_TOKENS = 2_048
 # translucent, so that they suit light and dark notebooks
 _COLORS = ("#4e9af155", "#f1a14e55", "#5cc47a55", "#d971c955", "#c9c04655")
-
-_SPACE_MARK = "\u2581"
-_FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True)
@@ -196,82 +183,6 @@ def _place_spans(
     for span, document in traced:
         yield ViewedSpan(index, span, document)
         index += span.stop - span.start
-
-
-class TokenTexts:
-    """Finds the text of tokens by ID, with the tokenizer.json `text`.
-
-    If `text` is empty, because there is no tokenizer, the text of a token is its ID.
-    """
-
-    def __init__(self, text: str) -> None:
-        content = json.loads(text) if text else {}
-        self._tokenizer = load_hf(text) if text else None
-        self._added = {each["id"]: each for each in content.get("added_tokens") or ()}
-        kinds = {
-            *_list_kinds(content.get("decoder")),
-            *_list_kinds(content.get("pre_tokenizer")),
-        }
-        self._is_byte_level = "ByteLevel" in kinds
-        self._has_fallback = "ByteFallback" in kinds or bool(
-            content.get("model", {}).get("byte_fallback")
-        )
-        self._found: dict[int, str] = {}
-
-    def of(self, ids: Iterable[int]) -> list[str]:
-        """The text of each token."""
-        return [self._found.get(id) or self._find(id) for id in ids]
-
-    def is_special(self, id: int) -> bool:
-        """Whether a token is a special token, such as bos or eos."""
-        return bool(self._added.get(id, {}).get("special"))
-
-    def _find(self, id: int) -> str:
-        self._found[id] = text = self._decode(id)
-        return text
-
-    def _decode(self, id: int) -> str:
-        if self._tokenizer is None:
-            return f"{id} "
-        if id in self._added:
-            return str(self._added[id]["content"])
-        token = self._tokenizer.id_to_token(id)
-        if token is None:
-            return f"<no token {id}>"
-        if self._has_fallback and (byte := _FALLBACK_BYTE.fullmatch(token)):
-            return _decode_bytes(bytes.fromhex(byte[1]))
-        if self._is_byte_level and all(letter in _BYTES for letter in token):
-            return _decode_bytes(bytes(_BYTES[letter] for letter in token))
-        return str(token.replace(_SPACE_MARK, " "))
-
-
-def _decode_bytes(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _list_kinds(part: Any) -> set[str]:
-    """The types of a decoder or pre-tokenizer, and of its components."""
-    if not isinstance(part, dict):
-        return set()
-    kinds = {str(part.get("type"))}
-    for inner in [*(part.get("decoders") or ()), *(part.get("pretokenizers") or ())]:
-        kinds |= _list_kinds(inner)
-    return kinds
-
-
-def _list_bytes() -> dict[str, int]:
-    """Map each letter of GPT-2's byte-level alphabet to its byte.
-
-    Printable Latin-1 letters stand for their own byte. Letters from U+0100 stand for the other
-    bytes, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTES = _list_bytes()
 
 
 def trace_steps(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from cloudload.tools.provenance.viewed_rows import TokenTexts
+from cloudload.tools.inspect.token_texts import TokenTexts
 from testkit import ROOT
 from testkit.corpora import EOS, EOS_ID, byte_tokenizer
 
