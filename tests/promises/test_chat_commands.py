@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from cloudload import Chat
 from testkit.conversations import chat_tokenizer, conversations, write_conversations
+from testkit.corpora import write_mds
 from testkit.loaders import make_loader
 
 SEQ_LEN = 100
@@ -105,3 +107,101 @@ def test_errors_name_the_flag(
     chat_tokenizer(None).save_pretrained(tmp_path)
     said = cli("count", run.folder, "--tokenizer", tmp_path, "--chat=max_tokens=9", status=1).err
     assert "no chat template. Pass --chat template=PATH with a .jinja file" in said
+
+
+# ---------------------------------------------------------------- head --mask
+
+
+def head(run: Run, cli: Any, *flags: str, folder: Any = None) -> list[dict[str, Any]]:
+    """The documents that `cloudload head --mask` prints, as JSON."""
+    printed = cli("head", folder or run.folder, "--mask", *flags, "--json").out
+    return [json.loads(line)["document"] for line in printed.splitlines()]
+
+
+@pytest.mark.parametrize("train", ["assistant", "last"])
+def test_the_marked_parts_are_those_that_a_loader_trains(run: Run, cli: Any, train: Any) -> None:
+    tokenizer = chat_tokenizer()
+    chat = Chat(train=train)
+    shown = head(run, cli, *run.flags[2:], "--chat", f"train={train}", "-n", "80")
+    options: dict[str, Any] = {"packing": "one_per_row", "shuffle": False, "seq_len": 400}
+    with make_loader(
+        run.folder, **options, tokenizer=run.tokenizer, eos="auto", chat=chat, epochs=1, tail="pad"
+    ) as loader:
+        trained = {}
+        for batch in loader:
+            for row, (*_, sample, start, stop) in enumerate(batch.spans.tolist()):
+                labels = batch["labels"][row][: stop - start]
+                trained[sample] = labels[labels != -100].tolist()
+    assert len(trained) == 80
+    for sample, document in enumerate(shown):
+        marked = "".join(part["text"] for part in document["parts"] if part["trained"])
+        assert marked == tokenizer.decode(trained[sample])
+        assert document["trained"] == len(trained[sample])
+        assert document["fault"] is None
+    text = "".join(part["text"] for part in shown[0]["parts"])
+    assert text == tokenizer.apply_chat_template(conversations(80)[0], tokenize=False)
+
+
+def test_a_document_says_why_it_is_left_out(run: Run, tmp_path: Path, cli: Any) -> None:
+    asked, answered = {"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}
+    long = {"role": "assistant", "content": "two " * 40}
+    folder = write_conversations(
+        tmp_path / "data",
+        [
+            [asked, answered],
+            [asked],
+            [asked, {**answered, "weight": 0}],
+            [asked, long],
+            [asked, answered, asked, long],
+        ],
+    )
+    flags = [*run.flags[2:], "--chat", "max_tokens=40,overlong=truncate"]
+    good, unanswered, untrained, dropped, cut = head(run, cli, *flags, folder=folder)
+    assert (good["fault"], good["what"]) == (None, "")
+    assert unanswered["fault"] == "refused"
+    assert unanswered["what"].startswith("the conversation has no assistant message")
+    assert (unanswered["tokens"], unanswered["parts"]) == (0, [])
+    assert (untrained["fault"], untrained["trained"]) == ("untrained", 0)
+    assert (dropped["fault"], dropped["tokens"] > 40) == ("long", True)
+    assert dropped["what"].endswith("more than 40, so it is left out")
+    assert (cut["fault"], cut["parts"]) == ("long", good["parts"][:-1])
+    assert cut["what"].endswith(f"so it is truncated to {cut['tokens']}")
+
+
+def test_labels_of_token_ids_are_marked(run: Run, tmp_path: Path, cli: Any) -> None:
+    ids = chat_tokenizer().encode("one two 狐")
+    labels = [*ids[:2], *[-100] * (len(ids) - 2)]
+    extra = {"labels": ("ndarray:int32", [np.array(labels, np.int32)])}
+    write_mds(
+        *(tmp_path / "data", [np.array(ids, np.int32)]),
+        column="ids",
+        encoding="ndarray:int32",
+        extra=extra,
+    )
+    flags = ["--tokens-key", "ids", "--labels-key", "labels"]
+    [document] = head(run, cli, *flags, *run.flags[2:], folder=tmp_path / "data")
+    assert (document["tokens"], document["trained"]) == (len(ids), 2)
+    assert [part["trained"] for part in document["parts"]] == [True, False]
+    assert "".join(part["text"] for part in document["parts"]) == "one two 狐"
+    [without] = head(run, cli, *flags, folder=tmp_path / "data")
+    assert without["parts"][0]["text"].split() == [f"{id}" for id in ids[:2]]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_only_the_start_of_a_shard_is_needed(
+    run: Run, tmp_path: Path, cli: Any, compression: str | None
+) -> None:
+    folder = write_conversations(tmp_path / "x", conversations(80), compression=compression)
+    flags = [*run.flags[2:], "--chat", "tokenizer", "-n", "1"]
+    assert head(run, cli, *flags, folder=folder) == head(run, cli, *flags)
+    by_id = ["--id", "7", *flags]
+    assert head(run, cli, *by_id, folder=folder) == head(run, cli, *by_id)
+
+
+def test_a_mask_needs_to_know_what_makes_the_tokens(run: Run, cli: Any) -> None:
+    said = cli("head", run.folder, "--mask", status=1).err
+    assert "--tokenizer is missing" in said
+    said = cli("head", run.folder, "--chat", "tokenizer", status=1).err
+    assert "--chat is set, but only mask uses it. Set --mask, or omit it" in said
+    said = cli("head", run.folder, "--mask", *run.flags[2:], status=1).err
+    assert "has no column 'text'" in said

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from cloudload import Stream
+from cloudload import Chat, CloudLoader, Stream
 from cloudload.errors import DatasetError
 from cloudload.provenance import compare_golden, read_golden, record_golden
 from cloudload.tools.provenance.golden import GoldenReport
+from testkit.conversations import chat_tokenizer, conversations, write_conversations
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 TEXTS = random_documents(5, 120, max_words=12)
@@ -98,6 +99,25 @@ def test_other_documents_are_the_order(options: Options, change: Options) -> Non
     report = compare(options, {**options, **change})
     assert (report.cause, report.is_same) == ("order", False)
     assert set(change) <= {each.name for each in report.changed}
+
+
+def test_another_mask_of_the_same_tokens_is_found(tmp_path: Path) -> None:
+    folder = write_conversations(tmp_path / "chats", conversations(60))
+    options = options_of(folder, tmp_path / "cache", tokenizer=chat_tokenizer(), eos="auto")
+    options |= {"seq_len": 400, "packing": "one_per_row", "chat": Chat()}
+    last = {**options, "chat": Chat(train="last")}
+    masks = []
+    for each in (options, last):
+        with CloudLoader(**each, batch_size=ROWS) as loader:
+            [batch] = loader.take(1)
+        masks.append(batch)
+    assert (masks[0]["input_ids"] == masks[1]["input_ids"]).all()
+    differs = (masks[0]["labels"] != masks[1]["labels"]).any(dim=1).nonzero()
+    report = compare(options, last)
+    assert (report.first_row, report.cause) == (int(differs[0]), "data")
+    assert "has the same text, but other tokens are trained" in report.what
+    assert [each.name for each in report.changed] == ["chat"]
+    assert compare(options, options).is_same
 
 
 def test_more_and_missing_documents_are_the_data(options: Options, tmp_path: Path) -> None:

@@ -2,19 +2,23 @@
 
     sample ─► read_conversation ─┬► Conversation ─► tests ─► (rule, what is wrong)
                                  └► ChatError ─► the rule of its type
+    sample ─► TrainedReader ─► the document of a run ─► the rule of its fault
 
-A test takes a conversation, and returns a description of what is wrong with it, or None.
+A test takes a conversation, and returns a description of what is wrong with it, or None. The rules
+of documents need the run's tokenizer and its `Chat`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from cloudload.config import Chat
+from cloudload.data import Shard
 from cloudload.rows import conversation
 from cloudload.tools.check import document_rules
+from cloudload.tools.inspect import trained_documents
 
 ChatTest = Callable[[conversation.Conversation], str | None]
 
@@ -23,6 +27,12 @@ _RULE_OF_ERROR: dict[type[conversation.ChatError], str] = {
     conversation.EmptyMessageError: document_rules.EMPTY_MESSAGE,
     conversation.NoAnswerError: document_rules.NO_ANSWER,
 }
+_RULE_OF_FAULT = {
+    trained_documents.REFUSED: document_rules.REFUSED_CHAT,
+    trained_documents.UNTRAINED: document_rules.UNTRAINED_CHAT,
+    trained_documents.LONG: document_rules.LONG_CHAT,
+}
+_UNREADABLE = {document_rules.NO_CHAT, *_RULE_OF_ERROR.values()}
 _SYSTEM, _USER, _ASSISTANT, _TOOL = "system", "user", "assistant", "tool"
 _KINDS = {"system": _SYSTEM, "developer": _SYSTEM, "user": _USER, "assistant": _ASSISTANT}
 """What a role is. All other roles are those of tools."""
@@ -66,6 +76,20 @@ def find_faults(
     for rule, test in tests:
         if (found := test(read)) is not None:
             yield rule, found
+
+
+def find_faults_of_documents(
+    reader: trained_documents.TrainedReader, shard: Shard, faults: Mapping[int, Collection[str]]
+) -> Iterator[tuple[int, str, str]]:
+    """Yield each sample whose document breaks a rule, the rule, and what is wrong with it.
+
+    `faults` has the samples to read, and the rules that each breaks as a conversation.
+    """
+    documents = reader.read(shard, [*faults])
+    for (sample, broken), document in zip(faults.items(), documents, strict=True):
+        is_known = document.fault == trained_documents.REFUSED and {*broken} & _UNREADABLE
+        if document.fault is not None and not is_known:
+            yield sample, _RULE_OF_FAULT[document.fault], document.what
 
 
 def _find_roles(read: conversation.Conversation) -> str | None:

@@ -39,6 +39,7 @@ from cloudload.tools.check.stored_objects import (
 )
 from cloudload.tools.engines.units import Share, count_processes
 from cloudload.tools.inspect.info import spread_shards
+from cloudload.tools.inspect.trained_documents import open_recipe_of
 
 
 @option_help.suggests_names
@@ -83,14 +84,16 @@ def check_dataset(
         tokens_key: the column that holds the document as token IDs, if the run reads token IDs. The
             check then tests no text, and no rule that begins with `text-` or `chat-` applies.
         chat: how the run reads conversations, as for `Stream`. They are tested by the rules that
-            begin with `chat-`. With `auto`, documents are conversations if there is no column
-            `text`, or if `text_key` is None, and the dataset has columns of conversations. With
-            None, they are not.
+            begin with `chat-`. With a `Chat` and a tokenizer, these rules also test what the run
+            makes of each conversation. With `auto`, documents are conversations if there is no
+            column `text`, or if `text_key` is None, and the dataset has columns of conversations.
+            With None, they are not.
         rules: the rules that documents are tested with: names such as `text-repeated`, `all`, or
-            `none`. `all` omits `text-framed` if there is no tokenizer.
+            `none`. `all` omits rules that need a tokenizer or `chat` if there is none.
         max_bytes: size in bytes of UTF-8 above which a text breaks the rule `text-long`.
         tokenizer: the run's tokenizer, as for `CloudLoader`. The rule `text-special` looks for its
-            special tokens. Without a tokenizer, it looks for anything like `<|name|>`.
+            special tokens. Without a tokenizer, it looks for anything like `<|name|>`. It has the
+            chat template for `chat`.
         bos: the argument `bos` of the run's loader.
         eos: the argument `eos` of the run's loader.
         expect_bos: the bos that the tokenizer should add to documents, or `none` for no bos.
@@ -120,7 +123,10 @@ def check_dataset(
     """
     sample = None if sample is None else checks.as_integer("sample", sample, 0)
     expected = {"bos": expect_bos, "eos": expect_eos}
-    chosen, framing = _choose_rules(rules, max_bytes, tokenizer, (bos, eos), expected)
+    given = chat if isinstance(chat, Chat) and tokens_key is None else None
+    chosen, framing = _choose_rules(
+        rules, max_bytes, tokenizer, chat=given, frame=(bos, eos), expected=expected
+    )
     limits = document_rules.parse_limits(fail_on, chosen.names)
     if limits and sample == 0:
         raise ValueError(
@@ -129,7 +135,8 @@ def check_dataset(
     processes = count_processes(processes)
     share = Share.parse(worker) if worker is not None else Share(0, 1)
     began, findings = time.monotonic(), Findings()
-    location = Stream(os.fspath(dataset), split=split).locate(retry or Retry())
+    stream = Stream(os.fspath(dataset), split=split)
+    location = stream.locate(retry or Retry())
     folder = location.at(urls.plain_location(location.url))
     if tokens_key is not None or isinstance(chat, Chat):
         text_key = None
@@ -140,7 +147,9 @@ def check_dataset(
     if share.index > 0:
         findings = Findings()  # only worker 0 reports the findings so far
     mine = share.take(spread_shards(readable, sample))
-    work = CheckWork(folder, text_key, keys.read_chat, chosen)
+    has_template = given is not None and chosen.names & {*document_rules.TEMPLATE_RULES}
+    recipe = open_recipe_of(stream, tokenizer, chat=given) if has_template else None
+    work = CheckWork(folder, text_key, keys.read_chat, chosen, recipe)
     _check_contents(work, mine, findings, processes, executor, progress=progress)
     return CheckReport(
         dataset=str(folder),
@@ -194,6 +203,8 @@ def _choose_rules(
     names: str | Collection[str],
     max_bytes: int | str,
     tokenizer: Any,
+    *,
+    chat: Chat | None,
     frame: tuple[TokenName, TokenName],
     expected: Mapping[str, str | None],
 ) -> tuple[document_rules.DocumentRules, list[Finding]]:
@@ -207,7 +218,7 @@ def _choose_rules(
     from cloudload.rows import load_tokenizer
 
     spec = load_tokenizer(tokenizer, (frame,))
-    rules = document_rules.choose_rules(names, max_bytes, spec)
+    rules = document_rules.choose_rules(names, max_bytes, spec, chat)
     return rules, list(document_rules.check_frame(rules, spec.framing, **expected))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cloudload.config import checks
+from cloudload.config import Chat, checks
 from cloudload.tools.check.findings import Finding, find
 
 if TYPE_CHECKING:
@@ -26,10 +26,18 @@ SPECIAL_TEXT, FRAMED_TEXT = "text-special", "text-framed"
 REPEATED_TEXT, REPEATED_ID = "text-repeated", "id-repeated"
 NO_MESSAGES, NO_CHAT, NO_ANSWER = "chat-missing", "chat-invalid", "chat-unanswered"
 ROLES, EMPTY_MESSAGE = "chat-roles", "chat-empty"
+REFUSED_CHAT, UNTRAINED_CHAT, LONG_CHAT = "chat-refused", "chat-untrained", "chat-long"
 TEXT_RULES = (EMPTY_TEXT, LONG_TEXT, SPECIAL_TEXT, FRAMED_TEXT, REPEATED_TEXT, REPEATED_ID)
 CHAT_RULES = (NO_MESSAGES, NO_CHAT, NO_ANSWER, ROLES, EMPTY_MESSAGE)
-DOCUMENT_RULES = (*TEXT_RULES, *CHAT_RULES)
+TEMPLATE_RULES = (REFUSED_CHAT, UNTRAINED_CHAT, LONG_CHAT)
+DOCUMENT_RULES = (*TEXT_RULES, *CHAT_RULES, *TEMPLATE_RULES)
 """The names of all rules, which are also kinds of findings."""
+_NEEDS = {
+    FRAMED_TEXT: "a tokenizer",
+    **dict.fromkeys(TEMPLATE_RULES, "a tokenizer, and chat=Chat()"),
+    LONG_CHAT: "a tokenizer, and chat=Chat(max_tokens=N)",
+}
+"""The arguments without which a rule does not apply."""
 ALL, NONE = "all", "none"
 NO_TOKEN = "none"
 
@@ -59,11 +67,14 @@ class DocumentRules:
 
 
 def choose_rules(
-    names: str | Collection[str], max_bytes: int | str, tokenizer: TokenizerSpec | None = None
+    names: str | Collection[str],
+    max_bytes: int | str,
+    tokenizer: TokenizerSpec | None = None,
+    chat: Chat | None = None,
 ) -> DocumentRules:
     """Choose rules by name, `all` or `none`. Raises `ValueError` for an unknown name or bad size.
 
-    `all` omits `text-framed` if there is no tokenizer.
+    `all` omits rules that need a tokenizer, or also a `chat`, if there is none.
     """
     asked = [names] if isinstance(names, str) else list(names)
     if unknown := [each for each in asked if each not in (*DOCUMENT_RULES, ALL, NONE)]:
@@ -71,11 +82,12 @@ def choose_rules(
             f"rules has the unknown rule {unknown[0]!r}. Use all, none, or any of "
             f"{', '.join(DOCUMENT_RULES)}"
         )
+    idle = _list_idle(tokenizer, chat)
     if ALL in asked:
-        asked = [each for each in DOCUMENT_RULES if tokenizer or each != FRAMED_TEXT]
-    if FRAMED_TEXT in asked and tokenizer is None:
+        asked = [each for each in DOCUMENT_RULES if each not in idle]
+    if wrong := [each for each in asked if each in idle]:
         raise ValueError(
-            f"the rule {FRAMED_TEXT} requires a tokenizer. Pass a tokenizer, or omit the rule"
+            f"the rule {wrong[0]} requires {_NEEDS[wrong[0]]}. Pass them, or omit the rule"
         )
     chosen = frozenset(asked) - {NONE}
     if tokenizer is None:
@@ -84,6 +96,16 @@ def choose_rules(
     added = json.loads(tokenizer.json).get("added_tokens", [])
     special = tuple(each["content"] for each in added if each.get("special"))
     return DocumentRules(chosen, checks.parse_bytes(max_bytes), special, bos, eos)
+
+
+def _list_idle(tokenizer: TokenizerSpec | None, chat: Chat | None) -> set[str]:
+    """Return the rules that no document could break, because an argument is missing."""
+    if tokenizer is None:
+        return {FRAMED_TEXT, *TEMPLATE_RULES}
+    if chat is None:
+        return {*TEMPLATE_RULES}
+    has_limit = chat.max_tokens is not None and chat.overlong != "split"
+    return set() if has_limit else {LONG_CHAT}
 
 
 def _name_frame(tokenizer: TokenizerSpec) -> tuple[str, str]:
@@ -179,7 +201,7 @@ def parse_limits(limits: Any, chosen: Collection[str]) -> dict[str, float]:
     if shares and not chosen:
         raise ValueError(f"fail_on has {next(iter(shares))!r}, but rules is empty. Add rules to it")
     if idle := [name for name in shares if name not in (*chosen, ALL)]:
-        needed = "Pass a tokenizer" if idle[0] == FRAMED_TEXT else "Add it to rules"
+        needed = f"Pass {_NEEDS[idle[0]]}" if idle[0] in _NEEDS else "Add it to rules"
         raise ValueError(f"fail_on has {idle[0]!r}, but this rule does not apply. {needed}")
     every = [name for name in DOCUMENT_RULES if name in chosen]
     of_all = dict.fromkeys(every, shares.pop(ALL)) if ALL in shares else {}

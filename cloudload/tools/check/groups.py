@@ -4,6 +4,7 @@
                                                              └► hashes ─► duplicates
 
     shard ─► text of each document, or its conversation ─► tests ─► findings, with examples
+                          │                    └─► the document of a run ─► tests ─┘
                           └─► hash ─┐
              ID of each document ─► hash ─► hashes by rule ─► duplicates
 
@@ -22,6 +23,7 @@ With 10^9 documents, the probability that two different documents have the same 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import tempfile
@@ -40,11 +42,13 @@ from cloudload.config import Chat
 from cloudload.data import ID_KEY, Location, Shard, shard_entries
 from cloudload.errors import DatasetError
 from cloudload.rows import conversation
+from cloudload.run import Recipe
 from cloudload.system import DaemonThreadPool, run_in_order, temp_files
 from cloudload.tools.check import chat_rules, document_rules
 from cloudload.tools.check.findings import MOST_LISTED, Findings, find
 from cloudload.tools.check.shard_contents import check_shard, name_sample
 from cloudload.tools.engines.units import choose_engine, in_order, run_units
+from cloudload.tools.inspect.trained_documents import TrainedReader
 
 Records = NDArray[np.uint64]
 """uint64 [documents, 3]: the halves of the hash, then shard · 2^32 + sample."""
@@ -76,6 +80,8 @@ class CheckWork:
     chat: Chat | None
     """How conversations are read; None if the documents are token IDs."""
     rules: document_rules.DocumentRules
+    recipe: Recipe | None = None
+    """What a run makes of the conversations, for rules that need the chat template."""
     threads: int = _THREADS
     """Number of threads that read shards."""
 
@@ -130,7 +136,7 @@ def check_group(
 ) -> CheckedGroup:
     """Check shards in threads. `on_bytes` receives the number of stored bytes read."""
     findings, hashes = Findings(), list[Mapping[str, bytes]]()
-    documents = DocumentCheck(work.rules, work.text_key, work.chat)
+    documents = DocumentCheck(work.rules, work.text_key, work.chat, work.recipe)
     check = partial(_check_shard, work, documents)
     threads = DaemonThreadPool(work.threads, "cloudload-check")
     try:
@@ -183,9 +189,14 @@ class DocumentCheck:
     """Tests and hashes the documents of shards."""
 
     def __init__(
-        self, rules: document_rules.DocumentRules, text_key: str | None, chat: Chat | None
+        self,
+        rules: document_rules.DocumentRules,
+        text_key: str | None,
+        chat: Chat | None,
+        recipe: Recipe | None,
     ) -> None:
         self._rules, self._text_key, self._chat = rules, text_key, chat
+        self._reader = None if recipe is None else TrainedReader(recipe)
         self._chat_tests = chat_rules.list_chat_tests(rules)
         tests = dict(document_rules.list_tests(rules))
         self._empty, self._tests = tests.pop(document_rules.EMPTY_TEXT, None), list(tests.items())
@@ -233,6 +244,7 @@ class DocumentCheck:
 
         A value that is not JSON is another finding.
         """
+        broken: dict[int, Collection[str]] = {}
         stored = zip(*(_read_values(shard, column) for column in columns), strict=True)
         for sample, parts in enumerate(stored):
             try:
@@ -243,8 +255,22 @@ class DocumentCheck:
             for kind, what in faults.items():
                 if kind in self._rules.names:
                     _note(findings, kind, shard, sample, what)
+            broken[sample] = faults.keys()
             if document_rules.NO_MESSAGES not in faults:
                 yield sample, _CHAT_SEPARATOR.join(parts)
+        # a run reads all columns, and a value that cannot be read is another finding
+        with contextlib.suppress(DatasetError):
+            self._test_documents(shard, broken, findings)
+
+    def _test_documents(
+        self, shard: Shard, broken: Mapping[int, Collection[str]], findings: Findings
+    ) -> None:
+        """Test what a run makes of conversations, given the rules that each breaks already."""
+        if self._reader is None:
+            return
+        for sample, kind, what in chat_rules.find_faults_of_documents(self._reader, shard, broken):
+            if kind in self._rules.names:
+                _note(findings, kind, shard, sample, what)
 
     def _test(self, shard: Shard, key: str, findings: Findings) -> Iterator[tuple[int, bytes]]:
         """Test each text, and yield the index and the bytes of each text that is not blank."""

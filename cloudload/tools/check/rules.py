@@ -341,6 +341,28 @@ RULES: dict[str, Rule] = {
         (),
         "Remove the message, or the row, when you convert the corpus",
     ),
+    "chat-refused": Rule(
+        "The chat template fails on a conversation, or does not show which of its tokens the model "
+        "generates.",
+        WARNING,
+        (),
+        "Repair or leave out such rows, use another template, or pass on_error='skip' to the "
+        "loader, which then leaves them out",
+    ),
+    "chat-untrained": Rule(
+        "A conversation has no trained token.",
+        WARNING,
+        (),
+        "Change train of Chat, or leave out such rows when you convert the corpus. A run counts "
+        "them as filtered",
+    ),
+    "chat-long": Rule(
+        "A conversation has more tokens than `max_tokens` of `Chat`.",
+        WARNING,
+        (),
+        "Increase max_tokens of Chat, or truncate or split such conversations with overlong of "
+        "Chat",
+    ),
     "framing-differs": Rule(
         "The tokenizer gives documents a different bos or eos than expected.",
         ERROR,

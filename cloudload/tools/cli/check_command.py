@@ -10,6 +10,7 @@ allows, or if the rows differ from those in the --golden file. Warnings and note
 examples:
   cloudload check s3://bucket/mds --split train
   cloudload check s3://bucket/mds --tokenizer gpt2 --fail-on text-repeated,text-special=0.1%
+  cloudload check s3://bucket/chats --tokenizer Qwen/Qwen3-8B --chat tokenizer,max_tokens=4096
   cloudload check --config run.yaml --write-golden golden.json
   cloudload check --config run.yaml --golden golden.json
   cloudload check s3://bucket/mds --engine ray --address auto
@@ -50,7 +51,9 @@ def add_check(parser: command.CommandParser) -> None:
     add = command.set_up(parser, _check)
     data = "location of the dataset: a folder or URL (default: the data of the run)"
     add("dataset", nargs="?", metavar="DATASET", help=data)
-    names = "split text_key tokens_key tokenizer rules max_bytes expect_bos expect_eos fail_on "
+    names = (
+        "split text_key tokens_key chat tokenizer rules max_bytes expect_bos expect_eos fail_on "
+    )
     names += "sample processes worker"
     add_declared(
         add,
@@ -99,7 +102,7 @@ def _check(options: argparse.Namespace) -> int:
     asked = list_given(options, check_dataset)
     if "fail_on" in asked:
         asked["fail_on"] = dict(asked["fail_on"])
-    has_run = names_loader(options, besides=("text_key", "tokens_key"))
+    has_run = names_loader(options, besides=("text_key", "tokens_key", "chat"))
     if has_run:
         asked.pop("chat", None)  # the run has it, for the streams that it applies to
         options.data = options.data or ([options.dataset] if options.dataset else None)
@@ -186,6 +189,9 @@ def _check_datasets(
     for stream in rows.streams:
         bos, eos = frame_of(rows, stream)
         source = rows.source_of(stream)
+        chat = source.chat
+        if chat is not None and chat.max_tokens is None:
+            chat = replace(chat, max_tokens=run.get("seq_len"))
         own = {
             "tokenizer": run.get("tokenizer"),
             "bos": bos,
@@ -193,10 +199,11 @@ def _check_datasets(
             "text_key": source.text_key,
             "tokens_key": None if source.tokens is None else source.tokens.key,
             # a transform may read conversations
-            "chat": choices.AUTO if source.transform else source.chat,
+            "chat": choices.AUTO if source.transform else chat,
         }
         where = {"dataset": stream.remote, "split": stream.split}
-        yield _check_one({**own, **given, **where}, options)
+        of_check = {name: value for name, value in given.items() if name != "chat"}
+        yield _check_one({**own, **of_check, **where}, options)
 
 
 def _check_one(arguments: Mapping[str, Any], options: argparse.Namespace) -> CheckReport:

@@ -31,7 +31,8 @@ _QUOTE = "'"
 _VALUE = re.compile(
     r"\b(pass|set|use|or|and) ([a-z_]+)=('[^']*'|[^\s'\",;)]*[^\s'\",;).])", re.IGNORECASE
 )
-_CHAT_CALL = re.compile(r"\b(?:chat=)?Chat\(([^()]*)\)")
+_OF_CHAT = re.compile(r"\b(?:chat=)?Chat\(([^()]*)\)|\b([a-z_]+) of Chat\b")
+_KEPT = "\0"
 _IN_WORDS = {"None": "none"}
 
 
@@ -278,14 +279,20 @@ def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
             return f"{verb} {named[name].option_strings[-1 if value == 'False' else 0]}"
         return f"{verb} {named[name].option_strings[0]} {_IN_WORDS.get(value, value).strip(_QUOTE)}"
 
-    if "chat" in named:
-        message = message.replace(" of Chat", " of --chat")
-        message = _CHAT_CALL.sub(
-            lambda found: f"--chat {found[1].replace(_QUOTE, '') or 'tokenizer'}", message
-        )
+    kept: list[str] = []
+
+    def keep(found: re.Match[str]) -> str:
+        call = f"--chat {(found[1] or 'tokenizer').replace(_QUOTE, '')}"
+        kept.append(f"{found[2]} of --chat" if found[2] else call)
+        return _KEPT
+
+    if "chat" in named:  # options of Chat may have the names of other options
+        message = _OF_CHAT.sub(keep, message)
     message = _VALUE.sub(translate_value, message)
     for action in named.values():
         message = _translate(message, action)
+    for text in kept:
+        message = message.replace(_KEPT, text, 1)
     return message
 
 

@@ -218,9 +218,8 @@ def _parser_of(name: str, kinds: set[Any], types: Any) -> tuple[str, Callable[[s
         return "N", _integer_or_text if is_mixed else parse
     if PathLike in kinds:
         return "PATH", str
-    if any(map(is_dataclass, kinds)):
-        [kind] = kinds
-        return "NAME=VALUE,...", partial(parse_fields, kind)
+    if configs := [each for each in kinds if isinstance(each, type) and is_dataclass(each)]:
+        return "NAME=VALUE,...", partial(parse_fields, configs[0])
     if Mapping in kinds:
         return "YAML", parse_yaml
     if any(get_args(each)[:1] == (str,) for each in types):

@@ -108,7 +108,8 @@ def _split_lines(parts: Iterable[Part]) -> list[MarkedLine]:
         rest, *more = terminal.escape_lines(text)
         lines[-1].append((rest, flag))
         lines += [[(line, flag)] for line in more]
-    return lines
+    # most templates end with a line break
+    return lines if any(text for text, _ in lines[-1]) else lines[:-1]
 
 
 def _wrap(line: MarkedLine, columns: int) -> Iterator[MarkedLine]:

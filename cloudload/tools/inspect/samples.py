@@ -224,7 +224,7 @@ def read_samples(
     given = {name: value for name, value in options.items() if value is not None}
     masks = _open_masks(stream, found, given) if mask else None
     if not mask and (unused := [name for name in given if name != "text_key"]):
-        raise ValueError(f"{unused[0]} has no effect without mask. Set mask=True, or omit it")
+        raise ValueError(f"{unused[0]} is set, but only mask uses it. Set mask=True, or omit it")
     open_shard = _open_whole if is_searched else open_shard_start
     return _read(found, open_shard, limit, chosen, masks)
 

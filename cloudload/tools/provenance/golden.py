@@ -9,7 +9,7 @@ hash of its tokens in the row. The first document whose tokens differ shows the 
     document              text       cause
     a different document  -          order, or data with different samples
     the same document     differs    data
-    the same document     the same   tokenizer
+    the same document     the same   tokenizer, or data if only the masks of tokens differ
 """
 
 from __future__ import annotations
@@ -263,6 +263,8 @@ def _explain(before: Row, now: Row, changed: Sequence[Difference]) -> tuple[str,
         return DATA, f"{where}, {new}, has different text"
     if old.stop != new.stop and any(each.name == "seq_len" for each in changed):
         return ORDER, f"{where}, {new}, is cut at a different token"
+    if DATA in (causes := {_cause_of(each.name) for each in changed}) and TOKENIZER not in causes:
+        return DATA, f"{where}, {new}, has the same text, but other tokens are trained or special"
     return TOKENIZER, f"{where}, {new}, has the same text, but different tokens"
 
 

@@ -140,7 +140,7 @@ def test_a_value_that_is_none_is_missing_on_the_command_line() -> None:
         ("Pass Stream('a', split='b')", "Pass Stream('a', split='b')"),
         ("Pass Chat(max_tokens=N) or Chat(a='b')", "Pass --chat max_tokens=N or --chat a=b"),
         ("pass chat=Chat(), or chat=Chat(a='b')", "pass --chat tokenizer, or --chat a=b"),
-        ("train of Chat is 'x'", "train of --chat is 'x'"),
+        ("on_error of Chat or Chat(on_error=1)", "on_error of --chat or --chat on_error=1"),
         ("Set skip_bad (--skip-bad), or omit by (--by)", "Set --skip-bad, or omit --by"),
     ],
 )

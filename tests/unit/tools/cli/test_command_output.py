@@ -20,8 +20,10 @@ from cloudload.inspect import Sample, read_samples
 from cloudload.provenance import describe_state
 from cloudload.system.reports import to_json
 from cloudload.system.terminal import escape, escape_lines, wrap
+from cloudload.tools.cli.output import print_marked
 from cloudload.tools.convert.dry_run import Outline
 from cloudload.tools.count.length_report import LengthBin, LengthStats
+from cloudload.tools.inspect.masked_text import MaskedText
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 
@@ -144,6 +146,50 @@ def test_bold_follows_the_wishes_of_the_terminal(
     cli("head", data, "-n", "1")
     assert found.getvalue().startswith(b"\x1b[1m") == is_bold
     assert (b"\x1b" in found.getvalue()) == is_bold
+
+
+@pytest.mark.parametrize("has_color", [True, False])
+def test_trained_parts_are_marked_by_color_or_by_brackets(
+    has_color: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm" if has_color else "dumb")
+    found = redirect(monkeypatch, "utf-8", Terminal)
+    parts = (("ask\x1b[31m\n", False), ("one two\nthree", True), ("\n", False))
+    document = MaskedText(4, 2, parts, "long", "has 4 tokens\n")
+    print_marked(document.describe(8, is_full=True), heading="x")
+    opening, closing = ("\x1b[1;32m", "\x1b[0m") if has_color else ("⟦", "⟧")
+    lines = found.getvalue().decode().splitlines()
+    assert lines[1:] == [
+        "  long: ",
+        "  has 4 ",
+        "  tokens",
+        "    ask\\",
+        "    x1b[",
+        "    31m",
+        f"    {opening}one {closing}",
+        f"    {opening}two{closing}",
+        f"    {opening}thre{closing}",
+        f"    {opening}e{closing}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [(0, (0, 800)), (600, (600, 200)), (601, (200, 600)), (5_000, (200, 600))]
+)
+def test_a_long_document_is_shown_around_its_first_trained_part(
+    prompt: int, shown: tuple[int, int]
+) -> None:
+    parts = tuple(part for part in (("a" * prompt, False), ("c" * 900, True)) if part[0])
+    document = MaskedText(9, 4, parts, None, "")
+    texts = [text for line in document.describe(80, is_full=False) for text, _ in line]
+    assert (
+        tuple(sum(text.count(letter) for text in texts if "…" not in text) for letter in "ac")
+        == shown
+    )
+    assert (texts[0] == f"  … {prompt - 200:,} characters before") == (prompt > 600)
+    assert texts[-1] == f"  … {900 - shown[1]} more characters"
+    full = [text for line in document.describe(80, is_full=True) for text, _ in line]
+    assert "".join(full).replace(" ", "") == "".join(text for text, _ in parts)
 
 
 def test_a_result_that_cannot_be_printed_is_an_error(
