@@ -202,8 +202,7 @@ def _check_datasets(
             "chat": choices.AUTO if source.transform else chat,
         }
         where = {"dataset": stream.remote, "split": stream.split}
-        of_check = {name: value for name, value in given.items() if name != "chat"}
-        yield _check_one({**own, **of_check, **where}, options)
+        yield _check_one({**own, **given, **where}, options)
 
 
 def _check_one(arguments: Mapping[str, Any], options: argparse.Namespace) -> CheckReport:
