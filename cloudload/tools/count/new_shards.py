@@ -40,6 +40,7 @@ from cloudload.tools.count.group import (
     read_group,
     write_group,
 )
+from cloudload.tools.inspect.trained_documents import OneShard
 
 
 @dataclass(frozen=True)
@@ -95,21 +96,8 @@ def measure_shard(
     recipe = replace(work.recipe, corpus=Corpus((dataset,)))
     shard = Shard(Path(info.raw.name), info, memoryview(raw))
     shard.url = str(dataset.locate(info))
-    meter = LengthMeter(recipe, work.backend, _OneShard(shard))
+    meter = LengthMeter(recipe, work.backend, OneShard(shard))
     return ShardLengths(*meter.measure(np.arange(info.samples)))
-
-
-@dataclass(frozen=True)
-class _OneShard:
-    """A `ShardSource` whose only shard is in memory."""
-
-    only: Shard
-
-    def shard(self, index: int) -> Shard:
-        return self.only
-
-    def prefetch(self, indices: Iterable[int]) -> None:
-        pass
 
 
 def write_groups(

@@ -109,7 +109,7 @@ class _OneShardReader:
         dataset = Dataset(stream.locate(Retry()), (shard.info,), "")
         self._recipe = replace(recipe, corpus=Corpus((dataset,)))
         self._tokenizer, self._shard = tokenizer, shard
-        self._reader = DocumentReader(self._recipe, _OneShard(shard))
+        self._reader = DocumentReader(self._recipe, OneShard(shard))
 
     def read(self, samples: Ints) -> Iterator[TrainedDocument]:
         """Yield the documents of `samples`, int64 [samples]."""
@@ -130,16 +130,15 @@ class _OneShardReader:
                 yield document
 
 
-class _OneShard:
-    """The only shard of a corpus."""
+@dataclass(frozen=True)
+class OneShard:
+    """A `ShardSource` whose only shard is open."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    only: Shard
 
     def shard(self, index: int) -> Shard:
         """Return the shard."""
-        assert index == 0
-        return self._shard
+        return self.only
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Do nothing, because the shard is open."""
+        """Do nothing."""
