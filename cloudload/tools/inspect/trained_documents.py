@@ -70,7 +70,7 @@ class TrainedReader:
         self._limited = recipe
         self._whole = replace(recipe, chats=(chat and replace(chat, max_tokens=None),))
         self._tokenizer = (
-            DocumentTokenizer(recipe.tokenizer, choices.HF) if recipe.has_text else None
+            DocumentTokenizer(recipe.tokenizer, choices.HF) if recipe.tokenizes else None
         )
         # the compiled template of a reader has a state while it renders
         self._lock = threading.Lock()
