@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from cloudload.run.position import MOST_ROWS, LaneArrays, LaneLog, Position, join_ranges
     from cloudload.run.recipe import (
         Recipe,
-        check_columns,
         frame_of,
         mixture_of,
         open_recipe,

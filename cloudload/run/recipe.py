@@ -266,7 +266,7 @@ def open_recipe(
         may_be_empty=not config.is_mixed,
     )
     index_s = time.monotonic() - began
-    check_columns(config, corpus)
+    _check_columns(config, corpus)
     for token_id in config.strip_tokens:
         spec.check_id("a token ID in strip_tokens", token_id)
     layout, components = _settle(config, specify_components(config, corpus), None)
@@ -382,8 +382,7 @@ def _choose_columns(source: DocumentSource) -> ColumnChoice:
     return ColumnChoice(None if is_read_whole else source.text_key, has_others=not source.is_column)
 
 
-def check_columns(config: RowsConfig, corpus: Corpus) -> None:
-    """Raise `DatasetError` if a dataset lacks the column of its stream's documents, or labels."""
+def _check_columns(config: RowsConfig, corpus: Corpus) -> None:
     for dataset, source in zip(corpus.datasets, config.sources, strict=True):
         if (column := source.tokens) is not None:
             document_columns.check_token_column([dataset], column.key, column.dtype)

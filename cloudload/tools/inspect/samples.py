@@ -24,7 +24,6 @@ import numpy as np
 from cloudload.config import TEXT_KEY, Chat, Stream, TokenDtype, checks
 from cloudload.data import (
     ID_KEY,
-    Corpus,
     Dataset,
     Retry,
     Shard,
@@ -38,7 +37,6 @@ from cloudload.data import (
 )
 from cloudload.errors import DatasetError
 from cloudload.rows import conversation
-from cloudload.run import check_columns
 from cloudload.system import counted, escape, temp_files, terminal
 from cloudload.tools.inspect import turns
 from cloudload.tools.inspect.masked_text import MaskedText, mask_text
@@ -243,7 +241,14 @@ def _open_masks(stream: Stream, dataset: Dataset, given: Mapping[str, Any]) -> _
     documents = dict(given)
     tokenizer = documents.pop("tokenizer", None)
     recipe = trained_documents.open_recipe_of(stream, tokenizer, **documents)
-    check_columns(recipe.config, Corpus((dataset,)))
+    [source] = recipe.config.sources
+    if source.is_column:
+        document_columns.check_text_column([dataset], source.text_key)
+    elif source.tokens is not None:
+        key, dtype, labels = source.tokens
+        document_columns.check_token_column([dataset], key, dtype)
+        if labels is not None:
+            document_columns.check_labels_column([dataset], labels, dtype)
     reader = trained_documents.TrainedReader(recipe)
     texts = TokenTexts(recipe.tokenizer.json)
 
