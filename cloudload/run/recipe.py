@@ -54,7 +54,7 @@ class StreamChat:
 
     @property
     def name(self) -> str:
-        """What identifies the documents in a state, such as `llama3#1f0c2b9d3a4e/4096`."""
+        """What identifies the documents in a state, such as `tokenizer#1f0c2b9d3a4e/4096`."""
         return f"{quote(self.template.identity, safe='#')}/{self.max_tokens or ''}"
 
 

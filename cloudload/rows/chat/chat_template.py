@@ -55,13 +55,14 @@ class ChatTemplate:
 
     @property
     def identity(self) -> str:
-        """The name, and 12 hex digits of a hash of all that determines documents, except the most
-        tokens of a document."""
+        """A name, and 12 hex digits of a hash of all that determines documents, except the most
+        tokens of a document. The name does not change if a tokenizer is moved."""
         options = dataclasses.asdict(self.chat)
         parts = [RULES, self.text, self.tool_text, self.tokens, self.special_names]
         parts += [self.added_names, {**options, "template": "", "max_tokens": None}]
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-        return f"{self.name}#{digest.hexdigest()[:12]}"
+        name = choices.TOKENIZER if self.chat.template == choices.TOKENIZER else self.name
+        return f"{name}#{digest.hexdigest()[:12]}"
 
     def compile(self, *, has_tools: bool = False) -> CompiledTemplate:
         """Compile the template of rows with tools, or of those without."""
@@ -78,7 +79,7 @@ def read_template(chat: Chat, tokenizer: Any) -> ChatTemplate:
     found = find_tokenizer(tokenizer)
     folder = found.file.parent if found.file else None
     is_path = isinstance(tokenizer, str | os.PathLike)
-    name = Path(tokenizer).name if is_path else type(tokenizer).__name__
+    name = _name_path(Path(tokenizer)) if is_path else type(tokenizer).__name__
     if chat.template == choices.TOKENIZER:
         templates = (
             _read_folder(folder)
@@ -106,6 +107,10 @@ def read_template(chat: Chat, tokenizer: Any) -> ChatTemplate:
     if tokens is None:
         _check_tokens(template)
     return template
+
+
+def _name_path(path: Path) -> str:
+    return path.absolute().parent.name if path.suffix == ".json" else path.name
 
 
 def _choose(name: str, templates: Mapping[str, str]) -> str:

@@ -177,8 +177,9 @@ def test_a_template_that_writes_the_date_is_refused_when_it_is_loaded() -> None:
 def test_whatever_changes_documents_changes_the_identity(tmp_path: Path) -> None:
     config = {"chat_template": SIMPLE, "bos_token": "<s>"}
     first = load(write_folder(tmp_path / "model", config))
-    assert first.identity.startswith("model#")
-    assert len(first.identity) == len("model#") + 12
+    assert first.identity.startswith("tokenizer#")
+    assert len(first.identity) == len("tokenizer#") + 12
+    assert load(write_folder(tmp_path / "moved", config)).identity == first.identity
     others = [
         load(tmp_path / "model", train="last"),
         load(tmp_path / "model", template_kwargs={"x": 1}),

@@ -10,6 +10,7 @@ from cloudload.config import Chat, Text
 from cloudload.rows.chat.chat_template import ChatTemplate
 from cloudload.rows.chat.conversation import ChatError, UnknownTurnError
 from cloudload.rows.chat.renderer import Renderer
+from cloudload.rows.chat.sandbox import CompiledTemplate
 
 PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 STOCK = (
@@ -141,6 +142,34 @@ def test_reasoning_that_earlier_prompts_open_may_be_left_out() -> None:
     wrong = text.replace("{% if loop.last and", "{% if false and")
     with pytest.raises(UnknownTurnError, match="the turn of message 3 cannot be located"):
         render(wrong, "a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(
+    ("told", "times"),
+    [
+        ({"content": " d\n"}, 1),
+        ({"content": "d", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, 2),
+    ],
+)
+def test_turns_need_no_rendering_of_their_own(
+    told: dict[str, Any], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = ChatTemplate("test", STOCK, STOCK, {}, SPECIAL, SPECIAL, Chat())
+    asked = {"role": "user", "content": " a\n"}
+    messages = [asked, {"role": "assistant", **told}] * 5
+    renderer = Renderer(template)
+    renderer.render({"messages": messages})  # learns from the template
+    rendered = 0
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        nonlocal rendered
+        rendered += 1
+        return render_blocks(*arguments, **options)
+
+    render_blocks = CompiledTemplate.render_blocks
+    monkeypatch.setattr(CompiledTemplate, "render_blocks", count)
+    assert renderer.render({"messages": messages}) is not None
+    assert rendered == times
 
 
 def test_reasoning_can_be_left_untrained() -> None:
