@@ -9,6 +9,7 @@ import pytest
 from cloudload.config import Chat, Text
 from cloudload.rows.chat.chat_template import ChatTemplate
 from cloudload.rows.chat.conversation import ChatError, UnknownTurnError
+from cloudload.rows.chat.literals import Names, find_literal, without
 from cloudload.rows.chat.renderer import Renderer
 from cloudload.rows.chat.sandbox import CompiledTemplate
 
@@ -42,6 +43,18 @@ FINAL = (
 LONG = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
     "<|tool|>answer<|end|>\n{% endfor %}" + PROMPT
+)
+# only the last turn ends with a token
+LAST = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% if loop.last and m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}" + PROMPT
+)
+# as in Mistral Nemo, tools are described before the last message of a user
+TOOLS_LAST = (
+    "{% for m in messages %}"
+    "{% if tools and m.role == 'user' and loop.index >= messages | length - 1 %}"
+    "[{{ tools | length }}]{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}" + PROMPT
 )
 SPECIAL = ("<|assistant|>", "<|end|>", "<|tool|>", "<|user|>")
 
@@ -108,6 +121,7 @@ def test_all_after_a_prompt_can_be_trained() -> None:
         (REASONING, ["b<|end|>", "<think></think>d<|end|>"]),
         (NEXT, ["b<|user|>", "d"]),
         (FINAL, ["b<|end|>", "d<|user|>"]),
+        (LAST, ["b", "d<|end|>"]),
         (LONG, ["b<|tool|>answer<|end|>", "d<|tool|>answer<|end|>"]),
     ],
 )
@@ -120,6 +134,16 @@ def test_tool_calls_are_trained_and_answers_of_tools_are_not() -> None:
     tool = {"role": "tool", "content": "42"}
     document = render(STOCK, "a", {"content": "", "tool_calls": [call]}, tool, "It is 42", "b", "c")
     assert trained(document) == ['[f{"x": 1}]<|end|>', "It is 42<|end|>", "c<|end|>"]
+
+
+def test_turns_beside_what_a_template_moves_are_found_if_they_are_texts() -> None:
+    template = ChatTemplate("test", TOOLS_LAST, TOOLS_LAST, {}, SPECIAL, SPECIAL, Chat())
+    messages = [
+        {"role": "assistant" if number % 2 else "user", "content": content}
+        for number, content in enumerate("abcd")
+    ]
+    document = Renderer(template).render({"messages": messages, "tools": [{"name": "f"}]})
+    assert trained(document) == ["b<|end|>", "d<|end|>"]
 
 
 @pytest.mark.parametrize("content", ["m.content", "m.content.strip()"])
@@ -210,6 +234,16 @@ def test_names_of_special_tokens_in_tool_calls_stay_text() -> None:
     call = {"function": {"name": "f", "arguments": {"<|end|>": ["<|user|>"]}}}
     document = render(STOCK, "a", {"content": "", "tool_calls": [call]})
     assert literal(document) == ["<|end|>", "<|user|>"]
+
+
+def test_a_name_that_a_user_typed_does_not_end_a_turn() -> None:
+    text = BLOCKS.replace("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>")
+    assert trained(render(text, "a", "b<|end|>", train_eot=False)) == ["b<|end|>"]
+
+
+def test_names_that_touch_are_one_range() -> None:
+    assert find_literal("xabx", "xa\ue000b\ue000x", "\ue000", Names(["a", "b", "ab"])) == [(1, 3)]
+    assert without([(0, 3), (5, 9)], [(1, 2), (2, 6)]) == [(0, 1), (6, 9)]
 
 
 def test_a_private_character_in_a_text_changes_nothing() -> None:
