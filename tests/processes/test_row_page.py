@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cloudload import Text
 from cloudload.provenance import render_rows, start_run, view_rows
 from testkit.browser import BROWSER, Browser, open_browser
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
@@ -43,7 +44,15 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def render(folder: Path, texts: list[str], seq_len: int, **options: Any) -> Path:
+def train_in_brackets(sample: dict[str, Any]) -> Text:
+    """Train only the text in brackets."""
+    text = sample["text"]
+    return Text(text, trained=[each.span() for each in re.finditer(r"\([^)]*\)", text)])
+
+
+def render(
+    folder: Path, texts: list[str], seq_len: int, *, mask_edges: bool = True, **options: Any
+) -> Path:
     """Write the page of a run's first step, in which each document's ID is its text."""
     write_mds(folder / "mds", texts, extra={"id": ("str", texts)})
     run = start_run(
@@ -56,7 +65,9 @@ def render(folder: Path, texts: list[str], seq_len: int, **options: Any) -> Path
         shuffle=False,
         **options,
     )
-    viewed = view_rows(run, range(1, 2), mask_edges=True, local=folder / "cache", num_workers=0)
+    viewed = view_rows(
+        run, range(1, 2), mask_edges=mask_edges, local=folder / "cache", num_workers=0
+    )
     page = folder / "page.html"
     page.write_text(render_rows(viewed, f"<b>{HOSTILE[0]}</b>"), "utf-8")
     return page
@@ -157,8 +168,51 @@ def test_padding_masked_labels_and_special_tokens_are_marked(
     )
     browser.evaluate("select(0, 5); 1")
     details = browser.evaluate("document.querySelector('aside').innerText")
-    assert "label\n-100 (masked)" in details
+    assert "label\n-100 (not trained)" in details
     assert "in the row\n5 of 6" in details
+
+
+def test_tokens_that_are_not_trained_are_faded(browser: Browser, tmp_path: Path) -> None:
+    texts = ["ab (cd) ef (gh)", "(ij) kl"] * 2
+    options: dict[str, Any] = {"packing": "one_per_row", "transform": train_in_brackets}
+    page = render(tmp_path, texts, 20, mask_edges=False, **options)
+    colors = {}
+    for theme in ("light", "dark"):
+        browser.show_as(1280, 800, theme)
+        browser.open(page)
+        found = browser.evaluate(
+            f"{RENDER} {TOKENS}.map(t => [t.textContent, getComputedStyle(t).backgroundColor, "
+            "t.matches('.o'), t.matches('.m'), t.closest('section').dataset.row])"
+        )
+        trained = "".join(
+            text for text, *_, is_masked, row in found if not is_masked and row == "0"
+        )
+        assert trained in ("(cd)(gh)" + EOS, "(ij)" + EOS)
+        shades = {
+            (is_odd, is_masked): color for _, color, is_odd, is_masked, row in found if row == "0"
+        }
+        assert len(set(shades.values())) == 4
+        colors[theme] = shades
+    assert not {*colors["light"].values()} & {*colors["dark"].values()}
+    browser.show_as(1280, 800, "light")
+    browser.open(page)
+    heads = browser.evaluate("[...document.querySelectorAll('h2')].map(each => each.innerText)")
+    assert sorted(head.split(" · ")[1:3] for head in heads) == sorted(
+        [["16 tokens", "9 trained"], ["8 tokens", "5 trained"]] * 2
+    )
+    assert "48 tokens · 28 trained" in browser.evaluate("document.body.innerText")
+    bars = browser.evaluate(
+        "[...document.querySelectorAll('.strip button:not(.pad)')].map(b => b.style.background)"
+    )
+    assert {bar.count("--faint") for bar in bars} == {2, 4}
+
+
+def test_a_page_without_masks_does_not_speak_of_training(browser: Browser, tmp_path: Path) -> None:
+    page = render(tmp_path, ["abc"], 4, mask_edges=False)
+    browser.open(page)
+    assert "trained" not in browser.evaluate("document.querySelector('header').innerText")
+    assert "trained" not in browser.evaluate("document.querySelector('main').innerText")
+    assert browser.evaluate("document.querySelector('.strip button').style.background") == ""
 
 
 def test_keys_walk_through_documents_rows_and_tokens(browser: Browser, tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ def test_a_row_names_special_tokens_masked_labels_and_padding(tmp_path: Path) ->
     assert first.texts[:3] == ("a", "b", EOS)
     assert (first.num_tokens, second.num_tokens) == (3, 4)
     assert first.labels.tolist() == [-100, int(first.input_ids[1]), EOS_ID, -100, -100, -100]
+    assert first._repr_html_().count("opacity") == 4
+    assert "3 tokens, 2 trained" in first._repr_html_()
     assert first.position_ids.tolist() == [0, 1, 2, 0, 1, 2]
     assert first.special == (2,)
     [span] = second.spans

@@ -1,7 +1,8 @@
 """`cloudload rows`: show the rows of steps, token by token, as an HTML page.
 
 Write an HTML page with the rows of given steps as the model receives them: tokens, documents,
-padding, masked labels, and position IDs. Reads the rows from a state or from the start of a run.
+padding, position IDs, and which tokens are trained. Reads the rows from a state or from the start
+of a run.
 
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. If
 the run was resumed from that state with other options, use a state saved after the resume.

@@ -6,6 +6,7 @@ batch ─┬─ input_ids, labels, position_ids ──────────�
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from cloudload.config import alone
 from cloudload.errors import DatasetError
 from cloudload.loading import Batch, CloudLoader, TracedSpan, WholeDocument
 from cloudload.rows import tables
+from cloudload.segments import IGNORED_LABEL
 from cloudload.system import Ints, Tokens, reports
 from cloudload.tools.inspect.token_texts import TokenTexts
 from cloudload.tools.provenance.state_run import Run, open_lane
@@ -81,14 +83,21 @@ class ViewedRow:
         return sum(each.span.stop - each.span.start for each in self.spans)
 
     def _repr_html_(self) -> str:
-        """Render the row for a notebook: its first 2,048 tokens in color, and its documents."""
+        """Render the row for a notebook: its first 2,048 tokens in color, and its documents.
+
+        Tokens that are not trained are faded."""
         documents = np.full(len(self.input_ids), -1)
         for number, each in enumerate(self.spans):
             stop = each.row_start + each.span.stop - each.span.start
             documents[each.row_start : stop] = number
-        pairs = zip(self.texts, documents[:_MOST_TOKENS].tolist(), strict=False)
-        tokens = "".join(_color_token(text, document) for text, document in pairs)
+        is_trained = self.labels != IGNORED_LABEL
+        each_token = zip(self.texts, documents.tolist(), is_trained.tolist(), strict=True)
+        tokens = "".join(
+            itertools.starmap(_color_token, itertools.islice(each_token, _MOST_TOKENS))
+        )
         title = f"step {self.step:,}, row {self.row:,}: {self.num_tokens:,} tokens"
+        if (num_trained := int(is_trained.sum())) < self.num_tokens:
+            title += f", {num_trained:,} trained"
         heads = ("place", "stream", "id", "shard", "tokens", "of")
         rows = [
             (
@@ -111,10 +120,14 @@ class ViewedRow:
         return {**values, "spans": [each.as_dict() for each in self.spans]}
 
 
-def _color_token(text: str, document: int) -> str:
-    """Render a token with its document's background color; padding (-1) is gray."""
+def _color_token(text: str, document: int, is_trained: bool) -> str:
+    """Render a token with its document's background color; padding (-1) is gray.
+
+    A token that is not trained is faded.
+    """
     color = _COLORS[document % len(_COLORS)] if document >= 0 else "#8883"
-    return f'<span style="background:{color}">{reports.escape_text(text)}</span>'
+    faded = "" if is_trained else ";opacity:.5"
+    return f'<span style="background:{color}{faded}">{reports.escape_text(text)}</span>'
 
 
 def view_rows(

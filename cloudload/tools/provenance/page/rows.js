@@ -60,6 +60,18 @@ class Row {
     const range = this.masked[findLast(this.maskStarts, place)];
     return range !== undefined && place < range[1];
   }
+  /** The ranges of tokens within [start, stop) that are not trained. */
+  maskedWithin(start, stop) {
+    const found = [];
+    for (let index = Math.max(0, findLast(this.maskStarts, start)); index < this.masked.length; index++) {
+      const first = Math.max(this.masked[index][0], start), last = Math.min(this.masked[index][1], stop);
+      if (this.masked[index][0] >= stop) break;
+      if (first < last) found.push([first, last]);
+    }
+    return found;
+  }
+  /** The number of tokens that are not trained, without padding. */
+  get numMasked() { return this.maskedWithin(0, this.length).reduce((sum, [start, stop]) => sum + stop - start, 0); }
   position(place) {
     const run = this.positions[findLast(this.positionStarts, place)];
     return run[1] + place - run[0];
@@ -188,14 +200,23 @@ const observer = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "1000px 0px" });
 
+/** Fade the parts of a span's bar that are not trained. */
+function fade(part, row, span) {
+  const stop = span.place + span.stop - span.start, ranges = row.maskedWithin(span.place, stop);
+  if (ranges.length === 0) return;
+  const at = (place) => `${(100 * (place - span.place)) / (stop - span.place)}%`;
+  const stops = ranges.flatMap(([first, last]) =>
+    [`var(--c) ${at(first)}`, `var(--faint) ${at(first)}`, `var(--faint) ${at(last)}`, `var(--c) ${at(last)}`]);
+  part.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+}
+
 function makeRow(row) {
   const section = make("section");
   section.dataset.row = row.index;
   const padding = row.tokens.length - row.length;
-  const masked = row.masked.reduce((sum, [start, stop]) => sum + Math.min(stop, row.length) - Math.min(start, row.length), 0);
-  const facts = [`row ${row.run_row.toLocaleString("en")} of the run`, count(row.length, "token"),
-    count(new Set(row.spans.map((span) => span.document)).size, "document"), `${padding.toLocaleString("en")} padding`,
-    ...(masked ? [`${masked.toLocaleString("en")} masked`] : [])];
+  const trained = row.numMasked ? [`${(row.length - row.numMasked).toLocaleString("en")} trained`] : [];
+  const facts = [`row ${row.run_row.toLocaleString("en")} of the run`, count(row.length, "token"), ...trained,
+    count(new Set(row.spans.map((span) => span.document)).size, "document"), `${padding.toLocaleString("en")} padding`];
   section.append(make("h2", "", `Step ${row.step.toLocaleString("en")}, row ${row.row} `, make("small", "", facts.join(" · "))));
   const strip = make("div", "strip");
   for (const span of row.spans) {
@@ -206,6 +227,7 @@ function makeRow(row) {
     part.dataset.t = span.place;
     part.title = nameOf(span).slice(0, 200);
     part.setAttribute("aria-label", part.title);
+    fade(part, row, span);
     strip.append(part);
   }
   if (padding) {
@@ -283,7 +305,7 @@ function showDetails(row, place) {
   add("token ID", data.ids[token]);
   add("in the row", `${place} of ${row.tokens.length}`);
   add("position ID", row.position(place));
-  add("label", row.isMasked(place) ? "-100 (masked)" : data.ids[token]);
+  add("label", row.isMasked(place) ? "-100 (not trained)" : data.ids[token]);
   const title = make("span");
   if (span === null) {
     title.append(place < row.length ? "start of the row" : "padding");
@@ -473,8 +495,10 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 setTheme(dark.matches ? "dark" : "light");
 dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
 const numTokens = rows.reduce((sum, row) => sum + row.length, 0);
+const numTrained = numTokens - rows.reduce((sum, row) => sum + row.numMasked, 0);
 document.getElementById("summary").textContent = [count(new Set(rows.map((row) => row.step)).size, "step"),
-  count(rows.length, "row"), count(numTokens, "token"), count(data.documents.length, "document")].join(" · ");
+  count(rows.length, "row"), count(numTokens, "token"),
+  ...(numTrained < numTokens ? [`${numTrained.toLocaleString("en")} trained`] : []), count(data.documents.length, "document")].join(" · ");
 main.append(...rows.map(makeRow));
 const linked = new URLSearchParams(location.hash.slice(1)), linkedRow = Number(linked.get("row") ?? NaN);
 const linkedToken = Number(linked.get("token") ?? NaN);
