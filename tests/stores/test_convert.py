@@ -199,7 +199,6 @@ def test_a_table_in_a_store_is_refused_by_name(bucket_url: str, place: str) -> N
 
 
 def test_a_signed_url_is_one_file_named_without_its_signature(tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
     (tmp_path / "web").mkdir()
     (tmp_path / "web/a.jsonl").write_text('{"text": "x"}\n')
     with web_server(tmp_path / "web") as url:

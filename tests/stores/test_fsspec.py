@@ -1,4 +1,4 @@
-"""cloudload reads web servers and SFTP servers through fsspec."""
+"""cloudload reads web servers, and, through fsspec, SFTP servers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from urllib3.exceptions import ReadTimeoutError
 
 from cloudload.data.storage.locations import Location
 from testkit.fault_proxy import FaultProxy, start_fault_proxy
@@ -23,8 +24,6 @@ DATA = os.urandom(300_000)
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[FaultProxy]:
     """A fault proxy in front of a web server that serves one file, `key`."""
-    pytest.importorskip("fsspec")
-    pytest.importorskip("aiohttp")
     folder = tmp_path / "web"
     folder.mkdir()
     (folder / "key").write_bytes(DATA)
@@ -70,9 +69,16 @@ def test_a_stream_from_a_web_server_that_goes_silent_raises(web: FaultProxy) -> 
     with (
         within(SOON_S),
         Location(f"{web.endpoint}/key", QUICK).open() as stream,
-        pytest.raises(TimeoutError),
+        pytest.raises(ReadTimeoutError),
     ):
         stream.read()
+
+
+def test_the_tag_of_a_web_server_is_not_exact(web: FaultProxy) -> None:
+    data, version = Location(f"{web.endpoint}/key").read_version()
+    [listed] = Location(f"{web.endpoint}/key").list_objects()
+    assert (version.tag, version.size, version.exact) == (listed.tag, len(data), "")
+    assert version.is_known
 
 
 @pytest.fixture

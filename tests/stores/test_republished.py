@@ -81,7 +81,6 @@ def test_an_old_cache_is_not_read(place: tuple[str, str | None], tmp_path: Path)
 
 
 def test_an_old_cache_of_a_web_server_is_not_read(tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
     folder, root = tmp_path / "web", tmp_path / "cache"
     with web_server(folder) as url:
         write_mds(folder, DOCUMENTS, shard_bytes=4_000, hashes=())

@@ -106,7 +106,6 @@ def test_no_failure_of_an_object_store_shows_a_key(
 def test_no_failure_of_a_web_server_shows_a_password_or_a_signature(
     fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip("aiohttp")
     with web_server(tmp_path) as endpoint, start_fault_proxy(endpoint) as proxy:
         proxy.set_faults([fault])
         host = proxy.endpoint.removeprefix("http://")
@@ -122,7 +121,6 @@ def test_no_failure_of_a_web_server_shows_a_password_or_a_signature(
 def test_the_log_of_a_start_shows_neither_password_nor_signature(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip("aiohttp")
     write_mds(tmp_path / "mds", ["a b c"] * 30)
     with web_server(tmp_path) as endpoint, silence(caplog):
         host = endpoint.removeprefix("http://")
@@ -193,7 +191,6 @@ def test_a_cause_without_secrets_is_kept_and_one_with_them_is_left_out(
 def test_neither_state_nor_repr_nor_trace_of_a_loader_shows_a_secret(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip("aiohttp")
     write_mds(str(tmp_path / "data"), [f"document {number}" for number in range(50)])
     with web_server(tmp_path) as endpoint:
         host = endpoint.removeprefix("http://")
@@ -256,7 +253,6 @@ def _fail(message: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("damage", ["missing", '{"version": 2, "shards": []}', "not JSON"])
 def test_a_loader_that_cannot_begin_shows_no_secret(damage: str, tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
     if damage != "missing":
         (tmp_path / "index.json").write_text(damage)
     with web_server(tmp_path) as endpoint:

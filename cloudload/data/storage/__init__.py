@@ -10,6 +10,7 @@
     clients    timeouts, length checks
     s3         S3, and compatible stores
     gcs        GCS
+    web        files of web servers
     local      files of this machine
     advice     what to do after a failure
     fsspec     any other scheme

@@ -32,8 +32,8 @@ _ADVICE = {
     FailureKind.WRONG_REGION: "The bucket is in a different region. Set AWS_DEFAULT_REGION to the "
     "bucket's region",
     FailureKind.UNTRUSTED: "This machine does not trust the store's certificate. If its CA is "
-    "private, set AWS_CA_BUNDLE (s3://), REQUESTS_CA_BUNDLE (gs://) or SSL_CERT_FILE (https://) to "
-    "a file that contains the CA's certificate",
+    "private, set AWS_CA_BUNDLE (s3://) or REQUESTS_CA_BUNDLE (gs:// and https://) to a file that "
+    "contains the CA's certificate",
     FailureKind.BUSY: (
         "The store had an internal error or was too busy. Run again. If the error persists, send "
         "fewer requests at a time, for example by using fewer workers"

@@ -156,6 +156,17 @@ def status_of(error: BaseException) -> int | None:
     return next((value for value in found if isinstance(value, int)), None)
 
 
+def pause_asked_by(error: BaseException) -> float:
+    """The seconds after which a server asks to try again (Retry-After), or 0 if it does not."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    else:
+        headers = getattr(response, "headers", None) or {}
+    asked = str(headers.get("retry-after") or headers.get("Retry-After") or "")
+    return float(asked) if asked.isdecimal() else 0.0
+
+
 def failure_kind_of_status(status: int) -> FailureKind:
     """The failure kind of an HTTP status, for an error without more details."""
     if (status >= 500 and status != 501) or status in (408, 429):

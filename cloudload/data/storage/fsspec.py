@@ -6,16 +6,14 @@ import contextlib
 import io
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 from cloudload.data.storage import clients, urls
 from cloudload.data.storage.base import Backend, ObjectStream, StoredObject
 from cloudload.data.storage.hub import check_connection, pin_commit
 from cloudload.data.storage.redaction import redact
-from cloudload.data.storage.versions import Version, version_of_details, version_of_headers
+from cloudload.data.storage.versions import Version, version_of_details
 from cloudload.errors import FailureKind, StoreError
 from cloudload.system import temp_files
 
@@ -41,29 +39,18 @@ class FsspecStore(Backend):
         if tag:
             found = clients.call_with_timeout(self._timeout_s, lambda: _resolve(url)[0].info(url))
             clients.check_tag(url, tag, _tag(found))
-        return clients.call_with_timeout(self._timeout_s, lambda: self._open(url, start, stop))
+        return clients.call_with_timeout(self._timeout_s, lambda: self._open(url, start))
 
-    def _open(self, url: str, start: int, stop: int | None) -> ObjectStream:
+    def _open(self, url: str, start: int) -> ObjectStream:
         filesystem, _ = _resolve(url)
-        # these options skip fsspec's preliminary request, which would report every failure as a
-        # missing object. With them, the file cannot seek, so the request names the range
-        options: dict[str, Any] = {}
-        if urls.scheme_of(url) in ("http", "https"):
-            options = {"block_size": 0, "size": 1}
-            if header := clients.range_header(start, stop):
-                options["headers"] = {"Range": header}
         with _evicted_on_failure(filesystem):
-            opened = filesystem.open(url, "rb", **options)
-            if start and not options:
+            opened = filesystem.open(url, "rb")
+            if start:
                 opened.seek(start)
         size = None if start else getattr(opened, "size", None)
         body = _TimeLimitedBody(opened, filesystem, self._timeout_s)
         checked = clients.LengthCheckedReader(body, size if isinstance(size, int) else None)
-        stream = ObjectStream(checked, _version_of(opened))
-        # a web server may ignore the range, and answer with the whole file
-        is_range = getattr(getattr(opened, "r", None), "status", 200) == 206
-        clients.skip_bytes(stream, start if options and not is_range else 0)
-        return stream
+        return ObjectStream(checked, _version_of(opened))
 
     def upload(self, path: Path, url: str, deadline_s: float) -> None:
         _resolve(url)[0].put_file(str(path), url)
@@ -77,9 +64,6 @@ class FsspecStore(Backend):
 
     def list(self, url: str) -> Iterator[StoredObject]:
         filesystem, root = _resolve(url)
-        if urls.scheme_of(url) in ("http", "https") and "?" in url:  # a signed URL is one file
-            yield StoredObject(url, int(filesystem.info(url).get("size") or 0))
-            return
         for name, info in _find(filesystem, root):
             # extend the caller's URL, because fsspec's name may lack the host or change the scheme
             below = name.removeprefix(root.rstrip("/"))
@@ -101,11 +85,6 @@ class FsspecStore(Backend):
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return clients.failure_kind_of_any(error)
-
-    def describe_endpoint(self, url: str) -> str:
-        # only HTTP URLs name a server
-        scheme = urls.scheme_of(url)
-        return f"{scheme}://{urlsplit(url).netloc}" if scheme in ("http", "https") else ""
 
 
 class StreamingStore(Backend):
@@ -192,9 +171,6 @@ def _walk(filesystem: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]
 def _version_of(opened: Any) -> Version:
     """Return the version of a file that fsspec has opened. This sends no request."""
     known = getattr(opened, "__dict__", {})
-    if headers := getattr(known.get("r"), "headers", None):
-        # a web server may derive an ETag from only the size and a time that a copy preserves
-        return replace(version_of_headers(headers), exact="")
     # `details` would send a request unless `_details` is set
     return version_of_details({**known, **(known.get("_details") or {})})
 

@@ -47,6 +47,7 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.retries import TargetError, Watch, retrying
 from cloudload.data.storage.s3 import GCSByHMAC, S3Store
 from cloudload.data.storage.versions import UNKNOWN, Version
+from cloudload.data.storage.web import WebStore
 from cloudload.errors import StoreError
 from cloudload.system import temp_files
 
@@ -396,6 +397,7 @@ BACKENDS: dict[str, Callable[[float], Backend]] = {
     "file": LocalStore,
     "s3": S3Store,
     "gs": _make_gcs,
+    **dict.fromkeys(("http", "https"), WebStore),
     **dict.fromkeys(STREAMING_ONLY, StreamingStore),
 }
 

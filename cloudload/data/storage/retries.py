@@ -106,8 +106,10 @@ def retrying(
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
             if not kind.is_transient or pause_s > request.left_s:
                 raise request.failure(error, kind) from (None if contains_secrets(error) else error)
-            request.fail(error, kind, pause_s)
-        request.pause(pause_s)
+            asked_s = clients.pause_asked_by(error)
+            next_s = max(pause_s, asked_s) if asked_s < request.left_s else pause_s
+            request.fail(error, kind, next_s)
+        request.pause(next_s)
 
 
 class _Request:
@@ -219,8 +221,9 @@ class _Request:
         elapsed_s = time.monotonic() - self._began
         text = f"cannot {self._what} ({self._count_attempts()}, {elapsed_s:.1f} s): "
         text += explain(error)
-        # an unclassified OSError, such as one about a local file, needs no advice
-        if kind is not FailureKind.OTHER or not isinstance(error, OSError):
+        # an unclassified OSError without a status, as about a local file, needs no advice
+        is_local = isinstance(error, OSError) and clients.status_of(error) is None
+        if kind is not FailureKind.OTHER or not is_local:
             text += f". {advise(self._backend, self._url, error, kind, is_write=self._is_write)}"
         return StoreError(text, kind=kind)
 

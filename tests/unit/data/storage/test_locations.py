@@ -9,14 +9,13 @@ import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cloudload.data.storage import locations
 from cloudload.data.storage.base import Backend, Retry
-from cloudload.data.storage.fsspec import FsspecStore, _version_of
+from cloudload.data.storage.fsspec import FsspecStore
 from cloudload.data.storage.gcs import GCSStore
 from cloudload.data.storage.local import LocalStore
 from cloudload.data.storage.locations import Location
@@ -354,12 +353,6 @@ def test_a_weak_tag_and_an_object_just_written_are_not_exact(headers: dict[str, 
 
 def test_details_that_fsspec_may_have_kept_are_not_exact() -> None:
     assert version_of_details({"ETag": "5f3c", "generation": "17", "mtime": 1.0}).exact == ""
-
-
-def test_the_tag_of_a_web_server_is_not_exact() -> None:
-    opened = SimpleNamespace(r=SimpleNamespace(headers={**ETAG, **TIMES, "Content-Length": "12"}))
-    found = _version_of(opened)
-    assert (found.tag, found.size, found.exact) == ('"5f3c"', 12, "")
 
 
 def version_of(path: Path) -> Version:
