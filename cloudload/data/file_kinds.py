@@ -4,6 +4,7 @@ name                   how the file is read
 .jsonl .parquet …      with the reader of its format
 .xlsx .zip .png …      not at all, because its bytes are not text
 _temporary/ .git/ …    not at all, because it is hidden or not committed
+README.md SHA256SUMS … not at all beside records, because it is about the data
 _delta_log/ …          refused, because its table also has files with deleted rows
 anything else          as text
 """
@@ -11,6 +12,7 @@ anything else          as text
 from __future__ import annotations
 
 import codecs
+import re
 from pathlib import PurePosixPath
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
@@ -156,6 +158,26 @@ def hidden_part(name: str) -> str:
         if part.startswith(".") or is_underscored or part.endswith(_UNCOMMITTED):
             return name[:end]
     return ""
+
+
+_ABOUT_DATA = re.compile(
+    r"(readme|licen[cs]e|copying|notice|changelog|citation|authors)([._-].*)?"
+    r"|(md5|sha\d+|b2)(sums?)?(\.txt)?|checksums?(\.\w+)*|manifest([._-].*)?"
+    r"|(dataset_infos?|dataset_dict|state|croissant)\.json"
+    r"|.*\.(md5|sha\d+|md5sums?|sha\d+sums?|crc|crc32|asc|sig)|.*\.paths"
+)
+
+
+def is_about_data(name: str) -> bool:
+    """Whether a file's name is that of a file about the data beside it, not of data.
+
+    Such are `README.md`, `LICENSE`, `SHA256SUMS`, `a.md5`, `wet.paths.gz`, and
+    `dataset_infos.json`.
+    """
+    base = name.lower().rpartition("/")[2]
+    if split_name(base)[1]:
+        base = base.rpartition(".")[0]
+    return _ABOUT_DATA.fullmatch(base) is not None
 
 
 def find_table(name: str) -> tuple[str, str] | None:

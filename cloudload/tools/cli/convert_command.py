@@ -11,6 +11,7 @@ examples:
   cloudload convert corpus/ s3://bucket/mds --tokenizer gpt2     count the tokens, too
   cloudload convert s3://bucket/raw s3://bucket/mds --engine ray --address auto
   cloudload convert s3://bucket/raw s3://bucket/mds --worker 3/64
+  cloudload convert https://host out --inputs-from https://host/files.paths.gz
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ def add_convert(parser: command.CommandParser) -> None:
         _convert,
         after_interrupt="To resume, run the same command again, without --overwrite",
     )
-    names = "inputs out format quoting errors text_key id_key keep split splits compression hashes "
-    names += "shard_bytes segment_bytes tokenizer transform transform_id on_error processes worker "
-    names += "finish skip_bad rejects overwrite append"
+    names = "inputs out inputs_from format quoting errors text_key id_key keep split splits "
+    names += (
+        "compression hashes shard_bytes segment_bytes tokenizer transform transform_id on_error "
+    )
+    names += "processes worker finish skip_bad rejects overwrite append"
     add_declared(
         add,
         convert_to_mds,
@@ -87,7 +90,7 @@ def _check_apart(options: argparse.Namespace) -> None:
 def _print_outline(asked: Mapping[str, Any], options: argparse.Namespace) -> int:
     from cloudload.tools.convert.dry_run import outline_conversion
 
-    names = ("inputs", "format", "split", "segment_bytes")
+    names = ("inputs", "inputs_from", "format", "split", "segment_bytes")
     outline = outline_conversion(**{name: asked[name] for name in names if name in asked})
     print_result(outline, outline.describe(), as_json=options.json)
     return 0

@@ -157,7 +157,8 @@ class ConvertReport:
     """The values `documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split,
     by the split's name; empty without `splits`."""
     hidden: int = 0
-    """Number of hidden and uncommitted files and folders in the input, which are left out."""
+    """Number of files and folders in the input that are left out, because they are hidden,
+    uncommitted, or about the data, such as `README.md`."""
     hidden_names: tuple[str, ...] = ()
     """The names of the first 20 of them. The name of a folder ends in `/`."""
     causes: Mapping[str, int] = field(default_factory=dict)
@@ -267,8 +268,8 @@ class ConvertReport:
 
 
 def describe_hidden_files(count: int, names: Sequence[str]) -> str:
-    """Describe the hidden files and folders that are left out. `names` has the first of them."""
-    noun = "file or folder" if count == 1 else "files and folders"
+    """Describe the files and folders that are left out. `names` has the first of them."""
+    noun = "file or folder that is" if count == 1 else "files and folders that are"
     shown = ", ".join(map(redact, names[:_MOST_SHOWN]))
     more = f", and {count - _MOST_SHOWN:,} more" if count > _MOST_SHOWN else ""
-    return f"{count:,} hidden or uncommitted {noun}: {shown}{more}"
+    return f"{count:,} {noun} not data: {shown}{more}"

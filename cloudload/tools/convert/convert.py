@@ -24,7 +24,7 @@ from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, ConversionPlan
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture, list_left_out
+from cloudload.tools.convert.dry_run import describe_inputs, list_left_out
 from cloudload.tools.convert.found_files import FolderFiles
 from cloudload.tools.convert.inputs import (
     list_hidden,
@@ -33,6 +33,7 @@ from cloudload.tools.convert.inputs import (
     list_units,
 )
 from cloudload.tools.convert.journal import Journal
+from cloudload.tools.convert.listed_files import digest_lists, join_list
 from cloudload.tools.convert.output_location import (
     Output,
     check_file,
@@ -67,6 +68,7 @@ def convert_to_mds(
     inputs: Any,
     out: str | os.PathLike[str],
     *,
+    inputs_from: str | os.PathLike[str] | None = None,
     text_key: str | None = "text",
     id_key: str = "id",
     keep: Sequence[str] = (),
@@ -111,6 +113,10 @@ def convert_to_mds(
             `hf://datasets/OWNER/NAME/PATH`; the folder of an MDS dataset, or one that
             `datasets.save_to_disk` wrote; `hf://NAME`; or `-` for stdin. In Python, also a
             `datasets` object, or an iterator (not a list) of mappings or strings.
+        inputs_from: a path or URL of a list of files, gzipped or not, with one URL or path a line,
+            and comments that begin with `#`. The files are read in this order. `inputs` is then the
+            folder or URL below which relative lines are, such as `https://data.commoncrawl.org`, or
+            an empty list if there are none.
         out: the location of the dataset: a folder or URL that neither contains an input nor is
             inside one.
         text_key: the field that contains the document. `meta.url` is the field `url` in `meta`.
@@ -216,6 +222,7 @@ def convert_to_mds(
         quoting=quoting,
         errors=errors,
     )
+    inputs = join_list(inputs, inputs_from)
     processes = count_processes(processes)
     segment_bytes = checks.as_integer("segment_bytes", segment_bytes, 1)
     if rejects is not None and not (skip_bad or finish):
@@ -268,7 +275,7 @@ def convert_to_mds(
         count,
         overwrite,
     )
-    if (share or finish) and (plan := _read_plan(location, recipe)):
+    if (share or finish) and (plan := _read_plan(location, recipe, inputs)):
         files = plan.files(list_roots(inputs), config.format)
         return run_conversion(Planned(run, plan, files))
     found, skipped = _plan(
@@ -294,17 +301,21 @@ def _read_recipe(location: Location) -> dict[str, Any]:
     return recipe
 
 
-def _read_plan(location: Location, recipe: Mapping[str, Any]) -> ConversionPlan | None:
+def _read_plan(location: Location, recipe: Mapping[str, Any], inputs: Any) -> ConversionPlan | None:
     """Return the stored plan, or None if there is no plan, or if the inputs must be listed.
 
     With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
-    if the plan has a different recipe.
+    if the plan has a different recipe, or another list of files.
     """
     data = location.join(conversion_plan.PLAN_NAME).read_if_exists()
     if data is None:
         return None
     plan = ConversionPlan.parse(data)
-    rerun_check.compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
+    rerun_check.compare_claims(
+        location,
+        plan.claim,
+        {"recipe": recipe, "inputs": {rerun_check.LIST_FIELD: digest_lists(inputs)}},
+    )
     return None if plan.must_list else plan
 
 
@@ -332,11 +343,12 @@ def _plan(
     units = list_units(listed, run.config.block_bytes)
     table = describe_inputs(units) + list_left_out(list_hidden(listed))
     logger.info("%s", "\n".join(table))
-    if run.config.format == "auto" and (warning := describe_mixture(units)):
-        logger.warning("%s", warning)
     files = [file for unit in units for file in unit.files]
     check_listed(run.location.url, files)
-    claim = {"recipe": recipe, "inputs": rerun_check.identify_inputs(units, with_tags=append)}
+    identity = rerun_check.identify_inputs(units, with_tags=append)
+    if digest := digest_lists(inputs):
+        identity[rerun_check.LIST_FIELD] = digest
+    claim = {"recipe": recipe, "inputs": identity}
     journal = Journal(run.output, claim, rerun_check.list_sizes(units))
     journal.parent = parent
     if overwrite:

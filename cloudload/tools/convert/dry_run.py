@@ -4,7 +4,7 @@ format            files          bytes
 jsonl (gz)           12      1,234,567
 parquet               3    987,654,321
 total                15    988,888,888
-left out: 2 hidden or uncommitted files and folders: _SUCCESS, _temporary/
+left out: 2 files and folders that are not data: README.md, _temporary/
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, Segme
 from cloudload.tools.convert.conversion_report import describe_hidden_files
 from cloudload.tools.convert.found_files import FolderFiles
 from cloudload.tools.convert.inputs import list_hidden, list_inputs, list_units
+from cloudload.tools.convert.listed_files import join_list
 
 _ROWS = "datasets and iterators"
 
@@ -70,6 +71,7 @@ class Outline:
 def outline_conversion(
     inputs: Any,
     *,
+    inputs_from: str | None = None,
     format: str = "auto",
     split: str | None = None,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
@@ -79,7 +81,7 @@ def outline_conversion(
     Raises the same errors as `convert_to_mds` for inputs that are invalid or not found. Rows of
     datasets and iterators are not counted.
     """
-    listed = list_inputs(inputs, format, split)
+    listed = list_inputs(join_list(inputs, inputs_from), format, split)
     files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]
     segments = Segments(files, segment_bytes)
     seconds = [
@@ -105,7 +107,7 @@ def _bytes_per_s(file: input_files.InputFile) -> float:
 
 
 def list_left_out(hidden: Sequence[str]) -> list[str]:
-    """Return the line of the table about hidden files, if there are any."""
+    """Return the line of the table about what is not data, if there is any."""
     return [f"left out: {describe_hidden_files(len(hidden), hidden)}"] if hidden else []
 
 
@@ -133,23 +135,6 @@ def describe_inputs(units: Iterable[input_records.InputUnit]) -> list[str]:
         f"{kind:<{widths[0]}}  {count:>{widths[1]}}  {size:>{widths[2]}}"
         for kind, count, size in rows
     ]
-
-
-def describe_mixture(units: Iterable[input_records.InputUnit]) -> str | None:
-    """Return a warning about text files among files of records, such as a README, or None."""
-    files = [file for unit in units for file in unit.files]
-    texts = [file for file in files if file.format == "text"]
-    records = [file for file in files if file.format != "text"]
-    if not texts or not records:
-        return None
-    others = f" and {len(texts) - 1:,} more" if len(texts) > 1 else ""
-    verb = "become plain-text documents" if len(texts) > 1 else "becomes a plain-text document"
-    noun = "file is" if len(records) == 1 else "files are"
-    return (
-        f"{texts[0].name}{others} {verb}, although the other {len(records):,} {noun} "
-        f"{', '.join(sorted({_kind(file) for file in records}))}. To leave files out, pass a glob "
-        "such as 'corpus/**/*.jsonl.gz'"
-    )
 
 
 def _kind(file: input_files.InputFile) -> str:

@@ -27,6 +27,7 @@ from cloudload.data import (
 )
 from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.listed_files import FileList
 
 _LOGS = ("_delta_log", ".hoodie", "metadata")
 _TABLE_SCHEMES = (*urls.BUCKET_SCHEMES, "file", "az", "abfs", "abfss", "hdfs", "oci", "dbfs")
@@ -42,13 +43,23 @@ class FolderFiles:
     the files' URLs. After secrets are removed, it identifies the input."""
     files: list[InputFile]
     hidden: tuple[str, ...] = ()
-    """Hidden and uncommitted files and folders, sorted. The name of a folder ends in `/`."""
+    """Files and folders that are not data, sorted: hidden, uncommitted, or about the data, such as
+    `README.md`. The name of a folder ends in `/`."""
 
 
 def root_of(location: str) -> str:
     """Return the root of a path, URL, or glob; see `FolderFiles`."""
     glob = globs.find_glob(Location(location))
     return glob.folder if glob else urls.plain_location(location)
+
+
+def list_files(found: FileList) -> FolderFiles:
+    """Return the files of a list."""
+    files = [
+        InputFile(each.url, file_name(each.url, found.root), each.bytes, tag=each.tag)
+        for each in found.find()
+    ]
+    return FolderFiles(found.root, files)
 
 
 def file_name(url: str, root: str) -> str:
@@ -68,6 +79,11 @@ def find_files(location: str) -> FolderFiles:
     urls.check_location(location)
     glob = globs.find_glob(Location(location))
     root = glob.folder if glob else urls.plain_location(location)
+    if glob and urls.scheme_of(root) in ("http", "https"):
+        raise ConvertError(
+            f"{redact(location)} is a glob, but cloudload does not list the files of web servers. "
+            "Pass the URL of each file, or a list of them (--inputs-from)"
+        )
     listing = _list_input(root, FileSelection(root, glob))
     if not listing.files:
         raise ConvertError(_explain_none(location, root, glob, listing.hidden))

@@ -34,10 +34,12 @@ from cloudload.data import (
     urls,
 )
 from cloudload.errors import ConvertError, DatasetError
+from cloudload.system import counted
 from cloudload.tools.convert import input_files, input_records
-from cloudload.tools.convert.found_files import FolderFiles, find_files, root_of
+from cloudload.tools.convert.found_files import FolderFiles, find_files, list_files, root_of
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.input_records import InputUnit
+from cloudload.tools.convert.listed_files import FileList
 from cloudload.tools.convert.output_location import check_twice, is_hub_name
 from cloudload.tools.convert.readers.arrow import ArrowUnit
 from cloudload.tools.convert.readers.csv import CsvUnit
@@ -51,6 +53,7 @@ from cloudload.tools.convert.readers.webdataset import WebDatasetUnit
 from cloudload.tools.convert.readers.wet import WetUnit
 
 _MAX_BLOCK_FILES = 1024
+_TEXTS = ("text", "lines")
 _UNITS: dict[str, Callable[[InputFile, input_files.Range | None], InputUnit]] = {
     "jsonl": LinesUnit,
     "lines": LinesUnit,
@@ -93,7 +96,7 @@ def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles
 
 
 def list_hidden(inputs: Iterable[FolderFiles | InputUnit]) -> list[str]:
-    """List the hidden files and folders that inputs from `list_inputs` leave out, in order."""
+    """List the files and folders that inputs from `list_inputs` leave out, in order."""
     return [name for item in inputs if isinstance(item, FolderFiles) for name in item.hidden]
 
 
@@ -109,6 +112,8 @@ def list_units(inputs: Iterable[FolderFiles | InputUnit], block_bytes: int) -> l
 
 
 def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUnit:
+    if isinstance(item, FileList):
+        return _choose_data(item.root, list_files(item), format)
     if isinstance(item, str | Path):
         text = str(item)
         if text == "-":
@@ -126,8 +131,7 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
             files = select_saved_files(text, files, split)
         if format == "auto":
             refuse_index(text, files)
-            _refuse_binary(files)
-        return replace(found, files=[with_format(file, format) for file in files])
+        return _choose_data(text, replace(found, files=files), format)
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
@@ -191,7 +195,41 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
 def list_roots(inputs: Any) -> list[str]:
     """Return the root of each input, as in `list_inputs`. The inputs must be locations of files."""
     several = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return [root_of(str(item)) for item in several]
+    return [item.root if isinstance(item, FileList) else root_of(str(item)) for item in several]
+
+
+def _choose_data(location: str, found: FolderFiles, format: str) -> FolderFiles:
+    """Choose the format of each file, and leave out those that only describe the data.
+
+    Files such as `README.md` and `SHA256SUMS` are documents only where no file has records. Raises
+    `ConvertError` for other text files among files of records, and for files that are not text.
+    """
+    files = [with_format(file, format) for file in found.files]
+    data = [file for file in files if not file_kinds.is_about_data(file.name)]
+    if any(file.format not in _TEXTS for file in data):
+        about = [file.name for file in files if file_kinds.is_about_data(file.name)]
+        files, hidden = data, tuple(sorted([*found.hidden, *about]))
+        found = replace(found, hidden=hidden)
+    if format == "auto":
+        _refuse_binary(files)
+        _refuse_mixture(location, found.root, files)
+    return replace(found, files=files)
+
+
+def _refuse_mixture(location: str, root: str, files: Sequence[InputFile]) -> None:
+    """Raise `ConvertError` if one input has text files and files of records."""
+    texts = [file for file in files if file.format == "text"]
+    records = [file for file in files if file.format != "text"]
+    if not texts or not records:
+        return
+    kinds = sorted({f"{file.format} ({file.compression or 'plain'})" for file in records})
+    example = urls.join_url(redact(root), f"**/*{PurePosixPath(records[0].name).suffix}")
+    raise ConvertError(
+        f"{redact(location)} has {counted(len(texts), 'text file')}, such as {texts[0].name}, and "
+        f"{counted(len(records), 'file')} of records: {', '.join(kinds)}. Each text file would be "
+        f"one document. To leave files out, pass a glob, such as {example!r}. To convert all, pass "
+        "a glob for each kind as separate inputs, or set format (--format) if all have records"
+    )
 
 
 def _refuse_binary(files: Iterable[InputFile]) -> None:

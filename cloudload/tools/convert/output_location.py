@@ -32,6 +32,7 @@ from cloudload.data import (
 )
 from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.listed_files import FileList
 
 Found = TypeVar("Found")
 
@@ -230,6 +231,9 @@ def is_hub_name(location: str) -> bool:
 def _list_locations(inputs: Any) -> Iterator[str]:
     """Yield the inputs that are locations of files."""
     for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
+        if isinstance(item, FileList):
+            yield from item.urls
+            continue
         location = os.fspath(item) if isinstance(item, str | os.PathLike) else "-"
         if location and location != "-" and not is_hub_name(location):
             yield location

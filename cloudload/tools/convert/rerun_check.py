@@ -40,6 +40,8 @@ from cloudload.tools.convert.found_files import FolderFiles
 
 LENGTHS_FIELD = "lengths"
 """The field of a claim's recipe with the key of the token lengths. Absent without a tokenizer."""
+LIST_FIELD = "inputs_from"
+"""The field of a claim's inputs with the digest of a list of files. Absent without a list."""
 SEGMENT_BYTES = "segment_bytes"
 """The field of a claim's recipe that a conversion of one segment lacks."""
 

@@ -130,14 +130,14 @@ def test_every_document_is_written_once_and_in_order(
 def test_inputs_keep_the_order_of_the_arguments(tmp_path: Path) -> None:
     for name in ("z", "a"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "1.txt").write_text(f"{name}1")
+        (tmp_path / name / "1.csv").write_text(f"text\n{name}1\n")
         (tmp_path / name / "2.jsonl").write_text(f'{{"text": "{name}2"}}')
     samples = convert_and_read([tmp_path / "z", tmp_path / "a"], tmp_path / "out")
     assert [sample["text"] for sample in samples] == ["z1", "z2", "a1", "a2"]
     assert [sample["id"] for sample in samples] == [
-        "0/1.txt",
+        "0/1.csv:2",
         "0/2.jsonl:1",
-        "1/1.txt",
+        "1/1.csv:2",
         "1/2.jsonl:1",
     ]
 

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from cloudload.data.file_kinds import find_table, hidden_part
+from cloudload.data.file_kinds import find_table, hidden_part, is_about_data
 from cloudload.data.mds.dataset import open_corpus
 from cloudload.data.storage.locations import Location
 from cloudload.errors import ConvertError, StoreError
@@ -74,13 +74,13 @@ def test_a_link_to_nothing_stops_a_conversion_that_would_read_it(tmp_path: Path)
 
 
 def test_a_name_that_is_not_utf8_is_escaped_in_the_id(tmp_path: Path) -> None:
-    for name, data in ((b"caf\xe9.jsonl", b'{"text": "a"}\n'), (b"\xff.txt", b"b")):
+    for name, data in ((b"caf\xe9.jsonl", b'{"text": "a"}\n'), (b"\xff.jsonl", b'{"text": "b"}')):
         os.makedirs(os.fsencode(tmp_path / "in"), exist_ok=True)
         Path(os.fsdecode(os.path.join(os.fsencode(tmp_path / "in"), name))).write_bytes(data)
     report = convert(tmp_path / "in", segment_bytes=5)
     assert (report.documents, report.bad) == (2, 0)
     samples = read_dataset(str(tmp_path / "out"), tmp_path)
-    assert {sample["id"] for sample in samples} == {"caf%E9.jsonl:@0", "%FF.txt"}
+    assert {sample["id"] for sample in samples} == {"caf%E9.jsonl:@0", "%FF.jsonl:@0"}
 
 
 def test_two_files_whose_names_are_equal_in_utf8_are_refused(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_begins_with_a_dot_or_an_underscore_is_hidden(name: str, hidden: st
 def test_hidden_files_are_left_out_and_listed(tmp_path: Path, cli: Any) -> None:
     names = ("a.jsonl", "_temporary/0/a.jsonl", "_SUCCESS", "x/.b.crc", "_k=1/c.jsonl")
     write(tmp_path / "in", *names)
-    said = "left out: 3 hidden or uncommitted files and folders: _SUCCESS, _temporary/, x/.b.crc\n"
+    said = "left out: 3 files and folders that are not data: _SUCCESS, _temporary/, x/.b.crc\n"
     assert said in cli("convert", tmp_path / "in", "out", "--plan").out
     assert texts(tmp_path / "in", tmp_path) == ["_k=1/c.jsonl", "a.jsonl"]
 
@@ -143,7 +143,7 @@ def test_the_summary_and_the_report_count_what_is_hidden(
     command = ["convert", str(tmp_path / "in"), out, "--segment-bytes", segment_bytes]
     for _ in range(2):
         said = cli(*command, "--processes", "1").out
-        assert "30 hidden or uncommitted files and folders: _00, _01, _02, _03, _04, and 25" in said
+        assert "30 files and folders that are not data: _00, _01, _02, _03, _04, and 25" in said
     write(tmp_path / "more", "c.jsonl", ".d")
     report = convert(tmp_path / "more", out, segment_bytes=1 << 20, append=True)
     assert (report.hidden, report.hidden_names) == (31, tuple(f"_{n:02}" for n in range(20)))
@@ -158,6 +158,58 @@ def test_a_location_or_glob_that_names_what_is_hidden_reads_it(tmp_path: Path) -
     assert found(f"{folder}/.*/*.jsonl") == [".d/e.jsonl"]
     with pytest.raises(ConvertError, match=r"has only hidden or uncommitted files, such as \.d/"):
         found(folder)
+
+
+# ---------------------------------------------------------------- about the data, and mixtures
+
+ABOUT = (
+    "LICENSE",
+    "MANIFEST.txt",
+    "README.md",
+    "a.jsonl.md5",
+    "dataset_infos.json",
+    "deu/checksums.txt",
+    "deu/sha256sums.txt",
+    "license_en.txt.gz",
+    "wet.paths.gz",
+)
+"""Names of files about the data, sorted."""
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl.gz", "stated.json", "readme/a.jsonl", "x.md"])
+def test_data_is_not_about_the_data(name: str) -> None:
+    assert not is_about_data(name)
+
+
+@pytest.mark.parametrize("form", ["auto", "jsonl"])
+@pytest.mark.parametrize("glob", ["", "/**/*"])
+def test_files_about_the_data_are_left_out_and_listed(
+    tmp_path: Path, cli: Any, form: str, glob: str
+) -> None:
+    folder = write(tmp_path / "in", "data/a.jsonl", *ABOUT)
+    report = convert(f"{folder}{glob}", tmp_path / "out", format=form)
+    assert (report.documents, report.hidden, report.hidden_names) == (1, len(ABOUT), ABOUT)
+    said = cli("convert", f"{folder}{glob}", "out", "--format", form, "--plan").out
+    assert f"left out: {len(ABOUT)} files and folders that are not data: LICENSE, MANIFEST" in said
+
+
+def test_a_file_about_the_data_is_read_if_it_is_the_input_or_all_are_texts(tmp_path: Path) -> None:
+    write(tmp_path / "in", "README.md", "LICENSE")
+    assert convert(tmp_path / "in", tmp_path / "both").documents == 2
+    write(tmp_path / "in", "a.jsonl")
+    assert convert(tmp_path / "in/README.md", tmp_path / "one").documents == 1
+    assert convert(f"{tmp_path}/in/*.md", tmp_path / "globbed").documents == 1
+
+
+@pytest.mark.parametrize("glob", ["", "/*"])
+def test_a_mixture_of_texts_and_records_asks(tmp_path: Path, glob: str) -> None:
+    folder = write(tmp_path / "in", "a.jsonl", "notes.txt", "README.md")
+    says = r"has 1 text file, such as notes.txt, and 1 file of records: jsonl \(plain\)"
+    with pytest.raises(ConvertError, match=says):
+        convert(f"{folder}{glob}", tmp_path / "out")
+    assert convert(folder / "notes.txt", tmp_path / "text").documents == 1
+    both = [f"{folder}/*.jsonl", f"{folder}/*.txt"]
+    assert convert(both, tmp_path / "both").documents == 2
 
 
 # ---------------------------------------------------------------- tables

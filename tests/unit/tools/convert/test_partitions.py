@@ -80,7 +80,9 @@ def test_every_format_has_the_fields_of_its_path(tmp_path: Path) -> None:
     (root / "lang=g").mkdir()
     with tarfile.open(root / "lang=g/g.tar", "w") as archive:
         archive.add(root / "lang=b/b.txt", "b.txt")
-    assert values(root, tmp_path, "lang") == list("abcdefg")
+    (tmp_path / "texts").mkdir()
+    (root / "lang=b").rename(tmp_path / "texts/lang=b")
+    assert values([root, tmp_path / "texts"], tmp_path, "lang") == list("acdefgb")
 
 
 def _write_arrow(table: Any, path: Path) -> None:

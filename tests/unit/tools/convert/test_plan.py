@@ -12,7 +12,7 @@ import pytest
 from cloudload.data.mds.writer import encode_index
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import ConversionPlan
-from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture
+from cloudload.tools.convert.dry_run import describe_inputs
 from cloudload.tools.convert.found_files import FolderFiles
 from cloudload.tools.convert.input_records import Fields
 from cloudload.tools.convert.inputs import list_inputs, list_roots, list_units
@@ -25,7 +25,9 @@ CLAIM = {"recipe": {"segment_bytes": 25}, "inputs": {}}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with files of several formats, and with the same file name in two subfolders."""
-    for number, name in enumerate(["x/a.jsonl", "x/b/c.jsonl.gz", "y/a.jsonl", "y/d.txt", "z.csv"]):
+    for number, name in enumerate(
+        ["x/a.jsonl", "x/b/c.jsonl.gz", "y/a.jsonl", "y/d.csv.gz", "z.csv"]
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x" * (1 + 30 * number))
@@ -66,7 +68,7 @@ def test_segments_can_be_made_in_any_order(folder: Path) -> None:
             ("0/a.jsonl", None),
             ("0/b/c.jsonl.gz", None),
             *[("1/a.jsonl", (61 * place // 3, 61 * (place + 1) // 3)) for place in range(3)],
-            ("1/d.txt", None),
+            ("1/d.csv.gz", None),
         ]
         assert all(part.file.name.startswith(prefix) for each in expected for part in each)
 
@@ -117,7 +119,8 @@ def test_files_are_counted_by_format_and_compression(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
-    assert describe(tmp_path) == [
+    records = [f"{tmp_path}/[ab].*", f"{tmp_path}/d.csv", tmp_path / "sub"]
+    assert describe([*records, tmp_path / "e.py", tmp_path / "f"]) == [
         "format      files  bytes",
         "csv             1      4",
         "json            1      2",
@@ -138,22 +141,6 @@ def test_what_has_no_size_is_said_to_have_none(tmp_path: Path) -> None:
         "total                       2  unknown",
         "datasets and iterators      2  unknown",
     ]
-
-
-def test_files_of_text_among_files_of_records_are_named(tmp_path: Path) -> None:
-    for name in ("README.md", "a.jsonl.gz", "b.jsonl.gz", "notes.txt"):
-        (tmp_path / name).write_bytes(gzip.compress(b"x"))
-
-    def said_of(*names: str) -> str | None:
-        inputs = [str(tmp_path / name) for name in names] or tmp_path
-        return describe_mixture(list_units(list_inputs(inputs, "auto", None), 1 << 20))
-
-    said = said_of()
-    assert said is not None
-    assert said.startswith("README.md and 1 more become plain-text documents")
-    assert "the other 2 files are jsonl (gz)" in said
-    assert said_of("a.jsonl.gz", "b.jsonl.gz") is None
-    assert said_of("README.md", "notes.txt") is None
 
 
 # ---------------------------------------------------------------- fields

@@ -284,10 +284,10 @@ def test_paths_on_the_hugging_face_hub_are_files(
     data.mkdir(parents=True)
     (data / "a.jsonl").write_text('{"text": "a"}')
     pyarrow.parquet.write_table(pyarrow.table({"text": ["b"]}), data / "b.parquet")
-    (data / "note.txt").write_text("c")
+    (data / "README.md").write_text("c")
     for number, (path, found) in enumerate(
         {
-            "data": [("a.jsonl:1", "a"), ("b.parquet:1", "b"), ("note.txt", "c")],
+            "data": [("a.jsonl:1", "a"), ("b.parquet:1", "b")],
             "data/*.parquet": [("b.parquet:1", "b")],
             "data/a.jsonl": [("a.jsonl:1", "a")],
         }.items()

@@ -22,7 +22,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def convert(source: Path, tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
+def convert(source: Any, tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
     """Convert `source`, skipping bad records, and return its rejects."""
     rejects = tmp_path / "bad" / "rejects.jsonl"
     options = {**QUIET, "skip_bad": True, "rejects": rejects, **options}
@@ -67,8 +67,8 @@ def test_each_format_gives_the_bytes_of_its_record(
 ) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / name).write_bytes(data)
-    (tmp_path / "in" / "z.txt").write_text("good")
-    (reject,) = convert(tmp_path / "in", tmp_path)
+    (tmp_path / "z.txt").write_text("good")
+    (reject,) = convert([tmp_path / "in", tmp_path / "z.txt"], tmp_path)
     assert (reject["file"], reject["place"], reject.get("record")) == (name, place, record)
     if record is None:
         assert base64.b64decode(reject["record_base64"]) == data

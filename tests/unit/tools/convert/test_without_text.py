@@ -297,13 +297,14 @@ def test_a_readme_among_conversations_is_no_document(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write_jsonl(tmp_path / "in" / "a.jsonl")
     (tmp_path / "in" / "README.md").write_text("# A data set\n")
+    report = convert(tmp_path / "in", **NO_TEXT)
+    assert (report.documents, report.hidden_names) == (3, ("README.md",))
     refuse(
         "README.md.*: the file is plain text, but text_key is None. To leave files out",
-        tmp_path / "in",
+        [tmp_path / "in/a.jsonl", tmp_path / "in/README.md"],
+        tmp_path / "out2",
         **NO_TEXT,
     )
-    report = convert(tmp_path / "in", **NO_TEXT, skip_bad=True)
-    assert (report.documents, report.bad_files) == (3, {"README.md": 1})
     lines = convert(
         tmp_path / "in" / "README.md",
         tmp_path / "lines",
