@@ -53,7 +53,7 @@ def root_of(location: str) -> str:
     return glob.folder if glob else urls.plain_location(location)
 
 
-def list_files(found: FileList) -> FolderFiles:
+def find_listed(found: FileList) -> FolderFiles:
     """Return the files of a list."""
     files = [
         InputFile(each.url, file_name(each.url, found.root), each.bytes, tag=each.tag)

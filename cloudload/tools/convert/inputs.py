@@ -36,7 +36,7 @@ from cloudload.data import (
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.system import counted
 from cloudload.tools.convert import input_files, input_records
-from cloudload.tools.convert.found_files import FolderFiles, find_files, list_files, root_of
+from cloudload.tools.convert.found_files import FolderFiles, find_files, find_listed, root_of
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.input_records import InputUnit
 from cloudload.tools.convert.listed_files import FileList
@@ -113,7 +113,7 @@ def list_units(inputs: Iterable[FolderFiles | InputUnit], block_bytes: int) -> l
 
 def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUnit:
     if isinstance(item, FileList):
-        return _choose_data(item.root, list_files(item), format)
+        return _choose_data(item.root, find_listed(item), format)
     if isinstance(item, str | Path):
         text = str(item)
         if text == "-":
