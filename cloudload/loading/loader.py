@@ -75,9 +75,11 @@ class CloudLoader:
             also be a `StreamingDataset`, whose settings become options of the loader, or a list of
             `streaming.Stream`, whose proportions set how many samples an epoch reads.
         tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
-            `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`. It may be omitted if all data is
-            pre-tokenized (`tokens_key`), or if `encode` makes all tokens. If you pass one, token
-            IDs are checked against its vocabulary.
+            `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`. It can also be `tiktoken:NAME`,
+            the path of a `.tiktoken` file or of a SentencePiece `.model`, or an object of these
+            libraries. It may be omitted if all data is pre-tokenized (`tokens_key`), or if
+            `encode` makes all tokens. If you pass one, token IDs are checked against its
+            vocabulary.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
         {options}

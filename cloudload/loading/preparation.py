@@ -66,7 +66,7 @@ def take_share(
     """
     recipe, num_workers = inputs.recipe, delivery.num_workers
     if num_workers is None:
-        is_fast = inputs.backend.name != choices.HF and all(
+        is_fast = inputs.backend.name in (choices.FASTOKENS, choices.NO_BACKEND) and all(
             source.is_fast for source in recipe.config.sources
         )
         cores = cores or count_cores()

@@ -99,8 +99,6 @@ def test_a_sentencepiece_model_says_what_its_conversion_needs(tmp_path: Path) ->
     assert "its tokenizer.model cannot be converted" in said
     assert said.endswith("pip install sentencepiece protobuf tiktoken")
     assert "words …. Pass" in _explain("name", ValueError("words " * 90)), "not cut within a word"
-    with pytest.raises(TokenizerError, match=r"is a model of SentencePiece or tiktoken, not a tok"):
-        load_tokenizer(folder / "tokenizer.model")
 
 
 def test_a_folder_that_cannot_be_loaded_is_not_advised_to_be_a_folder(tmp_path: Path) -> None:

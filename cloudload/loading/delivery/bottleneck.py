@@ -74,8 +74,8 @@ def _advise(plan: WorkerPlan, stage: str) -> tuple[str, str]:
     """Return the subject and the remedy of a bottleneck."""
     delivery = plan.delivery
     limit = "" if delivery.cache_limit is None else ", or a larger cache_limit"
-    is_fast = plan.inputs.backend.name == choices.FASTOKENS
-    faster = "" if is_fast else "use tokenizer_backend='fastokens', or "
+    is_slow = plan.inputs.backend.name == choices.HF
+    faster = "use tokenizer_backend='fastokens', or " if is_slow else ""
     cores, _ = count_cores()
     more = (
         f"use more workers (num_workers is {plan.share.num_workers}; this process may use "

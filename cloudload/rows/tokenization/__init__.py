@@ -15,6 +15,8 @@
     backend       choose hf or fastokens
     probes        strings to compare both on
 
+    other_libraries   tokenizers of tiktoken and SentencePiece
+
 Both backends produce the same IDs, so a run can resume with either one. Pre-tokenized data needs no
 backend, so its `TokenizerSpec` may have no tokenizer.
 """

@@ -34,6 +34,7 @@ from cloudload.data import kept_tokenizers
 from cloudload.errors import TokenizerError
 from cloudload.rows.tokenization.encoders import encode_flat, is_failure
 from cloudload.rows.tokenization.loading import keep_hf, load_fastokens, load_hf, make_hf
+from cloudload.rows.tokenization.other_libraries import library_of
 from cloudload.rows.tokenization.probes import assigned_code_points, probes
 from cloudload.system import machine
 
@@ -59,7 +60,7 @@ class Choice:
     """The chosen backend, as plain data for workers."""
 
     name: str
-    """`hf` or `fastokens`; `none` if no text is tokenized."""
+    """`hf` or `fastokens`, or the name of another library; `none` if no text is tokenized."""
     versions: str
     """Names and versions of the backend's libraries, such as `tokenizers 0.22.2`."""
     why: str
@@ -86,6 +87,14 @@ def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
     """
     if not text:
         return Choice(choices.NO_BACKEND, choices.NO_BACKEND, "there is no text to tokenize")
+    if library := library_of(text):
+        if asked == choices.FASTOKENS:
+            raise TokenizerError(
+                f"tokenizer_backend is 'fastokens', but the tokenizer is one of {library}. Use "
+                "'auto'"
+            )
+        why = f"the tokenizer is one of {library}"
+        return Choice(library, f"{library} {machine.package_version(library)}", why)
     tokenizers = f"tokenizers {machine.package_version('tokenizers')}"
     refusal = None if asked == choices.HF else _find_refusal(text, cache_root)
     if asked == choices.FASTOKENS and refusal:

@@ -1,6 +1,6 @@
 """Load a tokenizer.json as the tokenizer of either backend, once per process.
 
-    load_hf           `tokenizers.Tokenizer`
+    load_hf           `tokenizers.Tokenizer`, or one of another library with its methods
     load_fastokens    `fastokens.Tokenizer`
     start_loading     `load_fastokens` in a thread, before the tokenizer is needed
 
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudload.config import choices
+from cloudload.rows.tokenization.other_libraries import library_of, parse_other
 
 _kept: dict[str, Any] = {}
 
@@ -45,7 +46,7 @@ def shorten_merges(text: str, content: Mapping[str, Any]) -> str:
 
 
 def load_hf(text: str) -> Any:
-    """Load the `tokenizers.Tokenizer` for the tokenizer.json `text`.
+    """Load the `tokenizers.Tokenizer` for the tokenizer.json `text`, or that of another library.
 
     The tokenizer encodes the names of special tokens as text. The last one loaded is cached.
     """
@@ -70,6 +71,8 @@ def load_special_hf(text: str) -> Any:
 def make_hf(text: str) -> Any:
     """Create the tokenizer that `load_hf` returns, but without caching it, so that the caller may
     modify it."""
+    if library_of(text):
+        return parse_other(text)
     tokenizer = parse_hf(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()

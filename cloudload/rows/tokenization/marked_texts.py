@@ -160,6 +160,11 @@ def _encode_again(text: Text, tokenizer: str) -> tuple[Tokens, Ints, Ints]:
 
 def _encode_section(tokenizer: Any, text: str, start: int) -> tuple[Tokens, Ints, Ints]:
     found = tokenizer.encode(text, add_special_tokens=False)
+    if len(found.offsets) != len(found.ids):
+        raise TokenizerError(
+            "the tokenizer does not say which characters a token has, so its text cannot have "
+            "trained or literal parts. Use a tokenizer.json, or return TokenIds from encode"
+        )
     offsets = np.array(found.offsets, np.int64).reshape(-1, 2) + start
     return np.array(found.ids, np.int32), offsets[:, 0], offsets[:, 1]
 

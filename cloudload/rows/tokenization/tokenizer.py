@@ -3,6 +3,7 @@
     "gpt2"                                                        {"model": …}, no truncation
     "folder/" or "tokenizer.json"         ─► TokenizerSpec   json ┤
     PreTrainedTokenizerFast, Tokenizer                            frames (bos, eos) by stream
+    of tiktoken or SentencePiece                                  json: see `other_libraries`
 
 A document becomes `[bos] + ids of the text + [eos]`, where bos and eos are optional. The names of
 special tokens, such as `<|endoftext|>`, are encoded as text inside a document, unless the document
@@ -19,7 +20,7 @@ import logging
 import os
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,7 +39,8 @@ from cloudload.rows.tokenization.framing import (
     list_named_tokens,
     read_named_tokens,
 )
-from cloudload.rows.tokenization.loading import keep_hf, parse_hf, shorten_merges
+from cloudload.rows.tokenization.loading import keep_hf, make_hf, parse_hf, shorten_merges
+from cloudload.rows.tokenization.other_libraries import find_other, library_of
 from cloudload.rows.tokenization.probes import FIXED_TEXTS
 from cloudload.system import Frame
 
@@ -110,7 +112,8 @@ def load_tokenizer(
     """Load a tokenizer as plain data.
 
     `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
-    `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` has a (bos, eos) pair for each
+    `PreTrainedTokenizerFast`, a `tokenizers.Tokenizer`, or one of another library, as for
+    `other_libraries.find_other`. `frames` has a (bos, eos) pair for each
     stream. The bos and the eos are each a token, its ID, None, or "auto".
 
     If `add_bos_token` is true, a bos of "auto" means the bos that the tokenizer names. If it is
@@ -128,7 +131,8 @@ def load_tokenizer(
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
     if cache_root is None:
         return _describe(text, named, frames, file, where)
-    names = [f"spec-{_SPECS}", kept_tokenizers.with_version("tokenizers")]
+    library = library_of(text) or "tokenizers"
+    names = [f"spec-{_SPECS}", kept_tokenizers.with_version(library)]
     path = kept_tokenizers.kept_path(
         cache_root, [text, repr(named), repr(list(frames)), where], names
     )
@@ -153,25 +157,30 @@ def _describe(
 
     `file` is the path of the tokenizer.json, if known. `where` names the tokenizer in errors.
     """
-    backend = _parse(text, file)
-    backend.no_truncation()
-    backend.no_padding()
-    if getattr(backend.model, "dropout", None):
-        backend.model.dropout = None  # with dropout, IDs would be random
+    if library_of(text):
+        backend: Any = make_hf(text)
+        vocab_size, fingerprint = backend.vocab_size, kept_tokenizers.digest_of([text])
+    else:
+        backend = _parse(text, file)
+        backend.no_truncation()
+        backend.no_padding()
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None  # with dropout, IDs would be random
+        vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        content = json.loads(plain := backend.to_str())
+        text, fingerprint = shorten_merges(plain, content), _fingerprint(content)
     tokens = [
         (choose_bos(backend, bos, named), choose_eos(backend, eos, named, where))
         for bos, eos in frames
     ]
     warnings = [eos.warning for _, eos in tokens if eos.warning]
-    content = json.loads(plain := backend.to_str())
-    text = shorten_merges(plain, content)
     keep_hf(text, backend)  # forked workers may need it, and parsing a large one takes a second
     return TokenizerSpec(
         json=text,
         frames=tuple((bos.id, eos.id) for bos, eos in tokens),
-        vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        vocab_size=vocab_size,
         token_ids=_hash_ids(backend),
-        fingerprint=_fingerprint(content),
+        fingerprint=fingerprint,
         framing=" · ".join(dict.fromkeys(f"{bos.text}, {eos.text}" for bos, eos in tokens)),
         framing_warning=warnings[0] if warnings else None,
     )
@@ -257,6 +266,9 @@ def find_tokenizer(source: Any) -> FoundTokenizer:
 
     if isinstance(source, Tokenizer):
         return FoundTokenizer(source.to_str(), NamedTokens(), None)
+    if (other := find_other(source)) is not None:
+        text, other_file = other
+        return FoundTokenizer(text, _name_tokens(text, other_file), other_file)
     if not isinstance(source, str | os.PathLike):
         return _from_transformers(source)
     path = urls.expand_home(source)
@@ -271,12 +283,6 @@ def find_tokenizer(source: Any) -> FoundTokenizer:
             f"the tokenizer {path} does not exist. Pass a name on the Hugging Face Hub, a folder, "
             "or a tokenizer.json"
         )
-    if file.is_file() and file.suffix in (".model", ".tiktoken"):
-        raise TokenizerError(
-            f"{file} is a model of SentencePiece or tiktoken, not a tokenizer.json. Pass its "
-            "folder, with its tokenizer_config.json, so that transformers converts it (pip install "
-            "sentencepiece protobuf tiktoken)"
-        )
     named = read_named_tokens(file.parent) if path.exists() else NamedTokens()
     if file.is_file():
         return FoundTokenizer(_read(file), named, file)
@@ -286,6 +292,17 @@ def find_tokenizer(source: Any) -> FoundTokenizer:
     # use the published file: transformers 5 converts some tokenizers, which changes their IDs
     file = folder / "tokenizer.json"
     return FoundTokenizer(_read(file), read_named_tokens(folder), file)
+
+
+def _name_tokens(text: str, file: Path | None) -> NamedTokens:
+    """The bos and eos of a tokenizer of another library, which files beside it may also name."""
+    found, library = make_hf(text), library_of(text)
+    named = read_named_tokens(file.parent) if file else NamedTokens()
+    changes: dict[str, Any] = {}
+    for name, token in (("bos", found.bos_token), ("eos", found.eos_token)):
+        if getattr(named, name) is None and token is not None:
+            changes |= {name: token, f"{name}_source": f"{name} of {library}"}
+    return replace(named, **changes)
 
 
 def _read(file: Path) -> str:

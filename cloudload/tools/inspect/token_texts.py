@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from cloudload.rows import load_hf
+from cloudload.rows import list_byte_letters, load_hf
 
 _SPACE_MARK = "\u2581"
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -82,16 +82,4 @@ def _list_kinds(part: Any) -> set[str]:
     return kinds
 
 
-def _list_bytes() -> dict[str, int]:
-    """Map each letter of GPT-2's byte-level alphabet to its byte.
-
-    Printable Latin-1 letters stand for their own byte. Letters from U+0100 stand for the other
-    bytes, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTES = _list_bytes()
+_BYTES = list_byte_letters()
