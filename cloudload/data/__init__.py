@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cloudload.data.mds import (
         codecs,
         document_columns,
+        file_selection,
         footers,
         hashes,
         own_objects,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
         warn_of_missing_hashes,
     )
     from cloudload.data.mds.download import check_hash, download_shard
-    from cloudload.data.mds.file_selection import FileListing, FileSelection
     from cloudload.data.mds.open_index import read_index
     from cloudload.data.mds.own_objects import (
         JOURNAL_FOLDER,

@@ -281,6 +281,18 @@ def test_lengths_are_stored_beside_a_stored_index(tmp_path: Path) -> None:
         assert len(loader) > 0
 
 
+def test_a_conversion_of_the_files_leaves_out_their_index_and_lengths(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS)
+    options: dict[str, Any] = {"progress": False, "processes": 1}
+    expected = convert_to_mds(str(tmp_path / "in"), str(tmp_path / "a"), **options)
+    index_files(tmp_path / "in", tmp_path / "in")
+    count(tmp_path / "in")
+    found = convert_to_mds(str(tmp_path / "in"), str(tmp_path / "b"), **options)
+    assert found.documents == expected.documents == len(DOCUMENTS) - 1
+    names = [(tmp_path / each / "index.json").read_bytes() for each in "ab"]
+    assert names[0] == names[1]
+
+
 def test_another_index_is_not_replaced(tmp_path: Path) -> None:
     write_corpus(tmp_path / "in", DOCUMENTS)
     write_mds(tmp_path / "mds", DOCUMENTS)

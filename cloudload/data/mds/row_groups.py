@@ -178,11 +178,11 @@ def _find_footer(location: Location, groups: shard_entries.RowGroups, watch: Wat
     return found
 
 
-def join_spans(spans: Iterable[footers.Span]) -> list[footers.Span]:
-    """Join ascending ranges that are close to each other, so that one request reads them."""
+def join_spans(spans: Iterable[footers.Span], most_gap_bytes: int) -> list[footers.Span]:
+    """Join ascending ranges with few bytes between them, so that one request reads them."""
     joined: list[footers.Span] = []
     for start, stop in spans:
-        if joined and start - joined[-1][1] <= _MOST_GAP_BYTES:
+        if joined and start - joined[-1][1] <= most_gap_bytes:
             joined[-1] = joined[-1][0], max(stop, joined[-1][1])
         else:
             joined.append((start, stop))
@@ -195,7 +195,7 @@ def _read_spans(
     """Read ranges of a file. Returns (start, bytes) of each request."""
     parts = [
         (start, location.read_range(start, stop, tag, transfer.watch))
-        for start, stop in join_spans(spans)
+        for start, stop in join_spans(spans, _MOST_GAP_BYTES)
         if start < stop
     ]
     transfer.count_bytes(sum(len(data) for _, data in parts))

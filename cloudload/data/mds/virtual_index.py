@@ -12,6 +12,7 @@ columns has another index. Sizes of raw shards are estimates, from which the cac
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ from cloudload.data.mds.codecs import check_codec
 from cloudload.data.mds.file_selection import FileSelection
 from cloudload.data.mds.row_groups import hash_footer
 from cloudload.data.mds.shard import ID_KEY
+from cloudload.data.mds.shard_table import parse_index
 from cloudload.data.storage import urls
 from cloudload.data.storage.base import StoredObject
 from cloudload.data.storage.globs import find_glob
@@ -90,6 +92,16 @@ class ParquetFiles:
 def is_parquet(name: str) -> bool:
     """Whether a file, or what a glob selects, is Parquet according to its name."""
     return file_kinds.split_name(name)[0] in EXTENSIONS and not file_kinds.split_name(name)[1]
+
+
+def is_virtual(index: bytes) -> bool:
+    """Whether an `index.json` is valid, and lists row groups of Parquet files."""
+    if shard_entries.PARQUET.encode() not in index:
+        return False
+    with contextlib.suppress(DatasetError):
+        forms = parse_index(index, "").count_forms()
+        return any(form.compression == shard_entries.PARQUET for form in forms)
+    return False
 
 
 def find_parquet_files(location: Location) -> ParquetFiles:

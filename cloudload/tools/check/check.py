@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -17,10 +17,10 @@ from cloudload.data import (
     Dataset,
     Location,
     Retry,
-    parse_index,
     read_index,
     shard_entries,
     urls,
+    virtual_index,
 )
 from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.rows import TokenName
@@ -232,18 +232,6 @@ def _name_samples(
     return info.raw.name, [f"sample {sample}" for sample in samples]
 
 
-def _is_virtual(index: bytes) -> bool:
-    """Whether an index lists row groups of Parquet files."""
-    if shard_entries.PARQUET.encode() not in index:
-        return False
-    with suppress(DatasetError):
-        return any(
-            form.compression == shard_entries.PARQUET
-            for form in parse_index(index, "").count_forms()
-        )
-    return False
-
-
 @dataclass(frozen=True)
 class _CheckedFolder:
     """The shards in the index, those to read, and the number of tokenizers with all lengths."""
@@ -275,7 +263,7 @@ def _check_dataset(
             raise
         findings.add([find("index-missing", "", str(error))])
         return _CheckedFolder()
-    if _is_virtual(data):
+    if virtual_index.is_virtual(data):
         raise DatasetError(
             f"{location} is an index of Parquet files, which cloudload check does not read. Read "
             "documents with cloudload head, or convert the files to check them"

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from cloudload.data import (
-    FileListing,
-    FileSelection,
     Location,
     file_kinds,
+    file_selection,
     globs,
     nearby,
     redact,
@@ -84,7 +83,7 @@ def find_files(location: str) -> FolderFiles:
             f"{redact(location)} is a glob, but cloudload does not list the files of web servers. "
             "Pass the URL of each file, or a list of them (--inputs-from)"
         )
-    listing = _list_input(root, FileSelection(root, glob))
+    listing = _list_input(root, file_selection.FileSelection(root, glob))
     if not listing.files:
         raise ConvertError(_explain_none(location, root, glob, listing.hidden))
     files = [
@@ -96,7 +95,7 @@ def find_files(location: str) -> FolderFiles:
     return FolderFiles(root, files, tuple(sorted(listing.hidden)))
 
 
-def _list_input(root: str, selection: FileSelection) -> FileListing:
+def _list_input(root: str, selection: file_selection.FileSelection) -> file_selection.FileListing:
     try:
         return Location(root).collect(selection.collect, wanted=selection.wants)
     except StoreError as error:

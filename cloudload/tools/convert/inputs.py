@@ -28,10 +28,12 @@ from cloudload.data import (
     contains_secrets,
     file_kinds,
     hub,
+    own_objects,
     parse_index,
     redact,
     shard_entries,
     urls,
+    virtual_index,
 )
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.system import counted
@@ -127,6 +129,8 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
         files = found.files
         if format == "mds" or (format == "auto" and is_mds_folder(files)):
             return replace(found, files=list_shards(text, files))
+        found = _leave_out_own(found)
+        files = found.files
         if format in ("auto", "arrow"):
             files = select_saved_files(text, files, split)
         if format == "auto":
@@ -141,6 +145,20 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
         f"{type(item).__name__} cannot be an input. Pass a path or URL, a datasets object, or an "
         "iterable of rows"
     )
+
+
+def _leave_out_own(found: FolderFiles) -> FolderFiles:
+    """Leave out what cloudload stores beside raw files: token lengths, and an index of Parquet."""
+    own = {file.name for file in found.files if own_objects.LENGTHS.fullmatch(file.name)}
+    own |= {file.name for file in found.files if _is_virtual_index(file)}
+    files = [file for file in found.files if file.name not in own]
+    return replace(found, files=files, hidden=tuple(sorted({*found.hidden, *own})))
+
+
+def _is_virtual_index(file: InputFile) -> bool:
+    if file.name != shard_entries.INDEX_NAME:
+        return False
+    return virtual_index.is_virtual(file.location.read(shard_entries.MOST_INDEX_BYTES))
 
 
 def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
