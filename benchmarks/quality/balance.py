@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, _: Path) -> Iterator[tuple[str, list[Row]]]:
     """Yield a table for each kind of document lengths."""
-    kinds = {"web-like, log-normal": draw_sizes(200_000)}
+    kinds: dict[str, Any] = {"web-like, log-normal": draw_sizes(200_000)}
     if args.corpus:
         kinds[f"corpus, {args.tokenizer[0].name}"] = count_tokens(
             read_documents(args), args.tokenizer[0]
@@ -77,7 +78,8 @@ def list_costs(sizes: Ints, packing: str, seq_len: int, tokens: int) -> Floats:
     costs = [_pack_lane(documents[lane::NUM_LANES], packing, seq_len) for lane in range(NUM_LANES)]
     rows = min(map(len, costs))
     # row g is a row of lane g % NUM_LANES
-    return np.stack([each[:rows] for each in costs], axis=1).reshape(-1)
+    dealt: Floats = np.stack([each[:rows] for each in costs], axis=1).reshape(-1)
+    return dealt
 
 
 def _pack_lane(documents: list[int], packing: str, seq_len: int) -> Floats:

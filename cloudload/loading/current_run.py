@@ -265,6 +265,22 @@ class CurrentRun:
             lengths = self._lengths and self._lengths.of(recipe, position)
         return CurrentRun(self.opened, recipe, RunLog(position, self.log), lengths, is_resumed=True)
 
+    def reweighed(self, weights: Mapping[str, float], at_row: int) -> CurrentRun:
+        """Return the run with other weights of its streams from a row on.
+
+        Raises the errors of `CloudLoader.set_weights`.
+        """
+        position, config = self.position, self.opened.recipe
+        if not config.config.is_mixed:
+            raise ValueError(
+                "the run has no mixture, so its streams have no weights. Give each stream a "
+                "proportion"
+            )
+        mixture = self.recipe.mixture.set_weights(config.mixture, weights, position.rows, at_row)
+        recipe = replace(self.recipe, mixture=mixture)
+        lengths = self._lengths and self._lengths.of(recipe, position)
+        return replace(self, recipe=recipe, _lengths=lengths)
+
     def moved(self, position: Position) -> CurrentRun:
         """Return the same run at another position."""
         return replace(self, log=self.log.moved(position))

@@ -430,6 +430,25 @@ class CloudLoader:
         self._run.check_world(member)
         self._reader.move(member, rows)
 
+    def set_weights(self, weights: Mapping[str, float], *, at_row: int | None = None) -> None:
+        """Change the weights of a mixture's streams between two batches.
+
+        Call it on all ranks after the same batch, with the same arguments. The weights are an entry
+        of the schedule: they apply from row `at_row` of the run on, by default the next one, until
+        the next entry. They are in the state. A resume keeps them, unless the loader's proportions
+        or its schedule have changed since. Batches read ahead are dropped and read again, which
+        takes as long as a start of the workers.
+
+        Args:
+            weights: the weight of each stream by name; 0 for streams without one.
+            at_row: the first row of the run with these weights, at or after the next row.
+
+        Raises `ValueError` if the run has no mixture, and for an unknown stream, invalid weights,
+        or a row that was delivered. Raises `RanksDisagreeError` if no rank knows the whole state;
+        at the next batch, also if the ranks have set different weights.
+        """
+        self._reader.set_weights(weights, at_row)
+
     # ------------------------------------------------------------ inspecting and closing
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -182,6 +182,28 @@ class Reader:
         if member.is_first:
             row = f"{position.rows:,}"
             logger.info("from row %s on, there are %d ranks", row, member.delivery.dp_world_size)
+
+    def set_weights(self, weights: Mapping[str, float], at_row: int | None) -> None:
+        """Set the weights of a mixture's streams from a row on; by default, the next one.
+
+        A pass in progress continues with a new iteration. Raises the errors of
+        `CloudLoader.set_weights`. After an error, nothing has changed.
+        """
+        run, member = self.now
+        run.check_knows_all_lanes()
+        first, iteration = run.position.rows, self._iteration()
+        row = first if at_row is None else checks.as_integer("at_row", at_row, first, MOST_ROWS)
+        if iteration is not None and iteration.is_within_step:
+            raise ValueError(
+                "a step has micro-batches that are not delivered yet. Set weights between two steps"
+            )
+        changed = run.reweighed(weights, row)
+        _ = changed.settled_recipe  # raises if a stream's end cannot be found
+        self._kept = None
+        if iteration is not None:
+            iteration.replace()
+        self._iteration = _no_iteration
+        self.now = changed, member
 
     def _find_position(self, rows: int) -> Position:
         """Return the position at a row, which may be one of the last positions.

@@ -20,7 +20,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
@@ -48,6 +48,16 @@ _MOST_TRIED = 2048
 
 
 @dataclass(frozen=True)
+class SetWeights:
+    """Weights that were set while training, in addition to those of a config."""
+
+    config: tuple[tuple[int, Weights], ...]
+    """The schedule of the config. A resume with another one drops the weights that were set."""
+    schedule: tuple[tuple[int, Weights], ...]
+    """The schedule of the config with the weights that were set."""
+
+
+@dataclass(frozen=True)
 class Mixture:
     """The weights of the streams, and the rows at which they take effect.
 
@@ -58,6 +68,8 @@ class Mixture:
     """The names of the streams."""
     schedule: tuple[tuple[int, Weights], ...]
     """Entries (first row, weight of each stream), with rows ascending from 0."""
+    were_set: SetWeights | None = None
+    """The weights that were set while training, if any."""
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names):
@@ -120,10 +132,33 @@ class Mixture:
                 f"{list(self.names)}. List the saved streams first, in the same order, and add new "
                 "ones at the end. To end a stream, set its proportion or weight to 0"
             )
+        if saved.were_set and (self.names, self.schedule) == (saved.names, saved.were_set.config):
+            kept = replace(self, schedule=saved.were_set.schedule)
+            return replace(kept.resume(replace(saved, were_set=None), row), were_set=saved.were_set)
         added = (0.0,) * (len(self.names) - len(saved.names))
         before = [(first, weights + added) for first, weights in saved.schedule if first < row]
         after = [(first, weights) for first, weights in self.schedule if first > row]
         return Mixture(self.names, merge_entries([*before, (row, self.weights_at(row)), *after]))
+
+    def set_weights(
+        self, config: Mixture, weights: Mapping[str, float], row: int, at_row: int
+    ) -> Mixture:
+        """Return the mixture with other weights from row `at_row` on, or until the next entry.
+
+        `config` is the mixture of the config, and `row` is the first row that is not delivered yet.
+        Raises `ValueError` for an unknown stream and for invalid weights.
+        """
+        if unknown := sorted(set(weights) - set(self.names)):
+            raise ValueError(
+                f"weights: {unknown} are not streams. Use names from {list(self.names)}"
+            )
+        entry = at_row, tuple(_weight(weights.get(name, 0)) for name in self.names)
+        before = self.were_set or SetWeights(config.schedule, config.schedule)
+        entries = dict(before.schedule) | dict([entry])
+        wanted = Mixture(self.names, tuple(sorted(entries.items())))
+        were_set = SetWeights(before.config, merge_entries(wanted.schedule))
+        kept = replace(self, were_set=were_set)
+        return config.resume(kept, row)
 
     def weights_at(self, row: int) -> Weights:
         return self.schedule[bisect_right(self.schedule, row, key=lambda entry: entry[0]) - 1][1]
@@ -134,7 +169,10 @@ class Mixture:
 
     @cached_property
     def _json(self) -> str:
-        return json.dumps({"names": self.names, "schedule": self.schedule})
+        fields: dict[str, Any] = {"names": self.names, "schedule": self.schedule}
+        if self.were_set is not None:
+            fields["set"] = [self.were_set.config, self.were_set.schedule]
+        return json.dumps(fields)
 
     @staticmethod
     def from_json(text: str) -> Mixture:
@@ -146,11 +184,11 @@ class Mixture:
                     "it is not an object with `names` (a list of strings) and `schedule` (a list "
                     "of [row, weights])"
                 )
+            were_set = [_read_schedule(part) for part in fields.get("set", ())]
             return Mixture(
                 tuple(fields["names"]),
-                tuple(
-                    (_row(row), tuple(map(_weight, weights))) for row, weights in fields["schedule"]
-                ),
+                _read_schedule(fields["schedule"]),
+                SetWeights(*were_set) if were_set else None,
             )
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise StreamChangedError(
@@ -187,17 +225,26 @@ def build_mixture(
     return Mixture(plain.names, merge_entries(plain.schedule))
 
 
+def _read_schedule(entries: Any) -> tuple[tuple[int, Weights], ...]:
+    return tuple((_row(row), tuple(map(_weight, weights))) for row, weights in entries)
+
+
 def _is_mixture(fields: Any) -> bool:
     """Whether a JSON value has the form of a mixture."""
     return (
         isinstance(fields, dict)
-        and fields.keys() == {"names", "schedule"}
+        and fields.keys() - {"set"} == {"names", "schedule"}
         and all(isinstance(value, list) for value in fields.values())
         and all(isinstance(name, str) for name in fields["names"])
-        and all(
-            isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list)
-            for entry in fields["schedule"]
-        )
+        and len(fields.get("set", [[], []])) == 2
+        and all(map(_is_schedule, [fields["schedule"], *fields.get("set", ())]))
+    )
+
+
+def _is_schedule(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list)
+        for entry in value
     )
 
 

@@ -349,5 +349,5 @@ class _Ends:
 
     def _build(self, end: int) -> StreamEnds:
         entries = [*self._before, *self._entries] or list(self._mixture.schedule)
-        mixture = Mixture(self._mixture.names, merge_entries(entries))
+        mixture = replace(self._mixture, schedule=merge_entries(entries))
         return StreamEnds(mixture, tuple(self._ends), end)
