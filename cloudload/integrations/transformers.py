@@ -201,8 +201,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         Raises `ValueError` if the model would ignore the fields that separate documents.
         """
         if self._mixing is None:
-            self._mixing = find_mixing(self.model)
-            self._mixing.check(inputs)
+            self._mixing = check_packed_rows(self.model, inputs)
         return super().compute_loss(model, self._mixing.arrange(inputs), *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -282,13 +281,35 @@ class Mixing:
             )
 
 
-def check_packed_rows(model: Any, batch: Mapping[str, Any]) -> None:
+def check_packed_rows(model: Any, batch: Mapping[str, Any]) -> Mixing:
     """Check that a Hugging Face model separates the documents of a batch whose fields ask for it.
 
     Call it once before training in a loop of your own; `CloudloadTrainer` does. Raises `ValueError`
-    if the model would ignore the fields. Warns if some of its layers would.
+    if the model would ignore the fields. Warns if some of its layers would. If layers need
+    `seq_idx`, the model's next forward pass raises `ValueError` if it does not reach them, because
+    some models take it and do not pass it on.
     """
-    find_mixing(model).check(batch)
+    mixing = find_mixing(model)
+    mixing.check(batch)
+    if mixing.has_segments and _SEGMENTS in batch:
+        for mixer in _list_mixers(model):
+            _expect_segments(mixer, mixing.model)
+    return mixing
+
+
+def _expect_segments(mixer: torch.nn.Module, model: str) -> None:
+    """Let a layer raise `ValueError` if its next forward pass has no `seq_idx`."""
+
+    def look(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hook.remove()
+        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        if given.get(_SEGMENTS, kwargs.get(_SEGMENTS)) is None:
+            raise ValueError(
+                f"{model} does not pass seq_idx to its layers ({type(module).__name__}), so the "
+                "documents of a row would affect each other. Use packing='one_per_row'"
+            )
+
+    hook = mixer.register_forward_pre_hook(look, with_kwargs=True)
 
 
 def find_mixing(model: Any) -> Mixing:
@@ -296,12 +317,7 @@ def find_mixing(model: Any) -> Mixing:
     name, config = type(model).__name__, getattr(model, "config", None)
     if config is None:
         return Mixing(name)
-    # the layers that mix tokens by convolutions
-    mixers = [
-        module
-        for module in model.modules()
-        if any(isinstance(child, torch.nn.Conv1d) for child in module.children())
-    ]
+    mixers = _list_mixers(model)
     # some configs, such as those of Mamba 2 and Falcon H1, do not list the kinds of layers
     kinds = set(_list_mixing_layers(config)) or {type(mixer).__name__ for mixer in mixers}
     return Mixing(
@@ -312,6 +328,15 @@ def find_mixing(model: Any) -> Mixing:
         has_cache=hasattr(config, "use_cache") and _takes(model, "use_cache"),
         ignored=frozenset(_OTHERS) - inspect.signature(model.forward).parameters.keys(),
     )
+
+
+def _list_mixers(model: Any) -> list[torch.nn.Module]:
+    """The layers of a model that mix tokens by convolutions."""
+    return [
+        module
+        for module in model.modules()
+        if any(isinstance(child, torch.nn.Conv1d) for child in module.children())
+    ]
 
 
 def _takes(module: Any, name: str) -> bool:

@@ -186,6 +186,42 @@ class SegmentedMixer(Mixer):
         return hidden
 
 
+class CarelessMixer(Mixer):
+    """A layer that takes any arguments."""
+
+    def forward(self, hidden: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return hidden
+
+
+class Careless(torch.nn.Module):
+    """A model that takes `seq_idx`, and passes it on only if `is_careful`."""
+
+    def __init__(self, is_careful: bool) -> None:
+        super().__init__()
+        self.mixer, self.is_careful = CarelessMixer(), is_careful
+        self.config = type("Config", (), {})()
+
+    def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        more = {"seq_idx": kwargs.get("seq_idx")} if self.is_careful else {}
+        mixed: torch.Tensor = self.mixer(input_ids, **more)
+        return mixed
+
+
+@pytest.mark.parametrize("is_careful", [False, True])
+def test_layers_that_do_not_get_the_segments_are_named_in_the_first_forward_pass(
+    folder: str, is_careful: bool
+) -> None:
+    model = Careless(is_careful)
+    batch = next(iter(make_loader(folder, **{**PACKED, "fields": ["flash_attention"]})))
+    given = check_packed_rows(model, batch).arrange(batch)
+    if is_careful:
+        model(**given)
+    else:
+        with pytest.raises(ValueError, match=r"Careless does not pass seq_idx .*CarelessMixer"):
+            model(**given)
+    model(**given)  # only the first pass is looked at
+
+
 @pytest.mark.parametrize(
     ("mixers", "num_rows"),
     [([], 4), ([SegmentedMixer()], 1), ([Mixer()], 4), ([SegmentedMixer(), Mixer()], 4)],
