@@ -9,12 +9,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cloudload import Chat
+from cloudload import Chat, EncodeContext, Text, TokenIds
+from cloudload.inspect import read_samples
 from testkit.conversations import chat_tokenizer, conversations, write_conversations
 from testkit.corpora import write_mds
 from testkit.loaders import make_loader
 
 SEQ_LEN = 100
+
+
+def draw(sample: dict[str, Any], context: EncodeContext) -> TokenIds | None:
+    """Make a random number of tokens, which depends on the seed and the sample."""
+    size = int(context.random.integers(0, 20)) if sample["text"] != "text 3" else 0
+    return TokenIds([3] * size) if size else None
+
+
+def hide(sample: dict[str, Any]) -> Text:
+    return Text(sample["text"], trained=[(2, len(sample["text"]))])
 
 
 class Run(NamedTuple):
@@ -185,6 +196,26 @@ def test_labels_of_token_ids_are_marked(run: Run, tmp_path: Path, cli: Any) -> N
     assert "".join(part["text"] for part in document["parts"]) == "one two 狐"
     [without] = head(run, cli, *flags, folder=tmp_path / "data")
     assert without["parts"][0]["text"].split() == [f"{id}" for id in ids[:2]]
+
+
+def test_functions_are_called_as_in_a_run(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(40)]
+    write_mds(tmp_path, texts, shard_samples=[10] * 4)
+    options: dict[str, Any] = {"tokenizer": chat_tokenizer(), "encode": draw, "seed": 5}
+    with make_loader(
+        str(tmp_path), **options, eos=None, packing="one_per_row", epochs=1, tail="pad", seq_len=32
+    ) as loader:
+        rows = {}
+        for batch in loader:
+            for row, (*_, sample, start, stop) in enumerate(batch.spans.tolist()):
+                rows[sample] = batch["input_ids"][row][: stop - start].tolist()
+    for sample in read_samples(tmp_path, **options, mask=True, limit=40):
+        assert sample.document is not None
+        assert (sample.document.fault == "filtered") == (sample.sample not in rows)
+        assert sample.document.tokens == len(rows.get(sample.sample, ()))
+    [_, second, *_] = read_samples(tmp_path, mask=True, tokenizer=chat_tokenizer(), transform=hide)
+    assert second.document is not None
+    assert second.document.parts == (("te", False), ("xt 1", True))
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

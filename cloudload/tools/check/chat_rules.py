@@ -85,7 +85,7 @@ def find_faults_of_documents(
 
     `faults` has the samples to read, and the rules that each breaks as a conversation.
     """
-    documents = reader.read(shard, [*faults])
+    documents = reader.open(shard).read([*faults])
     for (sample, broken), document in zip(faults.items(), documents, strict=True):
         is_known = document.fault == trained_documents.REFUSED and {*broken} & _UNREADABLE
         if document.fault is not None and not is_known:

@@ -25,7 +25,7 @@ import sys
 
 from cloudload.system import is_terminal
 from cloudload.tools.cli import command
-from cloudload.tools.cli.declared_options import add_declared, list_given
+from cloudload.tools.cli.declared_options import add_declared, list_given, read_functions
 from cloudload.tools.cli.output import print_json, print_lines, print_marked, print_message
 
 
@@ -36,8 +36,8 @@ def add_head(parser: command.CommandParser) -> None:
     add_declared(
         add,
         read_samples,
-        "dataset split limit id pattern text_key mask tokenizer chat tokens_key tokens_dtype "
-        "labels_key",
+        "dataset split limit id pattern text_key mask tokenizer chat transform encode seed "
+        "tokens_key tokens_dtype labels_key",
         limit={"flags": ("-n", "--limit")},
         id={"metavar": "DOC"},
         pattern={"flags": ("--grep",), "metavar": "PATTERN"},
@@ -51,7 +51,7 @@ def _head(options: argparse.Namespace) -> int:
 
     is_on_terminal = is_terminal(sys.stdout)
     num_found, text_key = 0, getattr(options, "text_key", TEXT_KEY)
-    for sample in read_samples(**list_given(options, read_samples)):
+    for sample in read_samples(**read_functions(list_given(options, read_samples))):
         num_found += 1
         if options.json or not is_on_terminal:
             print_json(sample.as_dict(), indent=None)

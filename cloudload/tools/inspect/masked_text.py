@@ -44,8 +44,8 @@ class MaskedText:
     """The texts of consecutive tokens, and whether they are trained, in order. If the document is
     left out, it is what would be read."""
     fault: str | None
-    """`refused` if the document cannot be read, `untrained` if no token is trained, `long` if it
-    has more tokens than `max_tokens`, or None."""
+    """`refused` if the document cannot be read, `filtered` if a function filters it out,
+    `untrained` if no token is trained, `long` if it has more tokens than `max_tokens`, or None."""
     what: str
     """The fault in words, and what a run does because of it."""
 

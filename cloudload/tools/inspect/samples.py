@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from cloudload.config import TEXT_KEY, Chat, Stream, TokenDtype, checks
+from cloudload.config import TEXT_KEY, Chat, Encode, Stream, TokenDtype, Transform, checks
 from cloudload.data import (
     ID_KEY,
     Dataset,
@@ -174,6 +174,9 @@ def read_samples(
     mask: bool = False,
     tokenizer: Any = None,
     chat: Chat | None = None,
+    transform: Transform | None = None,
+    encode: Encode | None = None,
+    seed: int | None = None,
     tokens_key: str | None = None,
     tokens_dtype: TokenDtype | None = None,
     labels_key: str | None = None,
@@ -192,9 +195,12 @@ def read_samples(
             conversations if there is no such column. If given, the column must exist. Only
             `pattern` and `mask` use it.
         mask: whether to tokenize documents as a run does, to see which parts are trained, and what
-            is left out. This requires `tokenizer`, or `tokens_key`.
+            is left out. This requires `tokenizer`, `tokens_key`, or `encode`.
         tokenizer: as for `CloudLoader`.
         chat: as for `CloudLoader`. There is no limit unless its `max_tokens` is set.
+        transform: as for `CloudLoader`.
+        encode: as for `CloudLoader`.
+        seed: as for `CloudLoader`. It matters only with `encode`.
         tokens_key: as for `CloudLoader`.
         tokens_dtype: as for `CloudLoader`.
         labels_key: as for `CloudLoader`.
@@ -218,7 +224,8 @@ def read_samples(
     chosen.check(found)
     is_searched = id is not None or expression is not None
     columns = {"tokens_key": tokens_key, "tokens_dtype": tokens_dtype, "labels_key": labels_key}
-    options = {"tokenizer": tokenizer, "chat": chat, **columns, "text_key": text_key}
+    options = {"tokenizer": tokenizer, "chat": chat, "transform": transform, "encode": encode}
+    options |= {"seed": seed, **columns, "text_key": text_key}
     given = {name: value for name, value in options.items() if value is not None}
     masks = _open_masks(stream, found, given) if mask else None
     if not mask and (unused := [name for name in given if name != "text_key"]):
@@ -227,11 +234,12 @@ def read_samples(
     return _read(found, open_shard, limit, chosen, masks)
 
 
-_Masks = Callable[[Shard, int], MaskedText]
+_Masks = Callable[[Shard, int], Callable[[int], MaskedText]]
 
 
 def _open_masks(stream: Stream, dataset: Dataset, given: Mapping[str, Any]) -> _Masks:
-    """Return a function that reads a sample of a shard as a run does.
+    """Return a function that opens a shard, given the index of its first sample in the dataset. Its
+    result reads a sample of the shard as a run does.
 
     `given` has options of `CloudLoader`. Raises `ValueError` if the options cannot be used, and
     `DatasetError` if a column is missing.
@@ -252,11 +260,16 @@ def _open_masks(stream: Stream, dataset: Dataset, given: Mapping[str, Any]) -> _
     reader = trained_documents.TrainedReader(recipe)
     texts = TokenTexts(recipe.tokenizer.json)
 
-    def read(shard: Shard, sample: int) -> MaskedText:
-        [document] = reader.read(shard, [sample])
-        return mask_text(document, texts)
+    def open_shard(shard: Shard, first: int) -> Callable[[int], MaskedText]:
+        documents = reader.open(shard, first)
 
-    return read
+        def read(sample: int) -> MaskedText:
+            [document] = documents.read([sample])
+            return mask_text(document, texts)
+
+        return read
+
+    return open_shard
 
 
 def _compile(pattern: str | None) -> re.Pattern[str] | None:
@@ -361,11 +374,12 @@ def _read(
         # a shard without samples may have no file
         if info.samples:
             with open_shard(dataset, info, limit) as shard:
+                read_document = masks(shard, first) if masks else lambda _: None
                 for sample in range(info.samples):
                     is_chosen, match = chosen.find(shard, sample)
                     if is_chosen:
                         values = _read_values(shard, sample)
-                        document = masks(shard, sample) if masks else None
+                        document = read_document(sample)
                         yield Sample(first + sample, info.raw.name, values, match, document)
                         limit -= 1
                         if not limit:

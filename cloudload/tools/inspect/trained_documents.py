@@ -10,9 +10,11 @@ The readers of a loader's workers do the work, so a tool shows what a run trains
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,9 @@ from cloudload.loading import DocumentReader, TokenReader
 from cloudload.rows import DocumentTokenizer
 from cloudload.run import Recipe, open_recipe_without_data
 from cloudload.stats import FILTERED
-from cloudload.system import Ints, Tokens
+from cloudload.system import NEVER, Ints, Tokens
 
-REFUSED, UNTRAINED, LONG = "refused", "untrained", "long"
+REFUSED, FILTERED_OUT, UNTRAINED, LONG = "refused", "filtered", "untrained", "long"
 # a loader ends the run if none of the first 1,000 documents is trained, but a tool reports it
 _MOST_AT_ONCE = 256
 
@@ -38,8 +40,8 @@ class TrainedDocument:
     """Its tokens, negative where they are not trained: int32 [tokens]. If it is left out, these are
     the tokens that it would have. There are none if it cannot be read."""
     fault: str | None = None
-    """`refused` if it cannot be read, `untrained` if no token is trained, `long` if it has more
-    tokens than `max_tokens`, or None."""
+    """`refused` if it cannot be read, `filtered` if a function filters it out, `untrained` if no
+    token is trained, `long` if it has more tokens than `max_tokens`, or None."""
     what: str = ""
     """The fault in words, and what a run does because of it."""
 
@@ -55,7 +57,7 @@ def open_recipe_of(stream: Stream, tokenizer: Any, **documents: Any) -> Recipe:
     if isinstance(chat, Chat) and chat.max_tokens is None:
         documents["chat"] = replace(chat, overlong="split")
     config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
-    if config.has_text:
+    if config.may_tokenize:
         config = replace(config, on_error="skip")
     return open_recipe_without_data(config, tokenizer)
 
@@ -75,38 +77,73 @@ class TrainedReader:
         # the compiled template of a reader has a state while it renders
         self._lock = threading.Lock()
 
-    def read(self, shard: Shard, samples: Sequence[int]) -> Iterator[TrainedDocument]:
-        """Yield the documents of some of a shard's samples, given as indices in the shard.
+    def open(self, shard: Shard, first_sample: int = 0) -> ShardDocuments:
+        """Open a shard, given the index in the dataset of its first sample, for `encode`."""
+
+        def read(recipe: Recipe) -> _OneShardReader:
+            return _OneShardReader(recipe, self._tokenizer, shard, first_sample)
+
+        whole = read(self._whole)
+        return ShardDocuments(whole, partial(read, self._limited), self._limit, self._lock)
+
+
+class ShardDocuments:
+    """The documents of one shard."""
+
+    def __init__(
+        self,
+        whole: _OneShardReader,
+        open_limited: Callable[[], _OneShardReader],
+        limit: int | None,
+        lock: threading.Lock,
+    ) -> None:
+        self._whole, self._open_limited = whole, functools.cache(open_limited)
+        self._limit, self._lock = limit, lock
+
+    def read(self, samples: Sequence[int]) -> Iterator[TrainedDocument]:
+        """Yield the documents of some samples, given as indices in the shard.
 
         Raises `DatasetError` for token IDs or labels that are invalid, and `TokenizerError` for a
         text that cannot be encoded.
         """
-        whole = _OneShardReader(self._whole, self._tokenizer, shard)
         for first in range(0, len(samples), _MOST_AT_ONCE):
+            some = np.array(samples[first : first + _MOST_AT_ONCE], np.int64)
             with self._lock:
-                found = list(whole.read(np.array(samples[first : first + _MOST_AT_ONCE], np.int64)))
-            for sample, document in zip(samples[first:], found, strict=False):
-                is_long = self._limit is not None and len(document.tokens) > self._limit
-                yield self._cut(shard, sample, document) if is_long else document
+                documents = list(self._whole.read(some))
+                sizes = np.array([len(document.tokens) for document in documents])
+                long = np.flatnonzero(sizes > (NEVER if self._limit is None else self._limit))
+                for index, limited in zip(
+                    long.tolist(), self._read_limited(some[long]), strict=True
+                ):
+                    documents[index] = self._cut(documents[index], limited)
+            yield from documents
 
-    def _cut(self, shard: Shard, sample: int, document: TrainedDocument) -> TrainedDocument:
-        """Read a long document again with the limit of the run."""
-        limited = _OneShardReader(self._limited, self._tokenizer, shard)
-        with self._lock:
-            [found] = limited.read(np.array([sample]))
+    def _read_limited(self, samples: Ints) -> list[TrainedDocument]:
+        """Read long documents again with the limit of the run."""
+        return list(self._open_limited().read(samples)) if len(samples) else []
+
+    def _cut(self, document: TrainedDocument, limited: TrainedDocument) -> TrainedDocument:
         what = f"has {len(document.tokens):,} tokens, more than {self._limit:,}"
-        if found.fault is not None:
+        if limited.fault is not None:
             return replace(document, fault=LONG, what=f"{what}, so it is left out")
-        kept = f"{what}, so it is truncated to {len(found.tokens):,}"
-        return TrainedDocument(found.tokens, LONG, kept)
+        kept = f"{what}, so it is truncated to {len(limited.tokens):,}"
+        return TrainedDocument(limited.tokens, LONG, kept)
 
 
 class _OneShardReader:
     """Reads documents of one shard."""
 
-    def __init__(self, recipe: Recipe, tokenizer: DocumentTokenizer | None, shard: Shard) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: DocumentTokenizer | None,
+        shard: Shard,
+        first_sample: int,
+    ) -> None:
         [stream] = recipe.config.streams
-        dataset = Dataset(stream.locate(Retry()), (shard.info,), "")
+        dataset = Dataset(stream.locate(Retry()), (shard.info,), "", first_sample=first_sample)
+        [source] = recipe.config.sources
+        self._has_filter = source.transform is not None or source.encode is not None
         self._recipe = replace(recipe, corpus=Corpus((dataset,)))
         self._tokenizer, self._shard = tokenizer, shard
         self._reader = DocumentReader(self._recipe, OneShard(shard))
@@ -124,8 +161,10 @@ class _OneShardReader:
                 said = error.summary.removeprefix(self._shard.where(sample)).lstrip(": ")
                 yield replace(document, fault=REFUSED, what=said)
             elif read.left_out[index] == FILTERED:
-                what = "has no trained token, so it is left out"
-                yield replace(document, fault=UNTRAINED, what=what)
+                is_filtered = self._has_filter and not len(document.tokens)
+                what = "is filtered out by a function" if is_filtered else "has no trained token"
+                fault = FILTERED_OUT if is_filtered else UNTRAINED
+                yield replace(document, fault=fault, what=f"{what}, so it is left out")
             else:
                 yield document
 
