@@ -58,6 +58,13 @@ def test_a_template_is_read_from_the_config_of_the_tokenizer(tmp_path: Path) -> 
     assert pickle.loads(pickle.dumps(template)) == template
 
 
+def test_the_config_comes_before_the_map_of_tokens(tmp_path: Path) -> None:
+    tokens = json.dumps({"bos_token": "<eot>", "eos_token": "<eot>"})
+    config = {"chat_template": SIMPLE, "bos_token": "<s>"}
+    folder = write_folder(tmp_path, config, special_tokens_map_DOT_json=tokens)
+    assert load(folder).tokens == {"bos_token": "<s>", "eos_token": "<eot>"}
+
+
 def test_a_file_of_its_own_comes_before_the_config(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, {"chat_template": "old"}, chat_template_DOT_jinja=SIMPLE)
     assert load(folder).text == SIMPLE

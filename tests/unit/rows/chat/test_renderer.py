@@ -206,6 +206,48 @@ def test_reasoning_can_be_left_untrained() -> None:
     assert trained(render(prompt, "a", told, train_reasoning=False)) == ["b<|end|>"]
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("b", ["b<|end|>"]),
+        ("b<think>hm</think>c", ["b", "c<|end|>"]),
+        ("b<think>hm", ["b"]),  # as is the end of reasoning that does not end
+    ],
+)
+def test_reasoning_between_tags_is_left_untrained(content: str, expected: list[str]) -> None:
+    assert trained(render(STOCK, "a", content, train_reasoning=False)) == expected
+
+
+def test_an_empty_turn_without_its_end_is_not_trained() -> None:
+    assert trained(render(STOCK, "a", "", "c", "d", train_eot=False)) == ["d"]
+    assert render(STOCK, "a", "", train_eot=False) is None
+
+
+def test_turns_without_a_token_at_their_end_need_an_option() -> None:
+    text = STOCK.replace("<|end|>", "").replace("<|", "").replace("|>", ": ")
+    with pytest.raises(UnknownTurnError, match="a model would not learn to stop"):
+        render(text, "a", "b")
+    assert trained(render(text, "a", "b", train_eot=False)) == ["b"]
+
+
+@pytest.mark.parametrize("arguments", [{"x": "\u00f6"}, '{"x": "\u00f6"}'])
+@pytest.mark.parametrize("written", ["c.function.arguments | tojson", "c.function.arguments"])
+def test_arguments_of_tool_calls_are_written_as_json(arguments: Any, written: str) -> None:
+    text = STOCK.replace("c.function.arguments | tojson", written)
+    call = {"function": {"name": "f", "arguments": arguments}}
+    document = render(text, "a", {"content": "", "tool_calls": [call]})
+    assert trained(document) == ['[f{"x": "\u00f6"}]<|end|>']
+
+
+def test_turns_that_end_with_the_next_message_are_trained_through_its_first_token() -> None:
+    call = {"function": {"name": "f", "arguments": {}}}
+    calls = "{% for c in m.tool_calls %}[{{ c.function.name }}]{% endfor %}"
+    text = NEXT.replace("{{ m.content }}", "{{ m.content }}" + calls)
+    told, tool = {"content": "", "tool_calls": [call]}, {"role": "tool", "content": "42"}
+    document = render(text, "a", told, tool, "b", "c", "d")
+    assert trained(document) == ["[f]<|tool|>", "b<|user|>", "d"]
+
+
 def test_a_turn_that_its_prompt_does_not_begin_is_refused() -> None:
     text = STOCK.replace(PROMPT, PROMPT.replace("<|assistant|>", "<|assistant|>Well, "))
     words = r"turn of message 1 .* asks for it with .*Well, ', but writes .*<.assistant.>b<.end"
