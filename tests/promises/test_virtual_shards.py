@@ -24,7 +24,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from cloudload import Stream
+from cloudload import Rows, Stream
 from cloudload.convert import convert_to_mds, index_files
 from cloudload.data.cache import cache_folder, fetch
 from cloudload.data.cache.shard_cache import ShardCache
@@ -753,5 +753,15 @@ def test_lengths_are_counted_and_used(tmp_path: Path) -> None:
     with open_epoch(str(tmp_path / "in"), tmp_path / "cache", **settings) as loader:
         assert len(loader) == -(-len(expected) // 2)
         assert rows_of(loader)[: len(expected)] == expected
+    rows = Rows(
+        str(tmp_path / "in"),
+        tokenizer=byte_tokenizer(),
+        eos=EOS_ID,
+        seq_len=16,
+        num_lanes=2,
+        local=tmp_path / "rows",
+    )
+    chosen = [7, 3, 40]
+    assert [rows[row]["input_ids"].tolist() for row in chosen] == [expected[r] for r in chosen]
     [dataset] = open_files(tmp_path / "in").datasets
     assert {info.compression for info in dataset.shards} == {shard_entries.PARQUET}

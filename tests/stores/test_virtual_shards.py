@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloudload.convert import index_files
 from cloudload.data.mds import row_groups, virtual_index
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.mds.virtual_index import ColumnChoice
@@ -128,6 +129,30 @@ def test_a_file_that_vanishes_during_a_run_is_named(faulty: FaultyStore, tmp_pat
     with pytest.raises(StoreError, match=r"part-002\.parquet.*does not exist") as caught:
         texts_of(corpus, tmp_path / "cache")
     assert caught.value.is_missing
+
+
+def test_a_stored_index_is_one_request_and_its_files_are_in_another_folder(
+    faulty: FaultyStore, tmp_path: Path
+) -> None:
+    store(f"{faulty.url}/raw", tmp_path)
+    index = f"{faulty.url}/index"
+    assert index_files(f"{faulty.url}/raw", index, retry=RETRY).samples == len(DOCUMENTS)
+    faulty.proxy.set_faults([])
+    corpus = open_files(index)
+    [read] = faulty.proxy.requests("GET")
+    assert "index.json" in read.line
+    assert texts_of(corpus, tmp_path / "cache") == DOCUMENTS
+
+
+def test_an_index_in_a_store_may_not_name_files_of_this_machine(
+    s3_url: str, tmp_path: Path
+) -> None:
+    store_corpus(s3_url, DOCUMENTS, tmp_path / "copy")
+    index_files(tmp_path / "copy", s3_url, retry=RETRY)
+    with pytest.raises(
+        DatasetError, match="an index in a store may not name files of this machine"
+    ):
+        open_files(s3_url)
 
 
 def test_a_folder_without_parquet_and_a_glob_that_matches_nothing_are_explained(
