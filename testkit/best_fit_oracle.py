@@ -106,8 +106,14 @@ class Lane:
 class _Stream:
     """The lanes of a stream, and its tail after a lane could not fill a row."""
 
-    def __init__(self, component: Component, repeats: int | None, sizes: Sequence[int]) -> None:
-        self.is_endless, division = repeats is None, component.lanes
+    def __init__(
+        self,
+        component: Component,
+        repeats: int | None,
+        sizes: Sequence[int],
+        kind: type[Lane],
+    ) -> None:
+        self.is_endless, self._kind, division = repeats is None, kind, component.lanes
 
         @cache
         def order(epoch: int) -> list[int]:
@@ -126,7 +132,7 @@ class _Stream:
                     return []
                 return [(ordinal, lane, epoch, sample, 0, sizes[sample])]
 
-            return Lane(find)
+            return kind(find)
 
         self.tail: Lane | None = None
         self.lanes = [open_lane(lane) for lane in range(division.num_lanes)]
@@ -155,7 +161,7 @@ class _Stream:
             lane.reopen()
             while lane.has_items():
                 left.append(lane.items.popleft())
-        self.tail = Lane(lambda _: None, items=deque(sorted(left)))
+        self.tail = self._kind(lambda _: None, items=deque(sorted(left)))
 
     def reopen(self) -> None:
         for lane in [*self.lanes, *([self.tail] if self.tail else [])]:
@@ -165,7 +171,7 @@ class _Stream:
 class BestFitOracle:
     """Packs a mixture from its components, their numbers of epochs, and the documents' sizes.
 
-    The size of a filtered document is 0.
+    The size of a filtered document is 0. `kind` packs each lane, and each tail.
     """
 
     def __init__(
@@ -174,8 +180,11 @@ class BestFitOracle:
         repeats: Sequence[int | None],
         sizes: Sequence[Sequence[int]],
         most_open: int,
+        kind: type[Lane] = Lane,
     ) -> None:
-        self._streams = list(map(_Stream, components, repeats, sizes))
+        self._streams = [
+            _Stream(*each, kind) for each in zip(components, repeats, sizes, strict=True)
+        ]
         self._num_lanes, self._most_open = components[0].lanes.num_lanes, most_open
         self._seq_len: int | None = None
         self.rows: list[list[Span]] = []

@@ -1,0 +1,1 @@
+"""Kill fine-tuning jobs, and compare every row with transformers and a simple packer."""
