@@ -68,8 +68,8 @@ def main() -> None:
         for loss in train(model, optimizer, loader, args.steps - step, device):
             step += 1
             if rank == 0:
-                stats = loader.stats()
-                print(f"step {step}  loss {loss:.3f}  {stats.streams['chat']}", flush=True)
+                share = loader.stats().streams["chat"].share
+                print(f"step {step}  loss {loss:.3f}  {share:.1%} of tokens are chat", flush=True)
             if rank == 0 and (step % args.save_every == 0 or step == args.steps):
                 parts = {"model": model.module, "optimizer": optimizer, "loader": loader}
                 states = {name: part.state_dict() for name, part in parts.items()}
@@ -139,8 +139,7 @@ def write_data(folder: Path, tokenizer: str, chat: Chat) -> None:
     )
     # token lengths allow any number of ranks
     count_tokens(folder / "text", tokenizer=tokenizer, progress=False)
-    report = count_tokens(folder / "chat", tokenizer=tokenizer, chat=chat, progress=False)
-    print(report, flush=True)
+    count_tokens(folder / "chat", tokenizer=tokenizer, chat=chat, progress=False)
 
 
 def make_conversations(number: int) -> Iterator[list[dict[str, str]]]:

@@ -43,9 +43,9 @@ def test_every_row_on_a_chain_of_worlds_is_that_of_the_oracle(tmp_path: Path, nu
             "lengths": "require" if run.has_lengths else "off",
         }
         is_last = ends and leg == LEGS[-1]
-        leg = replace(leg, batches=None) if is_last else leg
+        own_leg = replace(leg, batches=None) if is_last else leg
         start = len(oracle.rows)
-        found, states = run_leg(ranks(run.data, **options), leg, state)
+        found, states = run_leg(ranks(run.data, **options), own_leg, state)
         state = states[-1]
         is_over = oracle.take(len(found), run.weights, first=False, seq_len=seq_len)
         for row, own in enumerate(found, start):
