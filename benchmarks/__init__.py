@@ -6,6 +6,7 @@
     throughput.convert      the converter, compared with other ways to write MDS
     throughput.count        `cloudload count`, compared with the tokenizer alone
     throughput.first_pass   the first pass over new text, compared with a later one
+    throughput.chats        conversations, compared with TRL and transformers
     throughput.check_rules  each rule of `cloudload check`
     throughput.losses       losses by document, compared with a training step
     throughput.node         the loaders of a node with 8 ranks, at a given speed of training

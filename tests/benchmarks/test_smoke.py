@@ -263,6 +263,15 @@ def test_check_rules_reports_each_rule(corpus: Path) -> None:
 
 
 @pytest.mark.long
+def test_chats_reports_the_speed_of_each_side(corpus: Path) -> None:
+    arguments = ("--corpus", str(corpus), "--conversations", "8", *TOKENIZER)
+    for rows in run_json("throughput.chats", *arguments).values():
+        names = ["cloudload", "cloudload, later epoch", "TRL", "transformers"]
+        assert [row["side"] for row in rows] == names
+        assert all(min(row["million tokens per CPU s"]) > 0 for row in rows)
+
+
+@pytest.mark.long
 def test_convert_reports_each_way(corpus: Path) -> None:
     arguments = ("--corpus", str(corpus), "--megabytes", "0.8", "--forms", "parquet")
     [race] = run_json("throughput.convert", *arguments).values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,34 @@ def test_a_count_gives_the_steps_of_an_epoch_and_any_world(folder: str, tmp_path
     assert [tuple(rows[index]["labels"].tolist()) for index in range(len(rows))] == [
         row.labels for row in trimmed
     ]
+
+
+def test_three_epochs_train_each_answer_three_times_in_as_many_steps_on_any_world(
+    folder: str, tmp_path: Path
+) -> None:
+    chat, out = Chat(max_tokens=100), str(tmp_path / "lengths")
+    count_tokens(folder, tokenizer=TOKENIZER, chat=chat, processes=1, out=out, progress=False)
+    options = {**CHAT, "chat": chat, "seq_len": 128, "packing": "best_fit", "epochs": 3}
+    options |= {"lengths": out, "mask_edges": True}
+    expected = Counter[tuple[int, int]]()
+    for sample, messages in enumerate(MESSAGES):
+        _, labels = expected_document(TOKENIZER, messages)
+        if len(labels) <= 100:
+            expected.update({(sample, at): 3 for at, label in enumerate(labels) if label >= 0})
+    steps = set()
+    for number in (1, 7):
+        leg = Leg(number, batches=None, global_batch=10, micro_batch=2)
+        rows, states = run_leg(ranks(folder, **options), leg)
+        trained = Counter[tuple[int, int]]()
+        for row in rows:
+            places = [(span[2], at) for span in row.spans for at in range(span[3], span[4])]
+            trained.update(
+                place for place, label in zip(places, row.labels, strict=False) if label >= 0
+            )
+        assert trained == expected
+        steps.add(len(states) - 1)
+    with make_loader(folder, **options, batch_size=10) as loader:
+        assert steps == {len(loader)}
 
 
 @pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])

@@ -83,22 +83,27 @@ def _find_bytes(text: Text, ids: Tokens, tokenizer: str) -> tuple[Ints, Ints] | 
 
     None if they do not follow from the vocabulary.
     """
-    widths = _measure_tokens(tokenizer)
-    if widths is None:
+    measured = _measure_tokens(tokenizer)
+    if measured is None:
         return None
+    widths, normalizes = measured
     is_ascii = text.isascii()
-    if not is_ascii and not unicodedata.is_normalized("NFC", text):
+    if normalizes and not is_ascii and not unicodedata.is_normalized("NFC", text):
         return None
-    stops = np.cumsum(widths[ids], dtype=np.int64)
+    sizes = widths[ids]
+    stops = np.cumsum(sizes)
     size = len(text) if is_ascii else len(text.encode())
     if (int(stops[-1]) if len(stops) else 0) != size:
         return None
-    return stops - widths[ids], stops
+    return stops - sizes, stops
 
 
 @functools.lru_cache(maxsize=2)
-def _measure_tokens(tokenizer: str) -> Ints | None:
-    """The number of bytes of each token in a text: int64 [IDs]. None if that varies."""
+def _measure_tokens(tokenizer: str) -> tuple[Ints, bool] | None:
+    """The number of bytes of each token in a text, int64 [IDs], and whether it must be in NFC.
+
+    None if the number varies.
+    """
     content = json.loads(tokenizer)
     kinds = set(_list_kinds(content.get("normalizer")))
     model = content["model"]
@@ -113,7 +118,7 @@ def _measure_tokens(tokenizer: str) -> Ints | None:
         widths[token_id] = len(name) if is_byte_level else _count_bytes(name)
     for token in added:
         widths[token["id"]] = len(token["content"].encode())
-    return widths
+    return widths, "NFC" in kinds
 
 
 def _count_bytes(name: str) -> int:
