@@ -89,7 +89,7 @@ def train(
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for number, batch in enumerate(loader.take(steps * loader.micro_batches), 1):
         on_device = batch.to(device, non_blocking=True)
-        loss = sum_losses(model(**on_device)["logits"], on_device["labels"])
+        loss: Any = sum_losses(model(**on_device)["logits"], on_device["labels"])
         loss.backward()
         total[0] += loss.detach()
         total[1] += batch.num_trained_tokens
