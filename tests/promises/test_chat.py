@@ -174,6 +174,25 @@ def test_three_epochs_train_each_answer_three_times_in_as_many_steps_on_any_worl
         assert steps == {len(loader)}
 
 
+def test_missing_lengths_name_the_options_of_chat(folder: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "lengths")
+    count_tokens(
+        folder,
+        tokenizer=TOKENIZER,
+        chat=Chat(max_tokens=100),
+        processes=1,
+        out=out,
+        progress=False,
+    )
+    for chat, limit in [
+        (Chat(max_tokens=100, train="last"), "max_tokens=100"),
+        (Chat(max_tokens=90), "max_tokens=90"),
+        (Chat(overlong="split"), "overlong=split"),
+    ]:
+        with pytest.raises(DatasetError, match=f"options of Chat .*--chat TEMPLATE,{limit}"):
+            make_loader(folder, **{**CHAT, "chat": chat}, lengths=out)
+
+
 @pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
 def test_long_documents_are_dropped_truncated_or_split(folder: str, overlong: Any) -> None:
     expected = {}

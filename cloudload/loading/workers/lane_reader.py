@@ -188,9 +188,9 @@ class LaneReader:
         if thousands.bit_length() > thousands_before.bit_length():
             logger.warning(
                 "the last %s documents that this process read from %s (%s in an epoch) have no "
-                "tokens, because they are empty, filtered out by the transform, min_tokens, or "
-                "max_tokens, or left out by on_error='skip'. If this is not intended, check these "
-                "options and the data",
+                "tokens, because they are empty, have no trained tokens, or are left out by the "
+                "transform, min_tokens, max_tokens, or on_error='skip'. If this is not intended, "
+                "check these options and the data",
                 f"{barren:,}",
                 self._label(component),
                 f"{self._components[component].lanes.num_positions:,}",
@@ -225,9 +225,9 @@ class LaneReader:
             raise DatasetError(
                 f"lane {lane} of {self._label(index)} has no tokens. Its last "
                 f"{self._barren[flat_lane]:,} documents, which are more than an epoch has, are all "
-                "empty, filtered out, or left out by on_error='skip'. Set an eos, use a different "
-                "transform, min_tokens, or max_tokens, or start a new run with more documents or a "
-                "smaller num_lanes"
+                "empty, filtered out, without trained tokens, or left out by on_error='skip'. Set "
+                "an eos, use a different transform, min_tokens, or max_tokens, or start a new run "
+                "with more documents or a smaller num_lanes"
             )
 
 

@@ -134,7 +134,9 @@ def _search(recipe: Recipe, asked: str) -> list[CountedDataset | None] | None:
 
 
 def _missing(recipe: Recipe, missing: list[int], locations: list[Location]) -> DatasetError:
-    dataset = recipe.corpus.datasets[missing[0]]
+    what, command = "text column, and transform", _count_command(recipe, missing[0])
+    if (chat := recipe.chats[missing[0]]) is not None:
+        what = f"chat template, and options of Chat ({chat.name})"
     who = "the dataset has"
     if len(locations) > 1:
         verb = "has" if len(missing) == 1 else "have"
@@ -144,8 +146,17 @@ def _missing(recipe: Recipe, missing: list[int], locations: list[Location]) -> D
         why = "a mixture with epochs or max_epochs needs token lengths"
         instead = "without epochs and max_epochs, and with take(n)"
     return DatasetError(
-        f"{why}, but {who} none for this tokenizer, text column, and transform in "
-        f"{locations[missing[0]]}. Run: cloudload count {dataset.location} --tokenizer "
-        "NAME. It counts only shards without lengths, such as appended ones. A CloudLoader can "
-        f"also read the data {instead}, but Rows needs the lengths"
+        f"{why}, but {who} none for this tokenizer, {what} in {locations[missing[0]]}. Run: "
+        f"{command}. It counts only shards without lengths, such as appended ones. A CloudLoader "
+        f"can also read the data {instead}, but Rows needs the lengths"
     )
+
+
+def _count_command(recipe: Recipe, stream: int) -> str:
+    """The command that counts a stream."""
+    command = f"cloudload count {recipe.corpus.datasets[stream].location} --tokenizer NAME"
+    chat = recipe.chats[stream]
+    if chat is None:
+        return command
+    limit = f"max_tokens={chat.max_tokens}" if chat.max_tokens else "overlong=split"
+    return f"{command} --chat TEMPLATE,{limit}"
