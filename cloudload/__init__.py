@@ -52,6 +52,7 @@ if _TYPE_CHECKING:
     from cloudload.config.chat import Chat as Chat
     from cloudload.config.encode import EncodeContext as EncodeContext
     from cloudload.config.encode import TokenIds as TokenIds
+    from cloudload.config.fim import Fim as Fim
     from cloudload.config.stream import Stream as Stream
     from cloudload.config.transform import Text as Text
     from cloudload.data.storage.base import Retry as Retry
@@ -87,6 +88,7 @@ __all__ = [
     "Documents",
     "EncodeContext",
     "ExportReport",
+    "Fim",
     "Finding",
     "FromStart",
     "Retry",

@@ -139,13 +139,16 @@ def options_table(name: str) -> str:
     """Return the table of a config's options, or of the options that only `CloudLoader` has."""
     from cloudload.config.chat import Chat
     from cloudload.config.delivery import DeliveryConfig
+    from cloudload.config.fim import Fim
     from cloudload.config.rows import RowsConfig
     from cloudload.config.stream import Stream
     from cloudload.data.storage.base import Retry
     from cloudload.loader import CloudLoader
     from cloudload.system.option_help import argument_docs, field_docs
 
-    configs = {each.__name__: each for each in (RowsConfig, DeliveryConfig, Stream, Chat, Retry)}
+    configs = {
+        each.__name__: each for each in (RowsConfig, DeliveryConfig, Stream, Chat, Fim, Retry)
+    }
     parameters = inspect.signature(CloudLoader.__init__).parameters
     if name == "CloudLoader":
         explained = {

@@ -41,7 +41,7 @@ FRONT = [
 """Public modules in front of the rooms, which no room may import."""
 FLOORS = {
     "data": ["file_kinds storage", "mds", "cache"],
-    "rows": ["trained", "tokenization packing", "chat"],
+    "rows": ["trained", "tokenization packing", "chat fill_middle"],
     "loading": [
         *("batch workers", "delivery", "current_run", "preparation", "reader", "loader"),
         "evaluation row_dataset document_dataset",

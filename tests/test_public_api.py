@@ -78,7 +78,7 @@ INTEGRATIONS = {
     "transformers": ["CloudloadCallback", "CloudloadTrainer", "check_packed_rows"],
 }
 ADDED = [
-    *("Chat", "CheckReport", "ConvertReport", "CountReport", "Documents", "EncodeContext"),
+    *("Chat", "CheckReport", "ConvertReport", "CountReport", "Documents", "EncodeContext", "Fim"),
     *("ExportReport", "Finding", "Rows", "TokenIds"),
     *(
         "Stats",

@@ -9,6 +9,7 @@
     stream     `Stream`, names of streams     code_digest  a digest of a function's code
     transform  `Text`, names of transforms    chat         `Chat`
     source     what documents are made of     encode       `TokenIds`, `EncodeContext`
+    fim        `Fim`
 
 `cloudload.system.option_help` turns the docstring below each field into help and documentation.
 """
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     )
     from cloudload.config.delivery import DeliveryConfig, alone, settle_together
     from cloudload.config.encode import Encode, EncodeContext, TokenIds
+    from cloudload.config.fim import Fim
     from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig
     from cloudload.config.source import DocumentSource, TokensColumn, read_given_id
     from cloudload.config.stream import Stream, as_streams, name_streams

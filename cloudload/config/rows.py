@@ -23,6 +23,7 @@ from cloudload.config.choices import (
     TokenDtype,
 )
 from cloudload.config.encode import Encode, as_encode
+from cloudload.config.fim import Fim, as_fim
 from cloudload.config.source import (
     DocumentSource,
     TokensColumn,
@@ -139,6 +140,9 @@ class RowsConfig:
     context's random numbers, and picklable if worker processes are not forked."""
     encode_id: str | None = None
     """Name that identifies `encode` on resume, like `transform_id`."""
+    fim: Annotated[Fim, as_fim] | None = None
+    """Which documents have their middle moved to the end, so that a model learns to fill in the
+    middle. It does not apply to conversations. A document is cut in the same way in each epoch."""
     min_tokens: Annotated[int, within(0)] = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
     max_tokens: Count | None = None
@@ -230,6 +234,10 @@ class RowsConfig:
                     f"{name} applies to no stream, because each has its own source of documents, "
                     f"such as tokens_key. Omit {name}"
                 )
+        if self.fim is not None and not any(map(self.fim_of, self.streams)):
+            raise ValueError(
+                "fim applies to no stream, because each has its own, or conversations. Omit fim"
+            )
         if any(each.tokens is None for each in sources):
             if self.strip_tokens and all(each.tokens is None for each in sources):
                 raise ValueError(
@@ -278,6 +286,11 @@ class RowsConfig:
             if getattr(stream, kind) == SAME and getattr(self, kind) is not None:
                 return self._source_by(kind, self, text_key, stream)
         return DocumentSource(text_key)
+
+    def fim_of(self, stream: Stream) -> Fim | None:
+        """How the middles of a stream's documents are moved, if they are."""
+        fim = self.fim if stream.fim == SAME else stream.fim
+        return fim if isinstance(fim, Fim) and self.source_of(stream).chat is None else None
 
     def _source_by(
         self, kind: str, setter: RowsConfig | Stream, text_key: str, stream: Stream

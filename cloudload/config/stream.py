@@ -22,6 +22,7 @@ from typing import Any
 from cloudload.config import checks, choices
 from cloudload.config.chat import Chat, as_chat
 from cloudload.config.encode import Encode, as_encode
+from cloudload.config.fim import Fim, as_fim
 from cloudload.config.source import check_given_id
 from cloudload.config.transform import Transform, as_transform
 from cloudload.data import Location, Retry, redact, synthetic, urls
@@ -100,6 +101,9 @@ class Stream:
     `same`, which is the loader's `encode`."""
     encode_id: str | None = None
     """Name that identifies this stream's own `encode` on resume, like the loader's `encode_id`."""
+    fim: Fim | str | None = choices.SAME
+    """Which of this stream's documents have their middle moved to the end, None for none, or
+    `same`, which is the loader's `fim`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
@@ -140,6 +144,12 @@ class Stream:
             check_given_id(name, own.get(name), getattr(self, f"{name}_id"), where)
         if self.chat not in (choices.SAME, None):
             as_chat(f"chat{where}", self.chat)
+        if self.fim not in (choices.SAME, None):
+            as_fim(f"fim{where}", self.fim)
+            if isinstance(self.chat, Chat):
+                raise ValueError(
+                    f"{self.label} has both chat and fim, but conversations are not cut. Omit fim"
+                )
         kinds = {"tokens_key": self.tokens_key, **own, "chat": self.chat}
         kinds["text_key"] = self.text_key
         names = [name for name, value in kinds.items() if value not in (choices.SAME, None)]

@@ -119,7 +119,7 @@ class _Lengths:
     def of_samples(self) -> length_files.CorpusLengths:
         """The lengths of the samples."""
         cache_folder.open_cache_folder(self._cache_root)
-        return open_lengths(self._found, self._recipe.corpus, self._cache_root)
+        return open_lengths(self._found, self._recipe, self._cache_root)
 
     @cached_property
     def of_run(self) -> RunLengths:

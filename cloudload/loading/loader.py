@@ -19,6 +19,7 @@ from cloudload.config import (
     Chat,
     DeliveryConfig,
     Encode,
+    Fim,
     OnError,
     Overflow,
     PackingName,
@@ -128,6 +129,7 @@ class CloudLoader:
         chat: Chat | None = RowsConfig.chat,
         encode: Encode | None = RowsConfig.encode,
         encode_id: str | None = RowsConfig.encode_id,
+        fim: Fim | None = RowsConfig.fim,
         min_tokens: int = RowsConfig.min_tokens,
         max_tokens: int | None = RowsConfig.max_tokens,
         on_error: OnError = RowsConfig.on_error,
@@ -185,6 +187,7 @@ class CloudLoader:
             chat=chat,
             encode=encode,
             encode_id=encode_id,
+            fim=fim,
             min_tokens=min_tokens,
             max_tokens=max_tokens,
             on_error=on_error,
@@ -352,8 +355,8 @@ class CloudLoader:
         exchange and before the tail of a finite run, you can accept changes of some fields:
         `on_change={"min_tokens": "accept"}`, and similarly `max_tokens`, `open_rows`, `epochs`,
         `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`,
-        `tokens_key`, `strip_tokens`, `transform`, `chat`, `encode`, `pad_documents_to` and
-        `overflow`. If one of the last twelve changes, each lane drops the rest of the documents
+        `tokens_key`, `strip_tokens`, `transform`, `chat`, `encode`, `fim`, `pad_documents_to` and
+        `overflow`. If one of the last thirteen changes, each lane drops the rest of the documents
         that it was reading. Once a stream of a mixture is in its tail, no change can be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the

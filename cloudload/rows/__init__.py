@@ -6,6 +6,7 @@
 
     tokenization  text to token IDs        packing  documents to rows
     chat          conversations to text    trained  which tokens are trained
+    fill_middle   documents that are cut
 
 Nothing here depends on ranks, workers, or the order of documents.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cloudload.rows.chat.chat_template import ChatTemplate
     from cloudload.rows.chat.conversation import ChatError
     from cloudload.rows.chat.renderer import Renderer, load_template
+    from cloudload.rows.fill_middle import MiddleRule, find_rule
     from cloudload.rows.packing import best_fit_lane, lane_packer, tables
     from cloudload.rows.packing.best_fit_lanes import BestFitLanes
     from cloudload.rows.packing.concat_lanes import ConcatLanes

@@ -55,6 +55,7 @@ FIELD_MEANINGS = {
     state_fields.CHAT_FIELD: "the chat templates, and the most tokens of a document, by stream",
     state_fields.MULTIPLE_FIELD: "the size of a document is a multiple of it",
     state_fields.ENCODE_FIELD: "the functions that make tokens, by stream",
+    state_fields.FIM_FIELD: "shares and IDs of fill in the middle, by stream",
     "row_bos": "ID at the start of each row",
     "strip_tokens": "IDs that are removed from the ends of documents",
     "bos_eos": "IDs before and after a document, by stream",
@@ -68,6 +69,7 @@ _GROWING_FIELDS = (
     *(
         state_fields.CHAT_FIELD,
         state_fields.ENCODE_FIELD,
+        state_fields.FIM_FIELD,
         "num_canonical_nodes",
         "shuffle_block_size",
     ),
@@ -79,7 +81,7 @@ _HARMLESS_FIELDS = (
 )
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "strip_tokens"),
-    *("transform", state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD),
+    *("transform", state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD, state_fields.FIM_FIELD),
     *(state_fields.MULTIPLE_FIELD, "overflow"),
 )
 """The fields whose change invalidates cursors within documents. Other cursors stay valid."""

@@ -26,9 +26,11 @@ from cloudload.order import Layout, Mixture, build_mixture, resolve_layout
 from cloudload.rows import (
     ChatTemplate,
     Framing,
+    MiddleRule,
     Packing,
     TokenizerSpec,
     TokenName,
+    find_rule,
     frame_without_tokenizer,
     load_template,
     load_tokenizer,
@@ -79,12 +81,16 @@ class Recipe:
     chats: tuple[StreamChat | None, ...] = ()
     """How the conversations of each stream become documents; None for a stream without. By default,
     no stream has any."""
+    middles: tuple[MiddleRule | None, ...] = ()
+    """How the middles of each stream's documents are moved, likewise."""
     index_s: float = field(default=0.0, compare=False)
     """Time spent on reading the streams' indexes, in seconds, for the log."""
 
     def __post_init__(self) -> None:
         if not self.chats:
             object.__setattr__(self, "chats", (None,) * len(self.config.streams))
+        if not self.middles:
+            object.__setattr__(self, "middles", (None,) * len(self.config.streams))
 
     @cached_property
     def packing(self) -> Packing:
@@ -179,6 +185,7 @@ class Recipe:
             state_fields.ENCODE_FIELD: ",".join(
                 quote(each.encode_name or "", safe="#=<>") for each in self.config.sources
             ),
+            state_fields.FIM_FIELD: ",".join(rule.name if rule else "" for rule in self.middles),
             state_fields.STRIP_FIELD: ",".join(map(str, self.config.strip_tokens)),
             state_fields.STREAM_SHARDS_FIELD: self._describe_shards(),
             state_fields.MAX_EPOCHS_FIELD: ",".join(
@@ -279,6 +286,7 @@ def open_recipe(
         components=components,
         mixture=mixture_of(config),
         chats=_load_chats(config, tokenizer),
+        middles=_find_middles(config, spec),
         index_s=index_s,
     )
 
@@ -299,6 +307,15 @@ def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
         mixture=mixture_of(config),
         chats=_load_chats(config, tokenizer),
     )
+
+
+def _find_middles(config: RowsConfig, spec: TokenizerSpec) -> tuple[MiddleRule | None, ...]:
+    """Find the tokens that mark the parts of each stream's documents that are cut.
+
+    Raises `TokenizerError` if the tokenizer has none.
+    """
+    fims = map(config.fim_of, config.streams)
+    return tuple(None if fim is None else find_rule(fim, spec, config.seed) for fim in fims)
 
 
 def _load_chats(config: RowsConfig, tokenizer: Any) -> tuple[StreamChat | None, ...]:

@@ -70,7 +70,8 @@ _COMPARED_FIELDS = (
     *("num_canonical_nodes", "shuffle_block_size", "choose", "shards", "data", "tokenizer"),
     *("bos_eos", "token_ids"),
     *(state_fields.SAMPLES_FIELD, state_fields.ORDER_FIELD, state_fields.TOKENS_FIELD),
-    *(state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD, state_fields.STRIP_FIELD),
+    *(state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD, state_fields.FIM_FIELD),
+    state_fields.STRIP_FIELD,
     *(state_fields.ROW_BOS_FIELD, state_fields.MULTIPLE_FIELD, state_fields.MAX_EPOCHS_FIELD),
 )
 _OPTIONAL_KEYS = state_fields.OPTIONAL_FIELDS | {
@@ -216,6 +217,7 @@ def _read_fields(state: Mapping[str, Any]) -> dict[str, Any]:
         state_fields.TOKENS_FIELD: of_no_stream,
         state_fields.CHAT_FIELD: of_no_stream,
         state_fields.ENCODE_FIELD: of_no_stream,
+        state_fields.FIM_FIELD: of_no_stream,
         state_fields.STRIP_FIELD: "",
         state_fields.MAX_EPOCHS_FIELD: of_no_stream,
         **state,

@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from cloudload.config import Chat, RowsConfig, Stream, choices
+from cloudload.config import Chat, Fim, RowsConfig, Stream, choices
 from cloudload.data import redact
 from cloudload.errors import StreamChangedError
 from cloudload.rows import TokenName
 
 _OPTIONS = ("bos", "eos", "tokens_key", "tokens_dtype", "labels_key", "text_key")
+_KINDS: Mapping[str, type[Any]] = {"chat": Chat, "fim": Fim}
+"""The options whose values are configs."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Sources:
     text_key: str | None
     """None in older states, which have it only as a field."""
     chat: Chat | None
+    fim: Fim | None
     own_transforms: list[str]
     """The names of the streams that have a function of their own, which a state cannot store."""
 
@@ -75,7 +78,7 @@ def describe_sources(config: RowsConfig, tokenizer: Any) -> str:
             "is_mixed": config.is_mixed,
             "tokenizer": name or None,
             **{name: getattr(config, name) for name in _OPTIONS},
-            **({"chat": asdict(config.chat)} if config.chat else {}),
+            **{name: asdict(value) for name in _KINDS if (value := getattr(config, name))},
         }
     )
 
@@ -87,18 +90,25 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
     functions = [name for name in ("transform", "encode") if callable(getattr(stream, name))]
     left_out = {*functions, *(f"{name}_id" for name in functions)}
     kept = {name: value for name, value in shown.items() if name not in left_out}
-    own = {"chat": asdict(stream.chat)} if isinstance(stream.chat, Chat) else {}
+    own = {
+        name: asdict(value)
+        for name, kind in _KINDS.items()
+        if isinstance(value := getattr(stream, name), kind)
+    }
     return {**kept, **own, "remote": redact(stream.remote)}
 
 
 def _read_stream(saved: Mapping[str, Any]) -> Stream:
-    return Stream(**{**saved, **({"chat": _read_chat(saved)} if saved.get("chat") else {})})
+    return Stream(**{**saved, **_read_kinds(saved)})
 
 
-def _read_chat(saved: Mapping[str, Any]) -> Any:
-    """The `Chat` among saved options, or what they have instead."""
-    found = saved.get("chat")
-    return Chat(**found) if isinstance(found, dict) else found
+def _read_kinds(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The options among saved ones whose values are configs, such as `Chat`."""
+    found = {name: saved[name] for name in _KINDS if saved.get(name)}
+    return {
+        name: _KINDS[name](**value) if isinstance(value, dict) else value
+        for name, value in found.items()
+    }
 
 
 def read_sources(text: str) -> Sources:
@@ -109,7 +119,7 @@ def read_sources(text: str) -> Sources:
         others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
         # older states lack these options
         others |= {name: saved.get(name) for name in _OPTIONS[2:]}
-        others["chat"] = _read_chat(saved)
+        others |= dict.fromkeys(_KINDS) | _read_kinds(saved)
         others["own_transforms"] = list(saved.get("own_transforms", ()))
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise StreamChangedError(

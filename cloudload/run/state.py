@@ -41,6 +41,8 @@
                             streams are text, there is no such key
     strip_tokens            IDs that are removed from the ends of documents, as "0,2"; if there are
                             none, there is no such key
+    chat, encode, fim       the chat templates, functions that make tokens, and shares and IDs of
+                            fill in the middle, by stream; left out if no stream has any
     row_bos                 ID at the start of each row; if there is none, there is no such key
     pad_documents_to        a multiple of it is the size of each document; absent if it is 1
     samples                 like data, but without the shards' headers, so that it stays the same if

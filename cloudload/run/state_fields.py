@@ -32,6 +32,9 @@ one."""
 ENCODE_FIELD = "encode"
 """The state field with the names of the `encode` functions of streams. A state has it only if a
 stream has one."""
+FIM_FIELD = "fim"
+"""The state field with the shares and the tokens of fill in the middle, by stream. A state has it
+only if a stream has some."""
 STRIP_FIELD = "strip_tokens"
 """The state field with the IDs that are removed from the ends of documents, joined by commas. A
 state has it only if there are any."""
@@ -69,7 +72,7 @@ OPTIONAL_FIELDS = frozenset(
             ORDER_FIELD,
             FAIR_FIELD,
         ),
-        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, CHAT_FIELD, ENCODE_FIELD),
+        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, CHAT_FIELD, ENCODE_FIELD, FIM_FIELD),
         *(STRIP_FIELD, MAX_EPOCHS_FIELD),
     }
 )

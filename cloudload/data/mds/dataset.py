@@ -157,6 +157,14 @@ class Corpus:
         """The shard index of each sample: int64, in the shape of `samples`."""
         return np.searchsorted(self.shard_starts, samples, side="right") - 1
 
+    def number_samples(self, stream: int, samples: Ints) -> Ints:
+        """The indices of a stream's samples in its whole dataset: int64, in the shape of `samples`.
+
+        They do not depend on other streams.
+        """
+        first = int(self.stream_starts[stream]) - self.datasets[stream].first_sample
+        return samples - first
+
     def fingerprint(self, streams: range) -> str:
         """Return 32 hex digits that identify the shards of the datasets with indices `streams`.
 

@@ -135,8 +135,7 @@ class DocumentReader:
         made: list[TokensOrError] = [None] * len(samples)
         for shard_index, indices, within in self._by_shard(samples):
             shard, stream = self._open(shard_index), self._corpus.find_owner(shard_index)[0]
-            first = self._corpus.datasets[stream].first_sample
-            numbers = samples[indices] - self._corpus.stream_starts[stream] + first
+            numbers = self._corpus.number_samples(stream, samples[indices])
             what = f"running encode on {len(within):,} documents of {shard.url}"
             with activity.doing(what), stage(TRANSFORM):
                 for index, sample, number in zip(

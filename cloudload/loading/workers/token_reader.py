@@ -76,6 +76,7 @@ class TokenReader:
             [chat.max_tokens if chat and chat.max_tokens else NEVER for chat in recipe.chats]
         )
         self._untrained = UntrainedCheck(recipe)
+        self._middles = recipe.middles
         self._truncates = [bool(each.chat and each.chat.overlong == "truncate") for each in sources]
 
     def read(self, samples: Ints) -> SampleTokens:
@@ -103,13 +104,24 @@ class TokenReader:
             parts.append(_join(indices, made))
             _leave_out(made, indices, left_out, failures)
         may_mask = self._may_mask[streams]
-        for part in parts:
-            sizes[part.indices] = part.sizes
+        for number, part in enumerate(parts):
             if may_mask[part.indices].any():
                 left_out[part.indices[_has_none_trained(part)]] = FILTERED
+            if any(self._middles):
+                parts[number] = self._fill_middles(part, samples, streams)
+            sizes[part.indices] = parts[number].sizes
         if not self._untrained.is_over:
             self._untrained.look(streams, left_out == FILTERED)
         return SampleTokens(parts, sizes, left_out, failures, texts)
+
+    def _fill_middles(self, part: TokenPart, samples: Ints, streams: Ints) -> TokenPart:
+        """Move the middles of some documents, whose samples and streams are given (int64)."""
+        for stream in np.unique(streams[part.indices]).tolist():
+            if (rule := self._middles[stream]) is not None:
+                own = np.flatnonzero(streams[part.indices] == stream)
+                numbers = self._corpus.number_samples(stream, samples[part.indices[own]])
+                part = TokenPart(part.indices, *rule.fill(part.tokens, part.sizes, own, numbers))
+        return part
 
     def _limit(self, part: TokenPart, streams: Ints, left_out: Ints) -> TokenPart:
         """Truncate conversations of more than the most tokens, or filter them out in `left_out`."""

@@ -32,6 +32,7 @@ import numpy as np
 
 from cloudload.data import Dataset, Location, cache_folder, own_objects
 from cloudload.errors import CacheError, DatasetError
+from cloudload.rows import MiddleRule
 from cloudload.run.lengths.lengths_index import (
     Group,
     LengthsIndex,
@@ -122,6 +123,9 @@ class CorpusLengths:
     """16 hex digits that identify the lengths."""
     locations: tuple[str, ...]
     """The locations of the lengths, without secrets."""
+    middles: tuple[MiddleRule | None, ...] = ()
+    """How the middles of each dataset's documents are moved, which makes them longer. The stored
+    lengths are those before this step."""
 
     def streams_of(self, samples: Ints) -> Ints:
         """The dataset index of each sample: int64, with the shape of `samples`."""
@@ -133,13 +137,18 @@ class CorpusLengths:
         Returns int64 with the shape of `samples`.
         """
         if len(self.datasets) == 1:
-            return self.datasets[0].of(samples)
+            return self._of_dataset(0, samples)
         streams = self.streams_of(samples)
         lengths = np.empty_like(samples)
         for stream in np.unique(streams).tolist():
             own = streams == stream
-            lengths[own] = self.datasets[stream].of(samples[own] - self.stream_starts[stream])
+            lengths[own] = self._of_dataset(stream, samples[own] - self.stream_starts[stream])
         return lengths
+
+    def _of_dataset(self, stream: int, samples: Ints) -> Ints:
+        lengths = self.datasets[stream].of(samples)
+        rule = self.middles[stream] if self.middles else None
+        return lengths if rule is None else rule.lengthen(samples, lengths)
 
 
 def open_dataset_lengths(counted: CountedDataset, root: Path) -> DatasetLengths:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cloudload.config import choices
-from cloudload.data import Corpus, Location
+from cloudload.data import Location
 from cloudload.errors import DatasetError, StoreError
 from cloudload.run.lengths.length_files import (
     CorpusLengths,
@@ -31,8 +31,8 @@ logger = logging.getLogger("cloudload.lengths")
 _AT_ONCE = 16
 
 
-def open_lengths(found: Sequence[CountedDataset], corpus: Corpus, root: Path) -> CorpusLengths:
-    """Map the lengths of a corpus from files in the cache folder `root`.
+def open_lengths(found: Sequence[CountedDataset], recipe: Recipe, root: Path) -> CorpusLengths:
+    """Map the lengths of a recipe's corpus from files in the cache folder `root`.
 
     Downloads lengths that are not in the cache. Raises `StoreError`, `DatasetError` and
     `CacheError` as `open_dataset_lengths` does.
@@ -40,7 +40,11 @@ def open_lengths(found: Sequence[CountedDataset], corpus: Corpus, root: Path) ->
     datasets = tuple(open_dataset_lengths(counted, root) for counted in found)
     digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))
     locations = tuple(dict.fromkeys(str(counted.location) for counted in found))
-    return CorpusLengths(datasets, corpus.stream_starts, digest.hexdigest()[:16], locations)
+    if any(recipe.middles):
+        digest.update(repr(recipe.middles).encode())
+    return CorpusLengths(
+        datasets, recipe.corpus.stream_starts, digest.hexdigest()[:16], locations, recipe.middles
+    )
 
 
 def find_lengths(recipe: Recipe, asked: str) -> list[CountedDataset] | None:

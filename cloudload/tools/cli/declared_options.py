@@ -96,23 +96,27 @@ def read_functions(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, **{name: import_function(name, arguments[name]) for name in names}}
 
 
-def read_chat(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Replace the options of `chat`, as text or as a mapping, by a `Chat`."""
-    from cloudload.config import Chat
+def read_configs(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Replace the options of `chat` and `fim`, as text or as mappings, by a `Chat` and a `Fim`."""
+    from cloudload.config import Chat, Fim
 
-    given = arguments.get("chat")
+    kinds: dict[str, type[Any]] = {"chat": Chat, "fim": Fim}
+    found = {name: arguments[name] for name in kinds if name in arguments}
+    return {**arguments, **{name: _read_config(name, kinds[name], found[name]) for name in found}}
+
+
+def _read_config(name: str, kind: type[Any], given: Any) -> Any:
     try:
         if isinstance(given, str):
-            return {**arguments, "chat": parse_fields(Chat, given)}
+            return parse_fields(kind, given)
         if isinstance(given, Mapping):
             # YAML parses a date as one
-            found: dict[str, Any] = {
-                name: f"{each}" if name == "date" else each for name, each in given.items()
-            }
-            return {**arguments, "chat": Chat(**found)}
+            return kind(
+                **{key: f"{each}" if key == "date" else each for key, each in given.items()}
+            )
     except (TypeError, argparse.ArgumentTypeError) as error:
-        raise ValueError(f"chat is {given!r}: {error}") from None
-    return arguments
+        raise ValueError(f"{name} is {given!r}: {error}") from None
+    return given
 
 
 def parse_fields(kind: type[T], text: str) -> T:

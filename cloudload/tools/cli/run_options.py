@@ -29,7 +29,7 @@ from cloudload.tools.cli.declared_options import (
     add_declared,
     list_given,
     parse_yaml,
-    read_chat,
+    read_configs,
     read_functions,
 )
 
@@ -234,7 +234,7 @@ def read_loader_options(
             arguments[name] = getattr(options, name)
     arguments |= list_given(options, RowsConfig) | list_given(options, DeliveryConfig)
     arguments |= dict(map(_parse_option, options.option))
-    arguments = read_chat(read_functions(arguments))
+    arguments = read_configs(read_functions(arguments))
     if CHECK not in known:
         arguments.pop(CHECK, None)
     if arguments.get("lengths") is False:

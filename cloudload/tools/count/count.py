@@ -245,7 +245,9 @@ def estimate_tokens(
 
 
 def _as_stream(dataset: str | os.PathLike[str] | Stream, split: str | None) -> Stream:
-    return dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
+    if not isinstance(dataset, Stream):
+        return Stream(os.fspath(dataset), split=split)
+    return replace(dataset, fim=None)  # lengths are stored before documents are cut
 
 
 def _open(

@@ -49,7 +49,7 @@ _FREE = {
 }
 _BY_STREAM = (
     *(state_fields.TOKENS_FIELD, state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD),
-    state_fields.MAX_EPOCHS_FIELD,
+    *(state_fields.FIM_FIELD, state_fields.MAX_EPOCHS_FIELD),
 )
 """The fields with a comma-separated value for each stream. A value may be empty."""
 _HELD = "held: a resume rejects a different value"

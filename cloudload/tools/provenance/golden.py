@@ -47,7 +47,7 @@ _KEY = "cloudload_golden"
 _FIELDS_OF = {
     DATA: (
         *("data", "samples", "shards", "stream_shards", "transform", "text_key", "tokens_key"),
-        *("chat", "encode", "strip_tokens", "min_tokens", "max_tokens", "on_error"),
+        *("chat", "encode", "fim", "strip_tokens", "min_tokens", "max_tokens", "on_error"),
     ),
     TOKENIZER: ("tokenizer", "token_ids", "bos_eos", "row_bos", "pad_documents_to"),
 }

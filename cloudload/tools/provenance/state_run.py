@@ -162,6 +162,7 @@ def open_run(
         "tokens_dtype": sources.tokens_dtype,
         "labels_key": sources.labels_key,
         "chat": sources.chat,
+        "fim": sources.fim,
         "text_key": sources.text_key or saved.fields["text_key"],
         "strip_tokens": saved.strip_tokens,
         "row_bos": saved.fields[state_fields.ROW_BOS_FIELD],

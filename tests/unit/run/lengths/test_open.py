@@ -44,7 +44,7 @@ def test_the_lengths_of_all_streams_are_those_of_the_corpus(tmp_path: Path) -> N
         count(recipe, stream, tmp_path, length)
     found = find_lengths(recipe, str(tmp_path))
     assert found is not None
-    lengths = open_lengths(found, recipe.corpus, tmp_path / "cache")
+    lengths = open_lengths(found, recipe, tmp_path / "cache")
     assert lengths.of(np.array([0, 3, 4, 8])).tolist() == [3, 3, 7, 7]
     assert lengths.locations == (str(tmp_path),)
     assert len(lengths.digest) == 16
@@ -99,5 +99,5 @@ def test_a_run_of_the_first_shards_uses_its_own_lengths_or_those_of_all_shards(
     count(beginning, 0, tmp_path / "whole", length=8)
     [own] = find_lengths_of_beginning(beginning, str(tmp_path / "whole"), of_whole) or []
     assert own.index.total("samples") == 4
-    lengths = open_lengths(of_whole, beginning.corpus, tmp_path / "cache")
+    lengths = open_lengths(of_whole, beginning, tmp_path / "cache")
     assert lengths.of(np.array([0, 3])).tolist() == [3, 3]

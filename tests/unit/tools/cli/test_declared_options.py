@@ -17,7 +17,7 @@ from cloudload.tools.cli.declared_options import (
     add_declared,
     list_given,
     parse_fields,
-    read_chat,
+    read_configs,
     read_functions,
 )
 
@@ -119,7 +119,7 @@ def test_a_value_of_another_type_is_refused(
 )
 def test_fields_of_a_config_are_named_values(text: str, chat: Chat) -> None:
     assert parse_fields(Chat, text) == chat
-    assert read_chat({"chat": text, "seed": 1}) == {"chat": chat, "seed": 1}
+    assert read_configs({"chat": text, "seed": 1}) == {"chat": chat, "seed": 1}
 
 
 @pytest.mark.parametrize(
