@@ -118,7 +118,8 @@ class Recipe:
     @property
     def tokenizes(self) -> bool:
         """Whether a tokenizer is used: for text, or by an `encode` function."""
-        return self.config.may_tokenize and bool(self.tokenizer.json)
+        config = self.config
+        return config.has_text or (config.may_tokenize and bool(self.tokenizer.json))
 
     @property
     def has_row_per_document(self) -> bool:
