@@ -470,6 +470,8 @@ class DocumentQueue:
         while self._frontier in self._done:
             self._done.remove(self._frontier)
             self._frontier += 1
+        # a state may have documents beyond the next one that are done; they are not taken again
+        self._next = max(self._next, self._frontier)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: the frontier, and what is done beyond it; plain JSON types."""

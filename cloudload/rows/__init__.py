@@ -56,6 +56,11 @@ if TYPE_CHECKING:
         frame_without_tokenizer,
         load_tokenizer,
     )
-    from cloudload.rows.trained import hide_untrained, ids_of, mark_untrained
+    from cloudload.rows.trained import (
+        PAD_IN_DOCUMENT,
+        hide_untrained,
+        ids_of,
+        mark_untrained,
+    )
 else:
     __getattr__, __dir__ = open_door(__name__)

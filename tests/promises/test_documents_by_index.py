@@ -171,6 +171,21 @@ def test_a_document_that_never_finishes_is_named_before_the_state_grows(
     assert queue.take(5)
 
 
+def test_a_document_that_is_done_in_a_state_is_not_taken_again_when_the_frontier_passes_it(
+    folder: str,
+) -> None:
+    first, second = Documents(folder).queue(), Documents(folder).queue()
+    first.take(8)
+    first.done([0, 1, 2, 5, 7])
+    second.load_state_dict(first.state_dict())
+    taken = []
+    for _ in range(5):
+        [(index, _document)] = second.take(1)
+        taken.append(index)
+        second.done([index])
+    assert taken == [3, 4, 6, 8, 9]
+
+
 def test_done_is_for_documents_that_were_taken_once(folder: str) -> None:
     queue = Documents(folder).queue()
     queue.take(3)

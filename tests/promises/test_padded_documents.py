@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,6 +151,21 @@ def test_bounds_for_megatron_leave_out_the_padding(folder: str) -> None:
             place += stop - start
     assert num_pads
     assert (found["cu_seqlens_padded"] % 8 == 0).all()
+
+
+def test_the_text_of_a_traced_document_has_no_padding(folder: str) -> None:
+    text, ids = options_of(8)
+    for options in (text, {**ids, "tokens_key": "ids2", "pad_documents_to": 8}):
+        with make_loader(folder, **options) as loader:
+            traced = loader.trace(next(iter(loader)))
+            padded = [loader.trace(batch) for batch in loader.take(20)]
+        for each in itertools.chain(traced, *padded):
+            ids_of_document = frame(DOCUMENTS[each.sample], 2)[each.start : each.stop]
+            if options is text:
+                ids_of_document = [id for id in ids_of_document if id != PLACE_HOLDER]
+                assert each.text == byte_tokenizer().decode(ids_of_document, False)
+            else:
+                assert each.text == " ".join(map(str, ids_of_document))
 
 
 def test_a_state_holds_the_multiple(folder: str) -> None:

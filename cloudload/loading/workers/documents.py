@@ -23,7 +23,14 @@ from cloudload.loading.workers.bad_documents import SkipLog
 from cloudload.loading.workers.document_reader import DocumentReader, TokenPart
 from cloudload.loading.workers.token_reader import SampleTokens, TokenReader
 from cloudload.order import EpochOrders
-from cloudload.rows import DocumentTokenizer, decode_ids, residue_spans, tables
+from cloudload.rows import (
+    PAD_IN_DOCUMENT,
+    DocumentTokenizer,
+    decode_ids,
+    ids_of,
+    residue_spans,
+    tables,
+)
 from cloudload.run import Position, Recipe, RunInputs, length_files
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 from cloudload.system import NEVER, Flags, Ints, Tokens
@@ -268,11 +275,11 @@ class LaneDocuments:
         self._orders[component].build_in_background(epoch)
 
     def decode(self, tokens: Tokens) -> str:
-        """Decode token IDs (int32 [tokens]) to text, control tokens included.
+        """Decode tokens (int32 [tokens]) to text, control tokens included and padding omitted.
 
         Without a tokenizer, the text is the IDs, separated by spaces.
         """
-        return decode_ids(self._text, tokens)
+        return decode_ids(self._text, ids_of(tokens[tokens != PAD_IN_DOCUMENT]))
 
     def take_doubts(self) -> dict[int, str]:
         """Return and clear the warnings that a stream's documents do not look like text, by stream

@@ -21,7 +21,7 @@ from cloudload.loading.workers.documents import (
     open_cache,
     open_documents,
 )
-from cloudload.rows import fill_rows, ids_of, tables
+from cloudload.rows import fill_rows, tables
 from cloudload.run import RunInputs
 from cloudload.stats import EMPTY, FILTERED
 from cloudload.system import Ints, Spares, Tokens, reports
@@ -171,8 +171,7 @@ class Tracer:
         sizes = documents.table[:, tables.SIZE]
         joined = np.empty((1, int(sizes.sum())), np.int32)
         fill_rows(joined, tables.join_whole(documents), self._framing)
-        ids = ids_of(joined[0])
-        return dict(zip(samples, np.split(ids, np.cumsum(sizes))[:-1], strict=True))
+        return dict(zip(samples, np.split(joined[0], np.cumsum(sizes))[:-1], strict=True))
 
     def explain_absence(self, stream: int, sample: int) -> str | None:
         """Say why a sample of a stream is in no row, or return None if it is not left out.

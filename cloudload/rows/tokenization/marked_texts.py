@@ -30,9 +30,12 @@ from cloudload.system import Flags, Ints, Tokens
 
 _METASPACE = "\u2581"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-_KEEPS_BYTES = {"ByteLevel", "Replace", "Prepend"}
-"""Normalizers after which the names of the tokens have as many bytes as the text, or a different
-number in total. NFC keeps the bytes of texts that are normalized."""
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _METASPACE}
+_KEEPS_BYTES = {"ByteLevel", "Spaces", "Prepend"}
+"""Normalizers after which the names of the tokens have as many bytes as the text, or more. NFC
+keeps the bytes of texts that are normalized."""
+_VARIES = 1 << 40
+"""The width of a token that takes spaces from the text beside it. No text has so many bytes."""
 # around a special token, texts must be encoded as they are alone
 _SECTIONS = ("a", " a", "a ", "\na", "a\n", "1", ".", "\u00e9")
 
@@ -43,7 +46,8 @@ def mark(text: Text, ids: Tokens, tokenizer: str) -> Tokens:
     `ids` are those of the whole text, and `tokenizer` is the text of the tokenizer.json. Raises
     `TokenizerError` if the tokenizer cannot encode the literal parts as text.
     """
-    starts_of_ids = None if text.literal else _find_bytes(text, ids, tokenizer)
+    has_literal = bool(text.literal) and text.special_tokens
+    starts_of_ids = None if has_literal else _find_bytes(text, ids, tokenizer)
     if starts_of_ids is not None:
         starts, stops = starts_of_ids
         spans = _in_bytes(text, text.trained or ())
@@ -108,16 +112,23 @@ def _measure_tokens(tokenizer: str) -> tuple[Ints, bool] | None:
     kinds = set(_list_kinds(content.get("normalizer")))
     model = content["model"]
     is_byte_level = "ByteLevel" in {*kinds, *_list_kinds(content.get("pre_tokenizer"))}
-    if kinds - _KEEPS_BYTES - {"NFC"} or not (is_byte_level or model.get("byte_fallback")):
+    if kinds - _KEEPS_BYTES - {"NFC"} or model.get("type", "BPE") != "BPE":
         return None
     vocabulary: dict[str, int] = model["vocab"]
+    # a byte without a token would be missing, and make up for one that a normalizer adds
+    bytes_of_text = [
+        name for name in vocabulary if (len(name) == 1 if is_byte_level else _BYTE.fullmatch(name))
+    ]
+    if len(bytes_of_text) < 256 or not (is_byte_level or model.get("byte_fallback")):
+        return None
     added = content.get("added_tokens") or []
     most = max([*vocabulary.values(), *(token["id"] for token in added)], default=-1)
     widths = np.zeros(most + 1, np.int64)
     for name, token_id in vocabulary.items():
         widths[token_id] = len(name) if is_byte_level else _count_bytes(name)
     for token in added:
-        widths[token["id"]] = len(token["content"].encode())
+        strips = token.get("lstrip") or token.get("rstrip")
+        widths[token["id"]] = _VARIES if strips else len(token["content"].encode())
     return widths, "NFC" in kinds
 
 
@@ -131,7 +142,7 @@ def _list_kinds(part: Any) -> Iterator[str]:
     if isinstance(part, Mapping):
         inner = [*(part.get("normalizers") or ()), *(part.get("pretokenizers") or ())]
         if not inner:
-            yield str(part.get("type"))
+            yield "Spaces" if part == _SPACES else str(part.get("type"))
         for each in inner:
             yield from _list_kinds(each)
 
@@ -145,16 +156,17 @@ def _encode_again(text: Text, tokenizer: str) -> tuple[Tokens, Ints, Ints]:
     Returns int32 [tokens] and int64 [tokens] twice.
     """
     whole = load_special_hf(tokenizer) if text.special_tokens else load_hf(tokenizer)
-    if not text.literal:
+    if not (text.literal and text.special_tokens):
         return _encode_section(whole, str(text), 0)
-    if not _has_separate_sections(tokenizer):
+    plain = load_hf(tokenizer)
+    sections = list(_split(text, tokenizer))
+    names = {text[start:stop] for start, stop, is_special in sections if is_special}
+    if not all(_stands_apart(name, tokenizer) for name in names):
         raise TokenizerError(
             "the document contains the name of a special token as text, but this tokenizer "
             "encodes a text differently next to a special token, so the two cannot be told apart. "
             "Filter out such documents, or set trusted=True to encode such names as special tokens"
         )
-    plain = load_hf(tokenizer)
-    sections = list(_split(text, tokenizer))
     parts = [
         _encode_section(whole if is_special else plain, str(text[start:stop]), start)
         for start, stop, is_special in sections
@@ -201,19 +213,16 @@ def _special_names(tokenizer: str) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, reversed(names))) or r"(?!)")
 
 
-@functools.lru_cache(maxsize=2)
-def _has_separate_sections(tokenizer: str) -> bool:
+@functools.lru_cache(maxsize=1_024)
+def _stands_apart(name: str, tokenizer: str) -> bool:
     """Whether texts on both sides of a special token are encoded as they are alone."""
     special, plain = load_special_hf(tokenizer), load_hf(tokenizer)
-    added = json.loads(tokenizer).get("added_tokens") or []
 
     def encode(backend: Any, text: str) -> list[int]:
         return list(backend.encode(text, add_special_tokens=False).ids)
 
     alone = {text: encode(plain, text) for text in _SECTIONS}
     return all(
-        encode(special, text + token["content"] + text) == [*ids, token["id"], *ids]
-        for token in added[:8]
-        if token["special"]
+        encode(special, text + name + text) == [*ids, special.token_to_id(name), *ids]
         for text, ids in alone.items()
     )

@@ -36,6 +36,18 @@ def with_first(content: dict[str, Any]) -> None:
     content.update(normalizer=None, pre_tokenizer={**metaspace, "split": False})
 
 
+def with_mask(content: dict[str, Any]) -> None:
+    """Add special tokens, of which the last takes the spaces before it."""
+    first = max([*content["model"]["vocab"].values(), *(t["id"] for t in content["added_tokens"])])
+    flags = dict.fromkeys(["single_word", "rstrip", "normalized", "lstrip"], False)
+    names = [*(f"<{number}>" for number in range(9)), "<mask>"]
+    content["added_tokens"] += [
+        {"id": first + 1 + number, "content": name, "special": True, **flags}
+        for number, name in enumerate(names)
+    ]
+    content["added_tokens"][-1]["lstrip"] = True
+
+
 TOKENIZERS = {
     "trained": small_tokenizer().to_str(),
     **{name: make() for name, make in JSONS.items()},
@@ -43,6 +55,8 @@ TOKENIZERS = {
     "lowercase": normalize("Lowercase"),
     "strips": changed(with_stripping),
     "first": changed(with_first, "sentencepiece"),
+    "mask": changed(with_mask),
+    "sentencepiece with mask": changed(with_mask, "sentencepiece"),
 }
 PIECES = [
     "the ",
@@ -58,6 +72,7 @@ PIECES = [
     "<eos>",
     "</s>",
     "quick brown",
+    "  <mask>",
 ]
 
 
@@ -138,6 +153,24 @@ def test_a_tokenizer_that_cannot_tell_them_apart_refuses_literal_parts() -> None
     text = Text("<s>you wrote </s></s>", special_tokens=True, literal=[(3, 17)])
     with pytest.raises(TokenizerError, match="the name of a special token as text"):
         encode(text, "first")
+
+
+def test_only_special_tokens_of_the_document_must_stand_apart() -> None:
+    for text in ("a <mask>", "a <mask><eos>"):
+        literal = Text(text, special_tokens=True, literal=[(2, 8)])
+        plain = encode(Text("a <mask>"), "mask")
+        assert encode(literal, "mask")[: len(plain)] == plain
+    for literal in ([(0, 1)], [(9, 10)]):
+        with pytest.raises(TokenizerError, match="the name of a special token as text"):
+            encode(Text("a <mask> b", special_tokens=True, literal=literal), "mask")
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_literal_parts_change_nothing_if_all_names_are_text(name: str) -> None:
+    text = "a<|endoftext|>b </s> c"
+    for trained in (None, [(0, 3)]):
+        literal = Text(text, literal=[(1, 4)], trained=trained)
+        assert encode(literal, name) == encode(Text(text, trained=trained), name)
 
 
 @pytest.mark.parametrize(
