@@ -128,7 +128,9 @@ class _DocumentSource:
         for index in np.argsort(shards, kind="stable").tolist():
             number = int(shards[index])
             shard, sample = self._cache.shard(number), int(samples[index])
-            names = self._columns or [column.name for column in shard.info.columns]
+            names = self._columns
+            if names is None:
+                names = [column.name for column in shard.info.columns]
             found[index] = shard.read_columns(sample - int(corpus.shard_starts[number]), names)
         return found
 
@@ -223,6 +225,7 @@ class Documents(torch.utils.data.Dataset[Document]):
         root = urls.expand_home(local) if local else cache_folder.default_cache()
         cache_folder.check_cache_folder(root, [stream.url for stream in config.streams])
         corpus = open_corpus([each.locate(retry or Retry()) for each in config.streams], root)
+        _check_columns(corpus, columns or ())
         component = order_corpus(config, corpus)
         labels = tuple(stream.label for stream in config.streams)
         self._order = _Order(corpus, component, root, labels)
@@ -372,6 +375,8 @@ class DocumentBatches:
             batch_sampler=parts,
             num_workers=self._num_workers,
             collate_fn=self._collate_fn,
+            # the default draws from torch's own generator, so a resumed run would differ
+            generator=torch.Generator().manual_seed(first),
         )
         for number, batch in enumerate(loader, 1):
             self.next_index = _clip(first + number * step, self._docs.end)
@@ -385,6 +390,17 @@ class DocumentBatches:
         """Continue after a state. Raises `StreamChangedError` if it is of another order or data."""
         _check_state(state, self._docs)
         self.next_index = _read_index(state, "next")
+
+
+def _check_columns(corpus: Corpus, wanted: Sequence[str]) -> None:
+    """Raise `DatasetError` for a column that no shard has."""
+    sets = [columns for each in corpus.datasets for columns in each.table.column_sets()]
+    known = {column.name for columns in sets for column in columns}
+    if unknown := [name for name in wanted if name not in known]:
+        raise DatasetError(
+            f"no shard has the column {unknown[0]!r}. Use some of these columns: "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 def _clip(index: int, end: int | None) -> int:

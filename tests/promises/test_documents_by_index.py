@@ -57,6 +57,7 @@ def test_it_is_a_sequence_of_documents_with_the_columns_asked_for(folder: str) -
     assert sorted(texts_of(every)) == sorted(TEXTS)
     assert docs[-1] == every[-1]
     assert docs[0].keys() == {"text"}
+    assert Documents(folder, columns=[])[0] == {}
     assert docs.__getitems__([5, 3, 5]) == [every[5], every[3], every[5]]
     assert pickle.loads(pickle.dumps(docs))[7] == every[7]
     for index in (len(TEXTS), -len(TEXTS) - 1):
@@ -111,6 +112,13 @@ def test_a_state_counts_what_was_received_and_not_what_workers_read_ahead(
     again.load_state_dict(batches.state_dict())
     rest = list(again)
     assert [*itertools.chain(*first, *rest)] == texts_of(list(docs))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_draw_no_random_numbers_of_the_model(folder: str, num_workers: int) -> None:
+    before = torch.get_rng_state()
+    next(iter(Documents(folder).batches(5, num_workers=num_workers)))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class QueueModel:
@@ -226,6 +234,8 @@ def test_options_that_it_does_not_have_are_refused(folder: str) -> None:
         Documents([Stream(folder, proportion=1)])
     with pytest.raises(ValueError, match="Use a list of names"):
         Documents(folder, columns="text")
+    with pytest.raises(DatasetError, match=r"no shard has the column 'txt'.*: id, text$"):
+        Documents(folder, columns=["text", "txt"])
     with pytest.raises(TypeError, match="Documents has no argument 'batch_size'"):
         Documents(folder, **dict[str, Any](batch_size=1))
 
