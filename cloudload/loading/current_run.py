@@ -35,7 +35,7 @@ from cloudload.run import (
     State,
     build_state,
     find_lengths,
-    find_lengths_of_beginning,
+    find_resumed_lengths,
     join_ranges,
     length_files,
     open_lengths,
@@ -256,10 +256,10 @@ class CurrentRun:
     def resumed(self, recipe: Recipe, position: Position) -> CurrentRun:
         """Return the run that continues from the position of a state.
 
-        `recipe` may read fewer shards than the current one. Raises the errors of
-        `find_lengths_of_beginning`.
+        `recipe` may read fewer shards than the current one, and may have other limits of
+        conversations. Raises the errors of `find_resumed_lengths`.
         """
-        if recipe.corpus is not self.recipe.corpus:
+        if not _has_documents_of(recipe, self.recipe):
             lengths = _find_lengths(self.opened, recipe, position)
         else:
             lengths = self._lengths and self._lengths.of(recipe, position)
@@ -378,11 +378,16 @@ class CurrentRun:
 
 
 def _find_lengths(opened: OpenedRun, recipe: Recipe, start: Position) -> _Lengths | None:
-    """Find the token lengths of a run's recipe, which may read fewer shards than `opened`."""
+    """Find the token lengths of a run's recipe, which may have other documents than `opened`."""
     found = opened.lengths
-    if recipe.corpus is not opened.recipe.corpus:
-        found = find_lengths_of_beginning(recipe, opened.asked_lengths, found)
+    if not _has_documents_of(recipe, opened.recipe):
+        found = find_resumed_lengths(recipe, opened.asked_lengths, found)
     return None if found is None else _Lengths(found, recipe, opened.cache_root, start)
+
+
+def _has_documents_of(recipe: Recipe, other: Recipe) -> bool:
+    """Whether two recipes of one loader have the same documents, so the same lengths hold."""
+    return recipe.corpus is other.corpus and recipe.chats == other.chats
 
 
 def _log_resumed(run: CurrentRun, saved: Saved) -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import Stream
+from cloudload import Chat, Rows, Stream
 from cloudload.errors import CloudloadError, DatasetError
 from cloudload.tools.count import count_tokens
+from testkit.conversations import chat_tokenizer, conversations, write_conversations
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.counted_runs import (
     CASES,
@@ -206,3 +207,34 @@ def test_lengths_elsewhere_serve_data_that_is_read_only(tmp_path: Path) -> None:
     assert names == ["index.json", "shard.00000.mds"]
     loader = make_loader(str(tmp_path / "data"), lengths=out, epochs=1)
     assert len(loader) == len(list(loader))
+
+
+@pytest.mark.parametrize("limits", [[160], [160, 96]])
+def test_a_resume_with_another_seq_len_uses_the_lengths_of_the_limit_that_its_run_keeps(
+    tmp_path: Path, limits: list[int]
+) -> None:
+    folder = write_conversations(tmp_path / "data", conversations(60))
+    tokenizer = chat_tokenizer()
+    filtered = []
+    for limit in limits:
+        report = count_tokens(
+            folder, tokenizer=tokenizer, chat=Chat(max_tokens=limit), progress=False
+        )
+        assert report is not None
+        filtered.append(report.filtered)
+    assert len({*filtered}) == len(limits)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "eos": "auto", "chat": Chat(), "epochs": 1}
+    with make_loader(folder, **options, seq_len=160) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    found = []
+    for lengths in ("off", "auto"):
+        with make_loader(folder, **options, seq_len=96, lengths=lengths, tail="pad") as loader:
+            loader.load_state_dict(state)
+            assert lengths == "off" or len(loader) > 0
+            found.append(ids_of(loader))
+    assert found[0] == found[1]
+    rows = Rows(folder, **options, num_lanes=12, seq_len=96, lengths="auto", state=state)
+    delivered = [row for batch in found[0] for row in batch]
+    expected = delivered[: len(rows) - rows.first_row]
+    assert [rows[row]["input_ids"].tolist() for row in range(rows.first_row, len(rows))] == expected

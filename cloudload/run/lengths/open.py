@@ -80,18 +80,21 @@ def find_lengths(recipe: Recipe, asked: str) -> list[CountedDataset] | None:
     return [counted for counted in found if counted is not None]
 
 
-def find_lengths_of_beginning(
+def find_resumed_lengths(
     recipe: Recipe, asked: str, whole: Sequence[CountedDataset] | None
 ) -> list[CountedDataset] | None:
-    """Find the lengths of a recipe that reads only the first shards of its streams.
+    """Find the lengths of a resumed recipe, which may read only the first shards of its streams.
 
-    For a stream without such lengths, uses the stream's lengths in `whole`, which cover all shards
-    and so begin with the same samples. Returns None if a stream has no lengths of either kind.
+    For a stream without such lengths, uses the stream's lengths in `whole`, if they are of the same
+    documents: they cover all shards, and so begin with the same samples. Returns None if a stream
+    has no lengths of either kind.
     """
     found = None if asked == choices.OFF else _search(recipe, asked)
-    if found is None:
-        return None if whole is None else list(whole)
-    counted = [own or (whole[stream] if whole else None) for stream, own in enumerate(found)]
+    keys = [make_key(recipe, stream) for stream in range(len(recipe.corpus.datasets))]
+    of_all = [
+        each if each.key == key else None for each, key in zip(whole or (), keys, strict=False)
+    ] or [None] * len(keys)
+    counted = [own or other for own, other in zip(found or of_all, of_all, strict=True)]
     return [each for each in counted if each is not None] if all(counted) else None
 
 

@@ -18,7 +18,7 @@ from cloudload.run.lengths.lengths_index import (
     index_name,
     make_key,
 )
-from cloudload.run.lengths.open import find_lengths, find_lengths_of_beginning, open_lengths
+from cloudload.run.lengths.open import find_lengths, find_resumed_lengths, open_lengths
 from cloudload.run.recipe import Recipe
 from testkit.tiny_runs import tiny_recipe
 
@@ -92,12 +92,14 @@ def test_a_run_of_the_first_shards_uses_its_own_lengths_or_those_of_all_shards(
     count(whole, 0, tmp_path / "whole")
     of_whole = find_lengths(whole, str(tmp_path / "whole"))
     assert of_whole is not None
-    found = find_lengths_of_beginning(beginning, str(tmp_path / "none"), of_whole)
+    found = find_resumed_lengths(beginning, str(tmp_path / "none"), of_whole)
     assert found == of_whole
-    assert find_lengths_of_beginning(beginning, str(tmp_path / "none"), None) is None
-    assert find_lengths_of_beginning(beginning, "off", of_whole) == of_whole
+    assert find_resumed_lengths(beginning, str(tmp_path / "none"), None) is None
+    assert find_resumed_lengths(beginning, "off", of_whole) == of_whole
+    other = tiny_recipe([4], tokenizer="other")
+    assert find_resumed_lengths(other, str(tmp_path / "none"), of_whole) is None
     count(beginning, 0, tmp_path / "whole", length=8)
-    [own] = find_lengths_of_beginning(beginning, str(tmp_path / "whole"), of_whole) or []
+    [own] = find_resumed_lengths(beginning, str(tmp_path / "whole"), of_whole) or []
     assert own.index.total("samples") == 4
     lengths = open_lengths(of_whole, beginning, tmp_path / "cache")
     assert lengths.of(np.array([0, 3])).tolist() == [3, 3]
