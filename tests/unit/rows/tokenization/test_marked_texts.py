@@ -160,9 +160,9 @@ def test_only_special_tokens_of_the_document_must_stand_apart() -> None:
         literal = Text(text, special_tokens=True, literal=[(2, 8)])
         plain = encode(Text("a <mask>"), "mask")
         assert encode(literal, "mask")[: len(plain)] == plain
-    for literal in ([(0, 1)], [(9, 10)]):
+    for span in ((0, 1), (9, 10)):
         with pytest.raises(TokenizerError, match="the name of a special token as text"):
-            encode(Text("a <mask> b", special_tokens=True, literal=literal), "mask")
+            encode(Text("a <mask> b", special_tokens=True, literal=[span]), "mask")
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
