@@ -120,6 +120,13 @@ def test_another_mask_of_the_same_tokens_is_found(tmp_path: Path) -> None:
     assert compare(options, options).is_same
 
 
+def test_the_id_of_padding_has_no_effect(options: Options) -> None:
+    padded = {**options, "pad_documents_to": 8}
+    recorded = record_golden(8, **padded, pad_id=3)
+    assert compare_golden(recorded, **padded, pad_id=4).is_same
+    assert not compare_golden(recorded, **options).is_same
+
+
 def test_more_and_missing_documents_are_the_data(options: Options, tmp_path: Path) -> None:
     for name, texts in (("more", [*TEXTS, *TEXTS[:40]]), ("fewer", TEXTS[:-5])):
         changed = {"data": write(tmp_path / name, texts), "local": str(tmp_path / f"of {name}")}

@@ -222,6 +222,8 @@ def _record(loader: CloudLoader, batch: Batch) -> Iterator[GoldenSpan]:
     if loader.recipe.has_masks:
         # the hash also covers which tokens are trained
         tokens = np.where(batch["labels"][0].numpy() == IGNORED_LABEL, -1 - tokens, tokens)
+    if batch.is_pad is not None:
+        tokens[batch.is_pad[0]] = -1  # whatever `pad_id` is
     traced = loader.open_tracer().trace_whole(batch.spans, batch.rows)
     streams = batch.spans[:, tables.SPAN_STREAM].tolist()
     for stream, (span, document) in zip(streams, traced, strict=True):
