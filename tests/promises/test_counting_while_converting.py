@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from cloudload import Chat
 from cloudload.errors import ConvertError
 from cloudload.run.lengths import lengths_index
 from cloudload.tools.convert import convert_to_mds, finish
+from testkit.conversations import chat_tokenizer, conversations
 from testkit.conversions import convert_until, dataset_bytes, write_lines
 from testkit.corpora import byte_tokenizer
 from testkit.counted import count
@@ -86,6 +88,34 @@ def test_a_transform_is_counted_with_all_columns(corpus: Path, tmp_path: Path) -
     assert dataset_bytes(str(out / "lengths")) == again
     assert report.tokens is not None
     assert 0 < report.tokens < report.text_bytes
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_conversations_are_counted_with_the_chat_of_a_run(tmp_path: Path, processes: int) -> None:
+    rows = [{"id": f"{n}", "messages": each} for n, each in enumerate(conversations(300))]
+    write_lines(tmp_path / "chats.jsonl", rows)
+    options: dict[str, Any] = {**SETTINGS, "text_key": None, "keep": ["messages"]}
+    plain = convert_to_mds(tmp_path / "chats.jsonl", tmp_path / "plain", **options)
+    counting = {"tokenizer": chat_tokenizer(), "chat": Chat(train="last", max_tokens=120)}
+    options |= {**counting, "processes": processes, "segment_bytes": 9_000}
+    report = convert_to_mds(tmp_path / "chats.jsonl", tmp_path / "out", **options)
+    assert plain.documents == report.documents == 300
+    found = dataset_bytes(str(tmp_path / "out" / "lengths"))
+    assert found == count_again(tmp_path / "out", tmp_path / "again", **counting)
+    loader = {"epochs": 1, "packing": "best_fit", "seq_len": 120, "eos": "auto", **counting}
+    with make_loader(str(tmp_path / "out"), **loader, lengths="require") as counted:
+        assert len(counted) == sum(1 for _ in counted)
+
+
+def test_the_most_tokens_of_conversations_must_be_known(tmp_path: Path) -> None:
+    options: dict[str, Any] = {**SETTINGS, "text_key": None, "keep": ["messages"]}
+    with pytest.raises(ValueError, match=r"Pass Chat\(max_tokens=N\) with the run's seq_len"):
+        convert_to_mds("x", tmp_path, **options, tokenizer=chat_tokenizer(), chat=Chat())
+    with pytest.raises(ValueError, match=r"Pass chat=Chat\(\) for conversations"):
+        convert_to_mds("x", tmp_path, **options, tokenizer=chat_tokenizer())
+    with pytest.raises(ValueError, match="chat applies only when tokens are counted"):
+        convert_to_mds("x", tmp_path, **options, chat=Chat(max_tokens=9))
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("size", [12_000, 1 << 30])

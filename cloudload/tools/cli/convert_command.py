@@ -35,10 +35,8 @@ def add_convert(parser: command.CommandParser) -> None:
         after_interrupt="To resume, run the same command again, without --overwrite",
     )
     names = "inputs out inputs_from format quoting errors text_key id_key keep split splits "
-    names += (
-        "compression hashes shard_bytes segment_bytes tokenizer transform transform_id on_error "
-    )
-    names += "processes worker finish skip_bad rejects overwrite append"
+    names += "compression hashes shard_bytes segment_bytes tokenizer transform transform_id chat "
+    names += "on_error processes worker finish skip_bad rejects overwrite append"
     add_declared(
         add,
         convert_to_mds,

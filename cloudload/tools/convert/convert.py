@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from cloudload.config import OnError, Transform, checks, choices
+from cloudload.config import Chat, OnError, RowsConfig, Transform, checks, choices
 from cloudload.data import Location, own_objects, urls, writer
 from cloudload.system import option_help
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
@@ -85,6 +85,7 @@ def convert_to_mds(
     tokenizer: Any = None,
     transform: Transform | None = None,
     transform_id: str | None = None,
+    chat: Chat | None = None,
     on_error: OnError = "raise",
     processes: int | None = None,
     executor: Executor | None = None,
@@ -163,11 +164,13 @@ def convert_to_mds(
         tokenizer: also count the tokens of each document with this tokenizer, as for `CloudLoader`,
             and store the same lengths as `count_tokens` does for the finished dataset. It cannot be
             combined with `splits`. Instead, count each split after the conversion. Documents
-            without a text require a `transform`.
+            without a text require a `chat` or a `transform`.
         transform: the transform of the runs that will use the lengths, as for `CloudLoader`. It
             does not change what is written.
         transform_id: as for `CloudLoader`.
-        on_error: as for `CloudLoader`; it applies to the transform.
+        chat: the chat of the runs that will use the lengths, as for `CloudLoader`. It does not
+            change what is written. Its `max_tokens` must be set, as for `count_tokens`.
+        on_error: as for `CloudLoader`; it applies to the transform and the chat.
         processes: number of worker processes, one per available core by default. Each takes one
             segment at a time. With 1, all work is done in this process.
         executor: run the segments on this `concurrent.futures.Executor` instead, such as a
@@ -235,10 +238,11 @@ def convert_to_mds(
             "splits (--split NAME=SHARE,...) and tokenizer (--tokenizer) cannot be combined yet. "
             "Convert with splits, then run cloudload count on each split"
         )
-    if text_key is None and tokenizer is not None and transform is None:
+    if text_key is None and tokenizer is not None and transform is None and chat is None:
         raise ValueError(
             "tokenizer (--tokenizer) counts the tokens of texts, but text_key (--text-key) is "
-            "None. Pass a transform (--transform) that returns a text, or omit the tokenizer"
+            "None. Pass chat=Chat() for conversations, or a transform (--transform) that returns a "
+            "text, or omit the tokenizer"
         )
     share = Share.parse(worker) if worker is not None else None
     _check_overwrite(overwrite, is_array=bool(share or finish), append=append)
@@ -257,7 +261,10 @@ def convert_to_mds(
     count = _open_count(
         location,
         tokenizer,
-        {"transform": transform, "transform_id": transform_id, "on_error": on_error},
+        {
+            **{"transform": transform, "transform_id": transform_id},
+            **{"chat": chat, "on_error": on_error},
+        },
     )
     if count is None and (key := stored.get(rerun_check.LENGTHS_FIELD)):
         count = join_count_work(location, key)
@@ -383,8 +390,8 @@ def _open_count(
 ) -> CountWork | None:
     if tokenizer is not None:
         return open_count_work(location, tokenizer, **documents)
-    for name, default in {"transform": None, "transform_id": None, "on_error": "raise"}.items():
-        if documents[name] != default:
+    for name, value in documents.items():
+        if value != getattr(RowsConfig, name):
             raise ValueError(
                 f"{name} applies only when tokens are counted. Set tokenizer, too, or remove {name}"
             )

@@ -38,6 +38,7 @@ from cloudload.tools.count.group import (
     Counted,
     CountWork,
     GroupJob,
+    check_limit,
     count_group,
     finish_count,
     list_found,
@@ -262,12 +263,7 @@ def _open(
     """Open the recipe of a run that reads only one dataset, and choose its tokenizer backend."""
     documents = {**of_tokens._asdict(), **of_text._asdict()}
     config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
-    [source] = config.sources
-    if source.chat and source.chat.max_tokens is None and source.chat.overlong != "split":
-        raise ValueError(
-            "max_tokens of Chat is missing. By default, it is the run's seq_len, which a count "
-            "does not know. Pass Chat(max_tokens=N) with the run's seq_len"
-        )
+    check_limit(config)
     recipe = open_recipe(config, tokenizer, retry or Retry())
     text = recipe.tokenizer.json if recipe.tokenizes else ""
     found = choose_backend(text, backend, cache_folder.default_cache())

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.config import choices
+from cloudload.config import RowsConfig, choices
 from cloudload.data import (
     Corpus,
     Dataset,
@@ -94,6 +94,16 @@ class Counted:
     index: lengths_index.LengthsIndex
     spread: LengthCounter
     """The distribution of the lengths."""
+
+
+def check_limit(config: RowsConfig) -> None:
+    """Raise `ValueError` if the most tokens of conversations are unknown without a `seq_len`."""
+    for chat in (source.chat for source in config.sources):
+        if chat is not None and chat.max_tokens is None and chat.overlong != "split":
+            raise ValueError(
+                "max_tokens of Chat is missing. By default, it is the run's seq_len, which a count "
+                "does not know. Pass Chat(max_tokens=N) with the run's seq_len"
+            )
 
 
 def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:

@@ -35,6 +35,7 @@ from cloudload.tools.count.group import (
     CountWork,
     GroupJob,
     LengthMeter,
+    check_limit,
     list_found,
     list_groups,
     read_group,
@@ -71,6 +72,7 @@ def open_count_work(location: Location, tokenizer: Any, **documents: Any) -> Cou
     tokenizer cannot be loaded, and `ValueError` for an invalid option.
     """
     config = RowsConfig((Stream(location.url),), seq_len=1, bos=None, eos=None, **documents)
+    check_limit(config)
     recipe = open_recipe_without_data(config, tokenizer)
     backend = choose_backend(recipe.tokenizer.json, "auto", cache_folder.default_cache()).name
     lengths = location.join(own_objects.LENGTHS_FOLDER)
