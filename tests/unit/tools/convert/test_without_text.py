@@ -228,7 +228,7 @@ def test_without_text_something_must_be_kept(tmp_path: Path) -> None:
     clash: dict[str, Any] = {"text_key": None, "keep": ["messages", "id"]}
     refuse(r"cannot keep \['id'\], because `id` is always", path, error=ValueError, **clash)
     counted: dict[str, Any] = {**NO_TEXT, "tokenizer": "gpt2"}
-    refuse("text_key .--text-key. is None. Pass a transform", path, error=ValueError, **counted)
+    refuse("text_key .--text-key. is None. Pass chat=Chat", path, error=ValueError, **counted)
 
 
 ADVICE = (
