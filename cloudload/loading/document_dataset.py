@@ -476,13 +476,15 @@ class DocumentQueue:
 
         Raises `ValueError` for an index that was not taken, or that is done already.
         """
-        given = [checks.as_integer("index", index) for index in indices]
-        for number, index in enumerate(given):
-            was_done = index < self._frontier or index in self._done or index in given[:number]
+        given = set[int]()
+        for each in indices:
+            index = checks.as_integer("index", each)
+            was_done = index < self._frontier or index in self._done or index in given
             if not 0 <= index < self._next or was_done:
                 why = "is done already" if was_done and index >= 0 else "was not taken"
                 raise ValueError(f"document {index:,} {why}. Pass each index of take() once")
-        self._done |= set(given)
+            given.add(index)
+        self._done |= given
         while self._frontier in self._done:
             self._done.remove(self._frontier)
             self._frontier += 1
