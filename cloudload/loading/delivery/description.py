@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from cloudload.config import choices
+from cloudload.config import DocumentSource, RowsConfig, choices
 from cloudload.data import redact
 from cloudload.loading.delivery.working_set import (
     count_downloads,
@@ -216,8 +216,7 @@ def _streams(plan: WorkerPlan) -> Iterator[Setting]:
         share = f", weight {weights[label]:g}" if recipe.config.is_mixed else ""
         if ending is not None and ending.stream_ends[stream] < NEVER:
             share += f", ends at row {ending.stream_ends[stream]:,}"
-        column = recipe.config.token_columns[stream]
-        kind = f" of token IDs in column {column.key!r}" if column else ""
+        kind = _describe_source(recipe.config.sources[stream], recipe.config)
         url = redact(recipe.config.streams[stream].url)
         shards = counted(len(dataset.shards), "shard")
         if dataset.num_left_out:
@@ -226,6 +225,19 @@ def _streams(plan: WorkerPlan) -> Iterator[Setting]:
         note = f"samples{kind} in {shards}{share}, from {url}"
         origin = STATE if dataset.num_left_out else DATA
         yield Setting(f"stream {label}", samples, origin, note)
+
+
+def _describe_source(source: DocumentSource, config: RowsConfig) -> str:
+    """What the documents of a stream are made of, unless the loader's options say it."""
+    if source.tokens is not None:
+        return f" of token IDs in column {source.tokens.key!r}"
+    if source.chat is not None:
+        return " of conversations"
+    if source.encode is not None:
+        return f" for encode {source.encode_name}"
+    if source.transform is not None:
+        return f" for transform {source.transform_name}"
+    return f" of text in column {source.text_key!r}" if source.text_key != config.text_key else ""
 
 
 def _find_weights(plan: WorkerPlan) -> Weights:

@@ -57,6 +57,21 @@ def test_streams_are_listed_with_samples_and_shards(tmp_path: Path) -> None:
     assert "weight 3" in description._repr_html_()
 
 
+def test_streams_say_what_their_documents_are_made_of(tmp_path: Path) -> None:
+    texts = random_documents(1, 20)
+    folder = write_mds(tmp_path / "data", texts, extra={"body": ("str", texts)})
+    streams = [
+        Stream(folder, name="plain", proportion=1),
+        Stream(folder, name="body", text_key="body", proportion=1),
+        Stream(folder, name="code", transform=str, transform_id="v2", proportion=1),
+    ]
+    loader = make_loader(streams)
+    notes = {each.name: each.note.split(" in 1 shard")[0] for each in loader.describe().settings}
+    assert notes["stream plain"] == "samples"
+    assert notes["stream body"] == "samples of text in column 'body'"
+    assert notes["stream code"] == "samples for transform transform_id=v2"
+
+
 @pytest.mark.parametrize(
     ("number", "noun", "text"),
     [(1, "rank", "1 rank"), (0, "rank", "0 ranks"), (2_000, "shard", "2,000 shards")],
