@@ -5,7 +5,8 @@
 A run reads conversations, or 95% text and 5% conversations by tokens. It continues on 1, 3, 7 and 2
 ranks, real processes that are killed with SIGKILL and start again at the last checkpoint. From the
 third world on, `seq_len` may be another. Packing, epochs, token lengths, the shuffle, and the
-options of `Chat` are drawn, and some messages contain names of special tokens.
+options of `Chat` are drawn, and some messages contain names of special tokens. The template of some
+runs lacks `{% generation %}` blocks.
 
 The expected IDs and labels are those of `apply_chat_template(return_assistant_tokens_mask=True)` of
 transformers, and the expected spans are those of a packer that knows only the sizes of documents.

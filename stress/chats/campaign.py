@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload import Chat, CloudLoader, Stream
+from cloudload.config import choices
 from cloudload.tools.count import count_tokens
 from stress.campaign import Report
 from stress.chats.rank import Job, run_rank
@@ -34,6 +35,7 @@ from testkit.conversation_oracle import (
 from testkit.conversations import (
     END,
     PAD,
+    PLAIN_TEMPLATE,
     TEMPLATE,
     Message,
     chat_tokenizer,
@@ -142,6 +144,8 @@ def draw_run(draw: random.Random, folder: Path, number: int, rows: int) -> Run:
     chats = conversations(max(60, size // (20 if is_mixed else 1) // 70), seed)
     _type_names(draw, chats)
     chat = Chat(
+        # the turns of the second one must be found
+        template=draw.choice([choices.TOKENIZER, PLAIN_TEMPLATE]),
         train=draw.choice(["assistant", "assistant", "last"]),
         train_eot=draw.random() < 0.7,
         trusted=trusted,
@@ -339,4 +343,5 @@ def _describe(run: Run) -> str:
         f"{options['packing']}, {'mixed' if run.texts else 'chats'}, epochs {options['epochs']}, "
         f"seq_len {run.seq_lens}, {'' if run.has_lengths else 'no '}lengths, train {chat.train}, "
         f"{chat.overlong} at {run.limit}{', trusted' if chat.trusted else ''}"
+        f"{', turns are found' if chat.template == PLAIN_TEMPLATE else ''}"
     )
