@@ -163,6 +163,7 @@ def test_three_epochs_train_each_answer_three_times_in_as_many_steps_on_any_worl
         leg = Leg(number, batches=None, global_batch=10, micro_batch=2)
         rows, states = run_leg(ranks(folder, **options), leg)
         trained = Counter[tuple[int, int]]()
+        assert all(row.is_padding == (not row.spans) for row in rows)
         for row in rows:
             places = [(span[2], at) for span in row.spans for at in range(span[3], span[4])]
             trained.update(
