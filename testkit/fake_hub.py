@@ -1,93 +1,170 @@
-"""A stand-in for the Hugging Face Hub with one dataset, whose main branch can be moved.
+"""A stand-in for the Hugging Face Hub with datasets, whose main branches can be moved.
 
 with fake_hub("owner/name", {"a" * 40: {"data/0.parquet": b"…"}}) as hub:
-    hub.main = "b" * 40              the branch's commit
+    hub.main = "b" * 40              the commit of its branch
     hub.requests                     ["GET /datasets/owner/name/resolve/aaa…/data/0.parquet"]
+    hub.add("owner/other", {"README.md": b"…"})
+    hub.site.faults.append(Fault("/tree/", status=429, headers={"Retry-After": "1"}))
+    hub.site.token = "hf_secret"     every request needs it
+
+Files are redirected to a CDN, which is another path of the server.
 """
 
 from __future__ import annotations
 
-import http.server
 import json
 import re
-import threading
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha1
+from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from testkit.web_server import Fault, Site, SiteHandler, start_site
 
 Commits = Mapping[str, Mapping[str, bytes]]
 """The files of each commit, by the commit's hash and the file's name."""
 
+_INFO = re.compile(r"/api/datasets/(\w+/[\w.-]+)(?:/revision/(\w+))?")
+_TREE = re.compile(r"/api/datasets/(\w+/[\w.-]+)/tree/(\w+)/?(.*)")
+_FILE = re.compile(r"/(datasets|cdn)/(\w+/[\w.-]+)/resolve/(\w+)/(.*)")
+
 
 @dataclass
 class FakeHub:
-    """A running server."""
+    """A running server. `repo` is its first dataset."""
 
     repo: str
-    commits: Commits
-    main: str
-    endpoint: str = ""
-    requests: list[str] = field(default_factory=list)
+    site: Site
+    datasets: dict[str, Commits]
+    mains: dict[str, str] = field(default_factory=dict)
+    """The commit of each dataset's main branch."""
 
-    def answer(self, path: str) -> Any:
-        """The JSON or the bytes at a path, or None."""
-        info = re.fullmatch(rf"/api/datasets/{self.repo}(?:/revision/(\w+))?", path)
-        tree = re.fullmatch(rf"/api/datasets/{self.repo}/tree/(\w+)/?(.*)", path)
-        file = re.fullmatch(rf"/datasets/{self.repo}/resolve/(\w+)/(.*)", path)
-        found = info or tree or file
-        if found is None:
-            return {} if path == "/" else None
-        commit = self.main if found[1] in (None, "main") else found[1]
-        if (files := self.commits.get(commit)) is None:
-            return None
-        if info:
+    @property
+    def endpoint(self) -> str:
+        """The server's URL."""
+        return self.site.url
+
+    @property
+    def main(self) -> str:
+        """The commit of the first dataset's main branch."""
+        return self.mains[self.repo]
+
+    @main.setter
+    def main(self, commit: str) -> None:
+        self.mains[self.repo] = commit
+
+    @property
+    def requests(self) -> list[str]:
+        """The requests so far, as method and path, without those to the CDN."""
+        lines = (line.partition(" ") for line in self.site.lines)
+        found = [f"{method} {unquote(urlsplit(rest).path)}" for method, _, rest in lines]
+        return [line for line in found if " /cdn/" not in line]
+
+    def add(self, repo: str, files: Mapping[str, bytes]) -> str:
+        """Add a commit to a dataset, as its main branch, and return the commit's hash."""
+        commit = sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self.datasets[repo] = {**self.datasets.get(repo, {}), commit: files}
+        self.mains[repo] = commit
+        return commit
+
+    def find(self, repo: str, revision: str) -> Mapping[str, bytes] | None:
+        """The files of a revision, or None if there is no such revision."""
+        commit = self.mains.get(repo, "") if revision == "main" else revision
+        return self.datasets.get(repo, {}).get(commit)
+
+
+class _Handler(SiteHandler):
+    def __init__(self, *arguments: object, hub: FakeHub, site: Site) -> None:
+        self.hub = hub
+        super().__init__(*arguments, site=site)
+
+    def answer_api(self, path: str, fault: Fault | None) -> bool:
+        path = unquote(path)
+        if found := _FILE.fullmatch(path):
+            data = (self.hub.find(found[2], found[3]) or {}).get(found[4])
+            if data is None:
+                self.answer_bytes(b"", 404, X_Error_Code="EntryNotFound")
+            elif found[1] == "cdn":
+                self.send_data(data, fault)
+            else:
+                tag, size = f'"{_oid(data)}"', str(len(data))
+                headers = {"X_Repo_Commit": found[3], "ETag": tag, "X_Linked_Size": size}
+                self.answer_bytes(b"", 302, Location=path.replace("datasets", "cdn", 1), **headers)
+        elif found := _TREE.fullmatch(path) or _INFO.fullmatch(path):
+            self._answer_json(found, is_tree="/tree/" in path)
+        elif path == "/":
+            self.answer_bytes(b"{}")
+        else:
+            self.answer_bytes(b"", 404)
+        return True
+
+    def _answer_json(self, found: re.Match[str], *, is_tree: bool) -> None:
+        repo, revision = found[1], found[2] or "main"
+        files = self.hub.find(repo, revision)
+        if files is None:
+            return self.answer_bytes(b"{}", 404, X_Error_Code="RepoNotFound")
+        if not is_tree:
+            commit = self.hub.mains[repo] if revision == "main" else revision
             siblings = [{"rfilename": name} for name in files]
-            return {"id": self.repo, "sha": commit, "siblings": siblings, "tags": []}
-        if file:
-            return files.get(file[2])
-        assert tree is not None
-        return self._list(files, f"{tree[2]}/" if tree[2] else "")
+            body: Any = {"id": repo, "sha": commit, "siblings": siblings, "tags": []}
+        else:
+            query = parse_qs(urlsplit(self.path).query)
+            is_deep = query.get("recursive", ["false"])[0].lower() == "true"
+            body = _list(files, f"{found[3]}/" if found[3] else "", is_deep)
+        return self.answer_bytes(json.dumps(body).encode(), Content_Type="application/json")
 
-    def _list(self, files: Mapping[str, bytes], prefix: str) -> list[dict[str, Any]]:
-        below = {name: data for name, data in files.items() if name.startswith(prefix)}
-        names = {prefix + name[len(prefix) :].partition("/")[0] for name in below}
-        return [
-            {"type": "file", "path": name, "size": len(below[name]), "oid": "0" * 40}
-            if name in below
-            else {"type": "directory", "path": name, "oid": "0" * 40}
-            for name in sorted(names)
-        ]
+
+def _list(files: Mapping[str, bytes], prefix: str, is_deep: bool) -> list[dict[str, Any]]:
+    names = set[str]()
+    for name in files:
+        parts = name.removeprefix(prefix).split("/")
+        depths = range(1, len(parts) + 1) if is_deep else [1]
+        if name.startswith(prefix):
+            names |= {prefix + "/".join(parts[:depth]) for depth in depths}
+    return [
+        {"type": "file", "path": name, "size": len(files[name]), "oid": _oid(files[name])}
+        if name in files
+        else {"type": "directory", "path": name, "size": 0, "oid": "0" * 40}
+        for name in sorted(names)
+    ]
+
+
+def _oid(data: bytes) -> str:
+    return sha1(data).hexdigest()
 
 
 @contextmanager
 def fake_hub(repo: str, commits: Commits) -> Iterator[FakeHub]:
     """Serve commits of a dataset on a loopback port. The first one is that of the main branch."""
-    hub = FakeHub(repo, commits, next(iter(commits)))
+    with tempfile.TemporaryDirectory() as folder:
+        hub = FakeHub(repo, Site(Path(folder)), {repo: commits}, {repo: next(iter(commits))})
+        with start_site(Path(folder), partial(_Handler, hub=hub)) as hub.site:
+            yield hub
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            hub.requests.append(f"{self.command} {path}")
-            found = hub.answer(path)
-            body = found if isinstance(found, bytes) else json.dumps(found).encode()
-            status = 404 if found is None else 200
-            if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-                body, status = body[int(span[1]) : int(span[2] or len(body)) + 1], 206
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
 
-        do_HEAD = do_GET
+@contextmanager
+def as_the_hub(hub: FakeHub) -> Iterator[None]:
+    """Point the Hub's client in this process to a stand-in."""
+    import huggingface_hub
+    from huggingface_hub import constants
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Print nothing."""
+    from cloudload.data.storage import hub as hub_module
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-        yield hub
-        server.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+        template = template.replace(constants.ENDPOINT, hub.endpoint)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "ENDPOINT", hub.endpoint)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        hub_module.check_connection.cache_clear()
+        huggingface_hub.HfFileSystem.clear_instance_cache()
+        yield
+    hub_module.check_connection.cache_clear()
+    huggingface_hub.HfFileSystem.clear_instance_cache()

@@ -17,7 +17,7 @@ import functools
 import http.server
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -92,8 +92,8 @@ class SiteHandler(http.server.SimpleHTTPRequestHandler):
 
     def _answer(self) -> None:
         site, path = self.site, urlsplit(self.path).path
-        range_ = self.headers.get("Range", "")
-        site.lines.append(f"{self.command} {self.path} {range_}".rstrip())
+        line = f"{self.command} {self.path} {self.headers.get('Range', '')}"
+        site.lines.append(line.rstrip())
         fault = site.take_fault(f"{self.command} {self.path}")
         if fault and fault.status:
             return self.answer_bytes(b"trouble", fault.status, **fault.headers)
@@ -103,19 +103,24 @@ class SiteHandler(http.server.SimpleHTTPRequestHandler):
             return self.answer_bytes(b"", 405)
         if path in site.moved:
             return self.answer_bytes(b"", 302, Location=site.moved[path])
-        if not self.answer_api(path):
-            self.send_file(site.folder / unquote(path).lstrip("/"), range_, fault)
+        if not self.answer_api(path, fault):
+            self._send_file(site.folder / unquote(path).lstrip("/"), fault)
         return None
 
-    def answer_api(self, path: str) -> bool:
-        """Answer a path that is not a file, and return whether it is one."""
+    def answer_api(self, path: str, fault: Fault | None) -> bool:
+        """Answer a path that is not a file of the folder, and return whether it is one."""
         return False
 
-    def send_file(self, file: Path, range_: str, fault: Fault | None, **headers: str) -> None:
+    def _send_file(self, file: Path, fault: Fault | None) -> None:
         """Send a file, or the page of a folder."""
         if not file.is_file():
             return super().do_HEAD() if self.command == "HEAD" else super().do_GET()
-        data = file.read_bytes()
+        date = formatdate(file.stat().st_mtime, usegmt=True)
+        return self.send_data(file.read_bytes(), fault, date)
+
+    def send_data(self, data: bytes, fault: Fault | None, date: str = "") -> None:
+        """Send a file, or the range of it that was asked for. `date` is its Last-Modified."""
+        range_ = self.headers.get("Range", "")
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", range_) if self.site.has_ranges else None
         if found and int(found[1]) >= len(data):
             return self.answer_bytes(b"", 416)
@@ -126,10 +131,8 @@ class SiteHandler(http.server.SimpleHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         if self.site.has_etags:
             self.send_header("ETag", f'"{sha1(data).hexdigest()}"')
-        if self.site.has_dates:
-            self.send_header("Last-Modified", formatdate(file.stat().st_mtime, usegmt=True))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
+        if self.site.has_dates and date:
+            self.send_header("Last-Modified", date)
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
@@ -142,7 +145,7 @@ class SiteHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def start_site(folder: Path, handler: type[SiteHandler] = SiteHandler) -> Iterator[Site]:
+def start_site(folder: Path, handler: Callable[..., SiteHandler] = SiteHandler) -> Iterator[Site]:
     """Serve the files of `folder` on a loopback port."""
     site = Site(folder)
     make = functools.partial(handler, site=site)

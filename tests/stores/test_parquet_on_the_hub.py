@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
-import huggingface_hub.constants
 import pytest
 
 from cloudload.convert import index_files
 from cloudload.data.mds import row_groups
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.mds.virtual_index import ColumnChoice
-from cloudload.data.storage import hub as hub_module
 from cloudload.data.storage.locations import Location
 from cloudload.errors import StoreError
-from testkit.fake_hub import FakeHub, fake_hub
+from testkit.fake_hub import FakeHub, as_the_hub
 from testkit.parquet_files import write_corpus
 from testkit.shard_caches import DOCUMENTS, RETRY, texts_of
 
@@ -26,30 +24,23 @@ DATA = "hf://datasets/owner/name/data/*.parquet"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
-    """A Hub with a dataset. There is one for all tests, because the Hub's client keeps its URL."""
+def server(tmp_path_factory: pytest.TempPathFactory, hub_server: FakeHub) -> Iterator[FakeHub]:
+    """A Hub with a dataset."""
     pytest.importorskip("fsspec")
-    commits, constants = {}, huggingface_hub.constants
+    commits = {}
     for commit, documents in ((OLD, DOCUMENTS), (NEW, NEW_DOCUMENTS)):
         folder = write_corpus(tmp_path_factory.mktemp("files"), documents, num_files=2)
         commits[commit] = {f"data/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    with fake_hub("owner/name", commits) as found, pytest.MonkeyPatch.context() as patch:
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE
-        template = template.replace(constants.ENDPOINT, found.endpoint)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        patch.setattr(constants, "ENDPOINT", found.endpoint)
-        patch.setattr(constants, "HF_HUB_OFFLINE", False)
-        hub_module.check_connection.cache_clear()
-        yield found
-    hub_module.check_connection.cache_clear()
-    forget()
+    hub_server.datasets["owner/name"], hub_server.repo = commits, "owner/name"
+    with as_the_hub(hub_server):
+        yield hub_server
 
 
 @pytest.fixture
 def hub(server: FakeHub) -> FakeHub:
     """The Hub, with the main branch of its dataset at the commit `OLD`."""
     server.main = OLD
-    server.requests.clear()
+    server.site.lines.clear()
     row_groups._footers.clear()
     forget()
     return server
@@ -86,7 +77,7 @@ def test_a_revision_in_the_location_is_read(hub: FakeHub, tmp_path: Path, revisi
 
 def test_the_index_of_a_commit_is_made_once(hub: FakeHub, tmp_path: Path) -> None:
     open_files(DATA, tmp_path / "cache")
-    hub.requests.clear()
+    hub.site.lines.clear()
     open_files(DATA, tmp_path / "cache")
     assert not any("/resolve/" in each for each in hub.requests)
 

@@ -208,7 +208,7 @@ def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
 
 def _tag(info: Mapping[str, Any]) -> str:
     """The ETag of an object, or "" if the file system reports none."""
-    return str(info.get("ETag") or info.get("etag") or "").strip('"')
+    return str(info.get("ETag") or info.get("etag") or info.get("blob_id") or "").strip('"')
 
 
 def _resolve(url: str) -> tuple[Any, str]:

@@ -18,7 +18,7 @@
     rerun_check      what a rerun must match         conversion_report  counts and the report
     dry_run          what would be converted         rebuild            shards that are missing
     index_files      an index of Parquet files       output_location    locations of the output
-    listed_files     the files of a list
+    listed_files     the files of a list             hub_dataset        files on the Hub
 
 Other packages use only `convert_to_mds`, `ConvertReport`, `outline_conversion` and `index_files`.
 """

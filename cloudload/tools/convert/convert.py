@@ -283,7 +283,7 @@ def convert_to_mds(
         overwrite,
     )
     if (share or finish) and (plan := _read_plan(location, recipe, inputs)):
-        files = plan.files(list_roots(inputs), config.format)
+        files = plan.files(list_roots(inputs, [item.root for item in plan.inputs]), config.format)
         return run_conversion(Planned(run, plan, files))
     found, skipped = _plan(
         run,

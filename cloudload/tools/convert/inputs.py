@@ -13,6 +13,7 @@ Inputs keep the caller's order. The files of an input are sorted, except those o
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,14 +21,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from cloudload.config import choices
 from cloudload.data import (
     codecs,
     contains_secrets,
     file_kinds,
-    hub,
     own_objects,
     parse_index,
     redact,
@@ -39,6 +38,7 @@ from cloudload.errors import ConvertError, DatasetError
 from cloudload.system import counted
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.found_files import FolderFiles, find_files, find_listed, root_of
+from cloudload.tools.convert.hub_dataset import HubName, find_hub_files
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.input_records import InputUnit
 from cloudload.tools.convert.listed_files import FileList
@@ -124,7 +124,10 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
             form = "jsonl" if format == "auto" else format
             return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
         if is_hub_name(text):
-            return _load_dataset(text, split)
+            on_hub = None if Path(_path_of(text)).exists() else find_hub_files(text, split)
+            if on_hub is None:
+                return _load_dataset(text, split)
+            return _choose_data(text, on_hub, format)
         found = find_files(text)
         files = found.files
         if format == "mds" or (format == "auto" and is_mds_folder(files)):
@@ -179,41 +182,47 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
 
 
 def _load_dataset(url: str, split: str | None) -> InputUnit:
-    """Open a Hugging Face dataset as a stream, such as `hf://owner/name?config=en&split=test`.
-
-    A split in the URL takes precedence over `split`. If neither is given, the split is `train`.
-    """
-    parts, shown = urlsplit(url), redact(url)
-    name, query = parts.netloc + parts.path, parse_qs(parts.query)
-    if unknown := sorted(set(query) - {"config", "split"}):
-        raise ValueError(
-            f"{shown} has unknown parameters {unknown}. Only ?config= and &split= are supported"
-        )
+    """Open a dataset without files of records as a stream of rows; see `hub_dataset`."""
+    name, shown, path = HubName.parse(url, split), redact(url), _path_of(url)
+    is_local = Path(path).exists()
     try:
         import datasets
     except ImportError:
         raise ConvertError(
             f"reading {shown} needs the datasets package. Run: pip install datasets"
         ) from None
-    if not Path(name).exists():
-        hub.check_connection()
-    chosen = query.get("split", [split or "train"])[0]
     try:
         loaded = datasets.load_dataset(
-            name, query.get("config", [None])[0], split=chosen, streaming=True
+            path if is_local else name.repository,
+            name.config,
+            split=name.split,
+            revision=name.revision,
+            streaming=True,
         )
     except Exception as error:
         raise ConvertError(
-            f"cannot load {shown} (split {chosen!r}). Check its name, config, and split, and the "
-            f"connection. The error was {type(error).__name__}: {redact(str(error))}"
+            f"cannot load {shown} (split {name.split!r}). Check its name, config, and split, and "
+            f"the connection. The error was {type(error).__name__}: {redact(str(error))}"
         ) from (None if contains_secrets(error) else error)
-    return RowsUnit(PurePosixPath(name).name, loaded)
+    return RowsUnit(PurePosixPath(path if is_local else name.repository).name, loaded)
 
 
-def list_roots(inputs: Any) -> list[str]:
-    """Return the root of each input, as in `list_inputs`. The inputs must be locations of files."""
+def _path_of(url: str) -> str:
+    return url.partition("://")[2].partition("?")[0]
+
+
+def list_roots(inputs: Any, planned: Sequence[str] = ()) -> list[str]:
+    """Return the root of each input, as in `list_inputs`. The inputs must be locations of files.
+
+    `planned` are the roots in a plan, which have the commits of datasets on the Hugging Face Hub.
+    """
     several = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return [item.root if isinstance(item, FileList) else root_of(str(item)) for item in several]
+    roots = itertools.zip_longest(several, planned[: len(several)], fillvalue="")
+    return [root if is_hub_name(str(item)) else _root_of(item) for item, root in roots]
+
+
+def _root_of(item: Any) -> str:
+    return item.root if isinstance(item, FileList) else root_of(str(item))
 
 
 def _choose_data(location: str, found: FolderFiles, format: str) -> FolderFiles:
