@@ -31,9 +31,9 @@ from testkit.web_server import Fault, Site, SiteHandler, start_site
 Commits = Mapping[str, Mapping[str, bytes]]
 """The files of each commit, by the commit's hash and the file's name."""
 
-_INFO = re.compile(r"/api/datasets/(\w+/[\w.-]+)(?:/revision/(\w+))?")
-_TREE = re.compile(r"/api/datasets/(\w+/[\w.-]+)/tree/(\w+)/?(.*)")
-_FILE = re.compile(r"/(datasets|cdn)/(\w+/[\w.-]+)/resolve/(\w+)/(.*)")
+_INFO = re.compile(r"/api/datasets/([\w-]+/[\w.-]+)(?:/revision/(\w+))?")
+_TREE = re.compile(r"/api/datasets/([\w-]+/[\w.-]+)/tree/(\w+)/?(.*)")
+_FILE = re.compile(r"/(datasets|cdn)/([\w-]+/[\w.-]+)/resolve/(\w+)/(.*)")
 
 
 @dataclass

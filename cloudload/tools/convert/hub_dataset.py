@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -64,22 +65,27 @@ class HubName:
             raise ValueError(
                 f"{shown} has unknown parameters {unknown}. Only ?config= and &split= are supported"
             )
-        path, _, revision = (parts.netloc + parts.path).strip("/").partition("@")
-        revision, *below = revision.split("/", 1)
-        names = [*path.split("/"), *below]
-        repository, config = "/".join(names[:2]), "/".join(names[2:]) or None
-        chosen = query.get("split", [split])[0]
-        config = query.get("config", [config])[0]
+        chosen, path = query.get("split", [split])[0], parts.netloc + parts.path
+        if Path(path).exists():  # a folder of this machine
+            names, revision = [path, ""], ""
+        else:
+            start, _, revision = path.strip("/").partition("@")
+            revision, *below = revision.split("/", 1)
+            names = [*start.split("/"), *below]
+            names = ["/".join(names[:2]), "/".join(names[2:])]
+        repository, config = names[0], query.get("config", [names[1] or None])[0]
         return HubName(repository, revision or None, config, chosen or "train", chosen is not None)
 
 
 def find_hub_files(url: str, split: str | None) -> FolderFiles | None:
-    """Return the files of a dataset, or None if it has no files of records.
+    """Return the files of a dataset, or None for a local folder, or without files of records.
 
     Raises `ConvertError` if the dataset, its config, or its split does not exist, or if the files
     may have the same data twice, and `StoreError` if the Hub cannot be reached.
     """
     name, shown = HubName.parse(url, split), redact(url)
+    if Path(name.repository).exists():
+        return None
     hub.check_connection()
     try:
         root = Location(f"hf://datasets/{name.repository}@{name.revision or 'main'}").pin()

@@ -289,10 +289,18 @@ def name_kind(value: Any) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
+_IDS_OF_FILES = {"blob_id", "src_encoding"}
+
+
 def advise_on_text(names: Iterable[str]) -> str:
     """Say what to do if records with these fields lack the field with the text."""
     outer = {name.partition(".")[0] for name in names}
     found = [name for name in CONVERSATION_FIELDS if name in outer]
+    if outer >= _IDS_OF_FILES:
+        return (
+            "Such records, as in The Stack v2, only name files of the Software Heritage archive. "
+            "Download the files first, as the dataset's card explains, and convert them"
+        )
     advice = "Set text_key (--text-key) to the name of the field that has the text"
     if not found:
         return advice

@@ -124,7 +124,7 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
             form = "jsonl" if format == "auto" else format
             return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
         if is_hub_name(text):
-            on_hub = None if Path(_path_of(text)).exists() else find_hub_files(text, split)
+            on_hub = find_hub_files(text, split)
             if on_hub is None:
                 return _load_dataset(text, split)
             return _choose_data(text, on_hub, format)
@@ -183,8 +183,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
 
 def _load_dataset(url: str, split: str | None) -> InputUnit:
     """Open a dataset without files of records as a stream of rows; see `hub_dataset`."""
-    name, shown, path = HubName.parse(url, split), redact(url), _path_of(url)
-    is_local = Path(path).exists()
+    name, shown = HubName.parse(url, split), redact(url)
     try:
         import datasets
     except ImportError:
@@ -193,7 +192,7 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
         ) from None
     try:
         loaded = datasets.load_dataset(
-            path if is_local else name.repository,
+            name.repository,
             name.config,
             split=name.split,
             revision=name.revision,
@@ -204,11 +203,7 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
             f"cannot load {shown} (split {name.split!r}). Check its name, config, and split, and "
             f"the connection. The error was {type(error).__name__}: {redact(str(error))}"
         ) from (None if contains_secrets(error) else error)
-    return RowsUnit(PurePosixPath(path if is_local else name.repository).name, loaded)
-
-
-def _path_of(url: str) -> str:
-    return url.partition("://")[2].partition("?")[0]
+    return RowsUnit(PurePosixPath(name.repository).name, loaded)
 
 
 def list_roots(inputs: Any, planned: Sequence[str] = ()) -> list[str]:

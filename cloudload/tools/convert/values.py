@@ -38,7 +38,6 @@ from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.config import ConvertConfig
 
 _MOST_NAMED = 20
-_IDS_OF_FILES = {"blob_id", "src_encoding"}
 _HALF = re.compile(r"\\ud[89a-f]")
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -170,13 +169,7 @@ def _text(fields: Mapping[str, Any], config: ConvertConfig) -> tuple[str, bool]:
 def _list_names(fields: Mapping[str, Any]) -> str:
     names = sorted(set(input_records.list_fields(fields)))
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    advice = ""
-    if _IDS_OF_FILES.issubset(names):
-        advice = (
-            ". Such records, as in The Stack v2, name files in the Software Heritage archive, without "
-            "their text. Download the files first, as the dataset's card explains"
-        )
-    return f". Its fields are: {', '.join(names[:_MOST_NAMED]) or 'none'}{more}{advice}"
+    return f". Its fields are: {', '.join(names[:_MOST_NAMED]) or 'none'}{more}"
 
 
 def _to_json(value: Any) -> Any:
