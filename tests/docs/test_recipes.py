@@ -160,8 +160,8 @@ MIRROR: dict[str, bytes] = {
 }
 
 NAMES = {
-    **dict.fromkeys(["s3://b/fineweb", "s3://b/dclm", "s3://b/dolma"], ["one", "two"]),
-    "s3://b/climb": ["one", "two", "three", "four"],
+    **dict.fromkeys(["s3://b/fineweb", "s3://b/dclm", "s3://b/dolma"], ("one", "two")),
+    "s3://b/climb": ("one", "two", "three", "four"),
 }
 """The names of the files of outputs that have the documents of several files."""
 IDS = {
@@ -234,7 +234,7 @@ def test_the_command_of_a_recipe_converts_its_corpus(
     if out == "s3://b/tulu":
         assert [sample["messages"] for sample in samples] == [CHAT]
     else:
-        names = NAMES.get(out, ["one"])
+        names = NAMES.get(out, ("one",))
         expected = [text for name in names for text in (f"{name} first", f"{name} {LARGE}")]
         assert [sample["text"] for sample in samples] == expected
     assert samples[0]["id"] == IDS.get(out, samples[0]["id"])
