@@ -18,7 +18,7 @@ import pytest
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert import inputs
-from cloudload.tools.convert.hub_dataset import HubName, choose_files, read_configs
+from cloudload.tools.convert.hub_dataset import HubName, choose_files, parse_card
 from testkit import ROOT
 from testkit.conversions import QUIET, convert, dataset_bytes, read_dataset, texts
 from testkit.fake_hub import FakeHub, as_the_hub, fake_hub
@@ -96,7 +96,7 @@ def hub(server: FakeHub) -> FakeHub:
 )
 def test_the_card_says_which_files_a_config_has(url: str, found: list[str]) -> None:
     names = [name for name in FILES if name.endswith("parquet")]
-    chosen = choose_files(names, read_configs(CARD), HubName.parse(url, None), url)
+    chosen = choose_files(names, parse_card(CARD), HubName.parse(url, None), url)
     assert [name.removesuffix("00.parquet") for name in chosen] == found
 
 
@@ -148,7 +148,7 @@ def test_configs_without_a_default_ask(url: str, says: str) -> None:
 
 @pytest.mark.parametrize("card", [b"", b"# no head", b"---\n: [\n---\n", b"---\nconfigs: 5\n---\n"])
 def test_a_card_without_configs_has_none(card: bytes) -> None:
-    assert read_configs(card) == []
+    assert parse_card(card) == []
 
 
 # ---------------------------------------------------------------- conversions

@@ -101,7 +101,7 @@ def find_hub_files(url: str, split: str | None) -> FolderFiles | None:
     names = [each for each in listed if _is_data(each)]
     if not names:
         return None
-    chosen = choose_files(names, read_configs(card), name, shown)
+    chosen = choose_files(names, parse_card(card), name, shown)
     files = [
         InputFile(listed[each].url, each, listed[each].bytes, tag=listed[each].tag)
         for each in chosen
@@ -115,7 +115,7 @@ def _is_data(name: str) -> bool:
     return is_known and not file_kinds.hidden_part(name) and not file_kinds.is_about_data(name)
 
 
-def read_configs(card: bytes) -> list[Mapping[str, Any]]:
+def parse_card(card: bytes) -> list[Mapping[str, Any]]:
     """Return the configs of a dataset's card that list their files; [] if there are none."""
     import yaml
 
