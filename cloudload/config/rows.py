@@ -241,8 +241,9 @@ class RowsConfig:
         if any(each.tokens is None for each in sources):
             if self.strip_tokens and all(each.tokens is None for each in sources):
                 raise ValueError(
-                    f"strip_tokens is {list(self.strip_tokens)}, which applies only to columns of "
-                    "token IDs, but there are none. Set tokens_key, or omit strip_tokens"
+                    f"strip_tokens is {list(self.strip_tokens)}, which applies only to token IDs, "
+                    "but all documents are text or made by encode. Set tokens_key, or omit "
+                    "strip_tokens"
                 )
             return
         if self.text_key != TEXT_KEY:

@@ -186,6 +186,10 @@ def _keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     is_same = (
         saved.fields["tokenizer"] == recipe.fields["tokenizer"]
         and columns == recipe.fields[state_fields.TOKENS_FIELD].split(",")[: len(columns)]
+        and all(
+            _list_given(saved.fields[name]) == _list_given(recipe.fields[name])[: len(columns)]
+            for name in (state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD)
+        )
     )
     if not is_same or not _is_automatic(saved.sources) or not _is_automatic(recipe.sources):
         return recipe
@@ -199,6 +203,11 @@ def _keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     )
     frames += tokenizer.frames[len(frames) :]
     return replace(recipe, tokenizer=replace(tokenizer, frames=frames))
+
+
+def _list_given(field: str) -> list[bool]:
+    """Whether each stream has a value in a field with an item per stream."""
+    return [item != "" for item in str(field).split(",")]
 
 
 def _keep_chats(saved: Saved, recipe: Recipe) -> Recipe:

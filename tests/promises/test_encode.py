@@ -19,6 +19,7 @@ from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.provenance import open_run, trace_steps
 from cloudload.run import lengths_index
 from cloudload.testing import Leg, check_resume, run_leg, run_legs
+from testkit.conversations import chat_tokenizer
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
 from testkit.examples import EXAMPLES
@@ -192,6 +193,17 @@ def test_another_function_or_seed_is_refused_by_name(folder: str) -> None:
     run_leg(accepting, Leg(), state)
 
 
+def test_an_accepted_change_to_text_does_not_keep_the_eos_of_the_function(folder: str) -> None:
+    options: dict[str, Any] = {"tokenizer": chat_tokenizer(), "eos": "auto"}
+    _, states = run_leg(ranks(folder, encode=spell, **options), Leg(batches=2))
+    assert states[-1]["bos_eos"] == "None/None"
+    accepted = {"encode": "accept"}
+    with pytest.raises(StreamChangedError, match=r"bos_eos .*saved 'None/None', found"):
+        run_leg(ranks(folder, **options, on_change=accepted), Leg(), states[-1])
+    accepted["bos_eos"] = "accept"
+    run_leg(ranks(folder, **options, on_change=accepted), Leg(), states[-1])
+
+
 def test_streams_with_functions_can_be_added_to_a_run(folder: str) -> None:
     data = [Stream(folder, name="a", proportion=1, encode=scramble)]
     _, states = run_leg(ranks(data), Leg(batches=2))
@@ -307,7 +319,7 @@ def test_options_that_contradict_each_other_are_refused(folder: str) -> None:
         ({"tokens_key": "ids"}, "encode and tokens_key are both set"),
         ({"transform": str}, "encode and transform are both set"),
         ({"encode_id": ""}, "encode_id is ''"),
-        ({"strip_tokens": [1]}, "strip_tokens is .*columns of token IDs"),
+        ({"strip_tokens": [1]}, "strip_tokens is .* text or made by encode"),
         ({"encode": "tokens"}, "encode is 'tokens'. Use a function"),
     ]
     for options, message in cases:

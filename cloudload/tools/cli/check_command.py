@@ -198,8 +198,8 @@ def _check_datasets(
             "eos": eos,
             "text_key": source.text_key,
             "tokens_key": None if source.tokens is None else source.tokens.key,
-            # a transform may read conversations
-            "chat": choices.AUTO if source.transform else chat,
+            # a function may read conversations
+            "chat": choices.AUTO if source.transform or source.encode else chat,
         }
         where = {"dataset": stream.remote, "split": stream.split}
         yield _check_one({**own, **given, **where}, options)

@@ -215,6 +215,8 @@ def _parser_of(name: str, kinds: set[Any], types: Any) -> tuple[str, Callable[[s
         return "SIZE", _parse_size
     if Callable in kinds:
         return "MODULE:FUNCTION", str
+    if name.endswith("rate"):
+        return "SHARE", parse_yaml
     if kinds & {int, float}:
         is_mixed = kinds & {str, Literal}
         is_whole = float not in kinds

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from cloudload.config import Chat, DeliveryConfig, RowsConfig
+from cloudload.config import Chat, DeliveryConfig, Fim, RowsConfig
 from cloudload.tools.cli import make_parser
 from cloudload.tools.cli.command import CommandParser
 from cloudload.tools.cli.declared_options import (
@@ -207,3 +207,12 @@ def test_every_option_of_a_loader_is_an_option_of_the_commands_that_create_one(
 @pytest.mark.parametrize("command", ["rows", "trace", "where"])
 def test_every_option_of_the_rows_is_an_option_of_the_commands_that_read_rows(command: str) -> None:
     assert {each.name for each in fields(RowsConfig)} - NOT_FLAGS <= options_of(command).keys()
+
+
+def test_a_share_may_be_zero_and_a_fim_may_be_a_mapping() -> None:
+    expected = {"fim": Fim(rate=0.9, spm_rate=0, prefix="<a>", middle=5, suffix="<c>")}
+    text = "rate=0.9,spm_rate=0,prefix=<a>,middle=5,suffix=<c>"
+    mapping = {"rate": 0.9, "spm_rate": 0, "prefix": "<a>", "middle": 5, "suffix": "<c>"}
+    assert read_configs({"fim": text}) == read_configs({"fim": mapping}) == expected
+    with pytest.raises(ValueError, match=r"fim is .*rate of Fim is 2"):
+        read_configs({"fim": "rate=2"})
