@@ -363,9 +363,14 @@ class DocumentBatches:
         self._num_workers, self._delivery = num_workers, delivery
         self.next_index = 0
         """The index of the first document that is in no batch yet, of any rank."""
+        self._num_iterators = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate from the position to the end. Only one iterator may be in use."""
+        """Iterate from the position to the end.
+
+        A new iterator, or a loaded state, ends earlier ones: they raise `DatasetError`.
+        """
+        self._num_iterators = number_of_this = self._num_iterators + 1
         world = current_environment().find_world(self._delivery)
         step = self._batch_size * world.size
         first = self.next_index
@@ -379,6 +384,11 @@ class DocumentBatches:
             generator=torch.Generator().manual_seed(first),
         )
         for number, batch in enumerate(loader, 1):
+            if number_of_this != self._num_iterators:
+                raise DatasetError(
+                    "this iterator of batches has ended, because there is a newer one, or a state "
+                    "was loaded. Use the newest one, or iterate again"
+                )
             self.next_index = _clip(first + number * step, self._docs.end)
             yield batch
 
@@ -390,6 +400,7 @@ class DocumentBatches:
         """Continue after a state. Raises `StreamChangedError` if it is of another order or data."""
         _check_state(state, self._docs)
         self.next_index = _read_index(state, "next")
+        self._num_iterators += 1
 
 
 def _check_columns(corpus: Corpus, wanted: Sequence[str]) -> None:

@@ -121,6 +121,22 @@ def test_batches_draw_no_random_numbers_of_the_model(folder: str, num_workers: i
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_an_iterator_ends_when_there_is_a_newer_one_or_a_state_is_loaded(folder: str) -> None:
+    batches = Documents(folder).batches(5)
+    first, state = iter(batches), batches.state_dict()
+    next(first)
+    second = iter(batches)
+    next(second)
+    with pytest.raises(DatasetError, match="this iterator of batches has ended"):
+        next(first)
+    next(second)
+    assert batches.next_index == 15
+    batches.load_state_dict(state)
+    with pytest.raises(DatasetError, match="this iterator of batches has ended"):
+        next(second)
+    assert batches.next_index == 0
+
+
 class QueueModel:
     """What a queue promises, kept as plain sets."""
 
