@@ -153,14 +153,15 @@ def fake_hub(repo: str, commits: Commits) -> Iterator[FakeHub]:
 def as_the_hub(hub: FakeHub) -> Iterator[None]:
     """Point the Hub's client in this process to a stand-in."""
     import huggingface_hub
-    from huggingface_hub import constants
+    from huggingface_hub import constants, file_download
 
     from cloudload.data.storage import hub as hub_module
 
     with pytest.MonkeyPatch.context() as patch:
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE
         template = template.replace(constants.ENDPOINT, hub.endpoint)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for module in (constants, file_download):  # each may have its own
+            patch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         patch.setattr(constants, "ENDPOINT", hub.endpoint)
         patch.setattr(constants, "HF_HUB_OFFLINE", False)
         hub_module.check_connection.cache_clear()
