@@ -12,6 +12,7 @@ fresh_tokenizers  clears the process's tokenizer caches, and checks tokenizers a
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
 tokenizer_file    the byte tokenizer as a `tokenizer.json`, for commands
 traced            runs over two streams whose documents have IDs
+hub_server        a stand-in for the Hugging Face Hub, to which tests add datasets
 module_folder     a folder for the fixtures of one module
 cli               a function that runs a command, checks its exit status, and returns its output
 """
@@ -35,6 +36,7 @@ from testkit.clients import environment, models_read_once, new_clients
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.disks import mounted
 from testkit.examples import EXAMPLES
+from testkit.fake_hub import FakeHub, fake_hub
 from testkit.fault_proxy import FaultProxy, start_fault_proxy
 from testkit.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
 from testkit.shared_servers import shared
@@ -265,3 +267,11 @@ def fresh_tokenizers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _fresh_name(request: pytest.FixtureRequest) -> str:
     return f"{request.node.originalname or request.node.name}-{WORKER}{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def hub_server() -> Iterator[FakeHub]:
+    """A Hub. There is one for all tests, because the Hub's client keeps its URL."""
+    pytest.importorskip("fsspec")
+    with fake_hub("owner/name", {"0" * 40: {}}) as hub:
+        yield hub

@@ -21,7 +21,7 @@ import zstandard
 
 from testkit import ROOT
 from testkit.conversions import read_dataset
-from testkit.fake_hub import FakeHub, as_the_hub, fake_hub
+from testkit.fake_hub import FakeHub, as_the_hub
 from testkit.web_server import Site, start_site
 
 PAGE = (ROOT / "docs/guides/recipes.md").read_text()
@@ -187,11 +187,11 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[FakeHub]:
-    with fake_hub("owner/name", {"0" * 40: {}}) as found, as_the_hub(found):
-        for name, files in HUB.items():
-            found.add(name, files)
-        yield found
+def hub(hub_server: FakeHub) -> Iterator[FakeHub]:
+    for name, files in HUB.items():
+        hub_server.add(name, files)
+    with as_the_hub(hub_server):
+        yield hub_server
 
 
 @pytest.fixture(scope="module")
