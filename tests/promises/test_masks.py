@@ -85,7 +85,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "labels": ("ndarray:int64", [np.array(one, np.int64) for one in labels]),
             "mask": ("ndarray:uint8", [np.array(one, np.uint8) for one in masks]),
         },
-        "json": {"ids": ("json", ids), "labels": ("json", labels), "mask": ("json", masks)},
+        "json": {
+            "ids": ("json", ids),
+            "labels": ("json", labels),
+            "mask": ("json", [[bool(each) for each in one] for one in masks]),
+        },
         "bytes": {
             "ids": ("bytes", [np.array(one, np.int32).tobytes() for one in ids]),
             "labels": ("bytes", [np.array(one, np.int32).tobytes() for one in labels]),

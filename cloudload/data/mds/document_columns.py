@@ -192,6 +192,8 @@ class TokenColumn:
     has_shape: bool
     """Whether each value begins with its shape."""
     is_json: bool = False
+    has_labels: bool = False
+    """Whether the values are labels or a mask, which may be true and false, not IDs."""
 
     def read(self, shard: Shard, samples: Ints) -> Iterator[RawIds]:
         """Find the IDs of `samples`, which are indices in the shard: int64 [samples].
@@ -204,7 +206,7 @@ class TokenColumn:
         indices = np.arange(len(samples))
         if self.is_json:
             values = [
-                _parse_list(shard, sample, self.name, data[start:stop])
+                _parse_list(shard, sample, self, data[start:stop])
                 for sample, start, stop in zip(
                     samples.tolist(), starts.tolist(), stops.tolist(), strict=True
                 )
@@ -246,15 +248,17 @@ class TokenColumn:
         )
 
 
-def open_token_column(shard: Shard, name: str, dtype: str | None) -> TokenColumn:
+def open_token_column(
+    shard: Shard, name: str, dtype: str | None, *, has_labels: bool = False
+) -> TokenColumn:
     """Find the column `name` of a shard; `dtype` is the dtype of a `bytes` column.
 
-    The columns must have passed `check_token_column`.
+    The columns must have passed `check_token_column`, or `check_labels_column` with `has_labels`.
     """
     index = shard.column_index(name)
     encoding = shard.info.columns[index].encoding
     if encoding == "json":
-        return TokenColumn(index, name, None, has_shape=False, is_json=True)
+        return TokenColumn(index, name, None, has_shape=False, is_json=True, has_labels=has_labels)
     if encoding == "bytes":
         assert dtype is not None
         return TokenColumn(index, name, _little(dtype), has_shape=False)
@@ -298,15 +302,17 @@ def _skip_shapes(shard: Shard, samples: Ints, starts: Ints, stops: Ints, dtype: 
     return firsts
 
 
-def _parse_list(shard: Shard, sample: int, name: str, data: memoryview) -> memoryview:
+def _parse_list(shard: Shard, sample: int, column: TokenColumn, data: memoryview) -> memoryview:
+    kinds = "ib" if column.has_labels else "i"
     try:
         found = json.loads(bytes(data))
         ids = np.array(found, None if found else np.int64) if isinstance(found, list) else None
-        if ids is None or ids.ndim != 1 or ids.dtype.kind != "i":
+        if ids is None or ids.ndim != 1 or ids.dtype.kind not in kinds:
             raise ValueError("the value is not a list of integers")
     except (ValueError, RecursionError) as error:
+        what = "labels" if column.has_labels else "token IDs"
         raise DatasetError(
-            f"{shard.where(sample)} has no list of token IDs in the JSON column {name!r} "
+            f"{shard.where(sample)} has no list of {what} in the JSON column {column.name!r} "
             f"({str(error)[:200]}). Write the dataset again"
         ) from error
     return ids.astype("<i8").data.cast("B")

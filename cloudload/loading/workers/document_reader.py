@@ -225,12 +225,16 @@ class DocumentReader:
             column = self._sources[owner].tokens
             assert column is not None
             with stage(READ_SHARDS):
-                for raw in _read_integers(shard, column.key, column.dtype, within):
+                of_ids = document_columns.open_token_column(shard, column.key, column.dtype)
+                for raw in of_ids.read(shard, within):
                     indices_of[raw.dtype].append(indices[raw.indices])
                     for index, value in zip(indices[raw.indices].tolist(), raw.values, strict=True):
                         values[index] = value
                 if column.labels_key is not None:
-                    for raw in _read_integers(shard, column.labels_key, column.dtype, within):
+                    of_labels = document_columns.open_token_column(
+                        shard, column.labels_key, column.dtype, has_labels=True
+                    )
+                    for raw in of_labels.read(shard, within):
                         found = [np.frombuffer(value, raw.dtype) for value in raw.values]
                         labels |= zip(indices[raw.indices].tolist(), found, strict=True)
         with stage(READ_SHARDS):
@@ -439,12 +443,6 @@ def _render(renderer: Renderer, shard: Shard, sample: int) -> Text | None:
     except ChatError as error:
         summary = f"{shard.where(sample)}: {error}"
         raise BadDocumentError(f"{summary}. {SKIP_ADVICE}", summary=summary) from error
-
-
-def _read_integers(
-    shard: Shard, name: str, dtype: str | None, samples: Ints
-) -> Iterator[document_columns.RawIds]:
-    return document_columns.open_token_column(shard, name, dtype).read(shard, samples)
 
 
 def _find_fault(text: Any) -> str | None:
