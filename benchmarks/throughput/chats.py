@@ -129,6 +129,7 @@ def open_cloudload(tokenizer: Path, template: str, folder: Path, *, again: bool 
             seq_len=SEQ_LEN,
             batch_size=8,
             num_workers=0,
+            num_lanes=1,  # no document is tokenized twice, as those of a tail are
             local=own / "cache",
             epochs=1,
             tail="pad",
