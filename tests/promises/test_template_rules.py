@@ -28,7 +28,7 @@ BROKEN: list[tuple[str, Chat, list[Message], str]] = [
         "chat-refused",
         Chat(STRICT + TEMPLATE),
         [ASKED, ANSWERED, ASKED, ANSWERED],
-        "the chat template template refuses the conversation: two messages only",
+        "the chat template given as text refuses the conversation: two messages only",
     ),
     (
         "chat-refused",

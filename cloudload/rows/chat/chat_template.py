@@ -31,6 +31,7 @@ from cloudload.rows.tokenization.tokenizer import find_tokenizer
 # version of the rules that turn a conversation into a document: increment it when one changes
 RULES = 1
 _DEFAULT, _TOOL_USE = "default", "tool_use"
+_GIVEN = "given as text"
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _TOKEN_NAMES = (*(f"{name}_token" for name in _TOKENS), "additional_special_tokens")
 _USE_ANOTHER = "Pass Chat(template=PATH) with a .jinja file"
@@ -62,6 +63,7 @@ class ChatTemplate:
         parts += [self.added_names, {**options, "template": "", "max_tokens": None}]
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
         name = choices.TOKENIZER if self.chat.template == choices.TOKENIZER else self.name
+        name = "template" if name == _GIVEN else name
         return f"{name}#{digest.hexdigest()[:12]}"
 
     def compile(self, *, has_tools: bool = False) -> CompiledTemplate:
@@ -151,7 +153,7 @@ def _read_folder(folder: Path) -> dict[str, str]:
 def _read_given(template: str) -> tuple[str, dict[str, str]]:
     """Return the name and the templates of a `Chat.template` that is a path or text."""
     if "{%" in template or "{{" in template:
-        return "template", {_DEFAULT: template}
+        return _GIVEN, {_DEFAULT: template}
     path = Path(template).expanduser()
     if not path.is_file():
         raise ChatError(

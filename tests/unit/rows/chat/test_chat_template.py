@@ -127,7 +127,7 @@ def test_a_transformers_tokenizer_has_its_template_and_tokens() -> None:
     [
         ({}, {}, "the tokenizer model has no chat template. Pass Chat.template=PATH"),
         ({}, {"template": "no.jinja"}, "is 'no.jinja', which is neither a file nor the text"),
-        ({}, {"template": "{% if %}"}, "chat template template is not valid Jinja"),
+        ({}, {"template": "{% if %}"}, "chat template given as text is not valid Jinja"),
         ({"chat_template": [{"name": "a"}]}, {}, "has no valid chat_template: 'template'"),
         (
             {"chat_template": [{"name": name, "template": SIMPLE} for name in "ab"]},
