@@ -109,7 +109,7 @@ def test_a_template_can_be_a_file_or_text(tmp_path: Path, suffix: str | None) ->
         path.write_text(SIMPLE if suffix == ".jinja" else json.dumps({"chat_template": SIMPLE}))
         given = str(path)
     template = load(folder, template=given)
-    assert (template.text, template.name) == (SIMPLE, "mine" if suffix else "template")
+    assert (template.text, template.name) == (SIMPLE, "mine" if suffix else "given as text")
 
 
 def test_a_transformers_tokenizer_has_its_template_and_tokens() -> None:
