@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-import pyarrow.parquet
+import pyarrow.feather
 import pytest
 
 from cloudload import Stream
@@ -223,10 +223,10 @@ def write_beside_others(folder: Path) -> None:
     (folder / "corpus" / "README.md").write_text("about")
 
 
-def write_parquet(folder: Path) -> None:
+def write_feather(folder: Path) -> None:
     (folder / "corpus").mkdir()
     table = pyarrow.table({"text": TEXTS})
-    pyarrow.parquet.write_table(table, folder / "corpus" / "a.parquet")
+    pyarrow.feather.write_feather(table, folder / "corpus" / "a.feather")
 
 
 def write_splits(folder: Path) -> None:
@@ -254,7 +254,7 @@ def save_splits(folder: Path) -> None:
         (write_gz, "my corpus/a.jsonl.gz", "my corpus/a-mds"),
         (write_gz, "my corpus/*.gz", "my corpus-mds"),
         (write_beside_others, "corpus", "corpus-mds"),
-        (write_parquet, "./corpus/", "corpus-mds"),
+        (write_feather, "./corpus/", "corpus-mds"),
         (write_splits, "corpus", Stream("corpus-mds", split="val")),
         (write_splits, Stream("corpus", split="train"), Stream("corpus-mds", split="train")),
         (save_dataset, "corpus", "corpus-mds"),
