@@ -39,6 +39,7 @@
 
     quality.fill            the share of real tokens in the rows of each packing
     quality.fair            how fair a sample the first rows of `best_fit` are
+    quality.balance         what balanced rows would save the ranks of a machine
     quality.window          the shards in use at a time, by the shuffle window
     quality.drift           how far lanes drift apart
     quality.forecast        the figures of `cloudload plan`, compared with those of real runs

@@ -126,6 +126,12 @@ def test_windows_and_drift_report_open_shards() -> None:
     assert all(row["GB in total"] > 0 for row in (*few, *many))
 
 
+def test_balance_reports_what_a_step_would_save() -> None:
+    for rows in run_json("quality.balance", "--tokens", "3000000").values():
+        assert {row["packing"] for row in rows} == {"concat", "best_fit"}
+        assert all(row["attention / rest"] > 0 for row in rows)
+
+
 def test_uneven_worlds_reports_what_is_read_twice() -> None:
     [[even, uneven, *_]] = run_json("scale.uneven_worlds").values()
     assert (even["ranks"], uneven["ranks"]) == (6, 7)

@@ -89,7 +89,8 @@ VALUES: dict[str, Callable[[int], Any]] = {
     "pkl": lambda number: {number},
 }
 DECODED = {"str", "bytes", "json", "int", "float32", "float64"} | {
-    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("ndarray", "ndarray:uint16", "ndarray:int64:2,3"),
 }
 """The encodings that cloudload decodes for a transform. It refuses any other by name."""
 
@@ -118,7 +119,8 @@ def test_an_encoding_of_streaming_is_read_or_refused_by_name(tmp_path: Path, enc
 
     if encoding in DECODED:
         read_by_cloudload(folder, tmp_path / "cache", transform=transform)
-        assert seen == [value(number) for number in range(70)]
+        assert all(map(np.array_equal, seen, map(value, range(70))))
+        assert len(seen) == 70
         expected: set[str] = set()
     else:
         with pytest.raises(DatasetError, match=re.escape(f"with the encoding {encoding!r}. cloud")):

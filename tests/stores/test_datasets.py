@@ -282,6 +282,7 @@ def test_many_objects_take_few_requests(s3_url: str, s3_proxy: FaultProxy) -> No
     put(f"{s3_url}/deep", *(f"{number:02}/a.jsonl" for number in range(40)))
     said = answer(s3_url)
     assert "Found at least 1,000 .jsonl." in said
-    assert len(s3_proxy.requests("list-type")) == 1
+    # one to look for Parquet files, and one to say what is there
+    assert len(s3_proxy.requests("list-type")) <= 2
     assert "Found at least 19 .jsonl." in answer(f"{s3_url}/deep")
-    assert len(s3_proxy.requests("list-type")) <= 21
+    assert len(s3_proxy.requests("list-type")) <= 42

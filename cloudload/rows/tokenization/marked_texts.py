@@ -29,6 +29,8 @@ from cloudload.rows.trained import mark_untrained
 from cloudload.system import Flags, Ints, Tokens
 
 _METASPACE = "\u2581"
+_OF_BYTES = ("BPE", "tiktoken")
+"""The models whose tokens are bytes of the text, if the vocabulary has all bytes."""
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _METASPACE}
 _KEEPS_BYTES = {"ByteLevel", "Spaces", "Prepend"}
@@ -112,7 +114,7 @@ def _measure_tokens(tokenizer: str) -> tuple[Ints, bool] | None:
     kinds = set(_list_kinds(content.get("normalizer")))
     model = content["model"]
     is_byte_level = "ByteLevel" in {*kinds, *_list_kinds(content.get("pre_tokenizer"))}
-    if kinds - _KEEPS_BYTES - {"NFC"} or model.get("type", "BPE") != "BPE":
+    if kinds - _KEEPS_BYTES - {"NFC"} or model.get("type", "BPE") not in _OF_BYTES:
         return None
     vocabulary: dict[str, int] = model["vocab"]
     # a byte without a token would be missing, and make up for one that a normalizer adds

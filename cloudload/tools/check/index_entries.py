@@ -305,6 +305,10 @@ def _list(names: Any) -> str:
     return ", ".join(sorted(names))[:300]
 
 
+def _is_decoded(encoding: str) -> bool:
+    return encoding in ("str", "bytes", "json", *shard_entries.FIXED_FORMATS)
+
+
 def _check_encoding(name: str, encoding: str, where: str, *, is_read: bool) -> Iterator[Finding]:
     column = f"column {name[:100]!r} has the encoding {encoding[:100]!r}"
     if encoding in UNSAFE_ENCODINGS:
@@ -312,7 +316,7 @@ def _check_encoding(name: str, encoding: str, where: str, *, is_read: bool) -> I
     elif not knows_encoding(encoding):
         what = f"{column}, which Streaming does not support. Streaming decodes all columns"
         yield find("encoding-unknown", where, what)
-    elif not is_read and encoding not in ("str", "bytes", "json", *shard_entries.FIXED_FORMATS):
+    elif not (is_read or document_columns.holds_tokens(encoding) or _is_decoded(encoding)):
         yield find("encoding-unread", where, f"{column}, which cloudload does not decode")
 
 
