@@ -53,6 +53,7 @@ if _TYPE_CHECKING:
     from cloudload.config.encode import EncodeContext as EncodeContext
     from cloudload.config.encode import TokenIds as TokenIds
     from cloudload.config.fim import Fim as Fim
+    from cloudload.config.row_hook import RowContext as RowContext
     from cloudload.config.stream import Stream as Stream
     from cloudload.config.transform import Text as Text
     from cloudload.data.storage.base import Retry as Retry
@@ -92,6 +93,7 @@ __all__ = [
     "Finding",
     "FromStart",
     "Retry",
+    "RowContext",
     "Rows",
     "Stats",
     "Stream",

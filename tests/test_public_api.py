@@ -79,7 +79,7 @@ INTEGRATIONS = {
 }
 ADDED = [
     *("Chat", "CheckReport", "ConvertReport", "CountReport", "Documents", "EncodeContext", "Fim"),
-    *("ExportReport", "Finding", "Rows", "TokenIds"),
+    *("ExportReport", "Finding", "RowContext", "Rows", "TokenIds"),
     *(
         "Stats",
         "Text",

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cloudload.config.delivery import DeliveryConfig, alone, settle_together
     from cloudload.config.encode import Encode, EncodeContext, TokenIds
     from cloudload.config.fim import Fim
+    from cloudload.config.row_hook import RowContext, RowHook
     from cloudload.config.rows import MAX_LANES, TEXT_KEY, RowsConfig
     from cloudload.config.source import DocumentSource, TokensColumn, read_given_id
     from cloudload.config.stream import Stream, as_streams, name_streams

@@ -24,6 +24,7 @@ from cloudload.config.choices import (
 )
 from cloudload.config.encode import Encode, as_encode
 from cloudload.config.fim import Fim, as_fim
+from cloudload.config.row_hook import RowHook, as_row_hook
 from cloudload.config.source import (
     DocumentSource,
     TokensColumn,
@@ -165,6 +166,13 @@ class RowsConfig:
     included. It must divide `seq_len`. Context parallelism with zigzag shards needs twice its size,
     such as `2 * cp_size`. The padding has the ID `pad_id` and the label -100, and counts as tokens
     of the document."""
+    row_hook: Annotated[RowHook, as_row_hook] | None = None
+    """A function that changes packed rows, for what belongs to rows and not to documents. It gets
+    the IDs of a row (int32 [tokens]), whether each is trained (bool [tokens]), and a `RowContext`,
+    and changes the two arrays in place. Its random numbers are those of `context.random`, so a row
+    is the same on each world and after every resume. Traces show the rows before it."""
+    row_hook_id: str | None = None
+    """Name that identifies `row_hook` on resume, like `transform_id`."""
     row_bos: Annotated[str | int | None, checks.as_token] = None
     """Token at the start of each row: a token, its ID, or None. It belongs to no document.
     Documents then have no bos, and fill the other `seq_len` - 1 places of the row."""
@@ -234,6 +242,8 @@ class RowsConfig:
                     f"{name} applies to no stream, because each has its own source of documents, "
                     f"such as tokens_key. Omit {name}"
                 )
+        check_given_id("row_hook", self.row_hook, self.row_hook_id)
+        _ = self.row_hook_name
         if self.fim is not None and not any(map(self.fim_of, self.streams)):
             raise ValueError(
                 "fim applies to no stream, because each has its own, or conversations. Omit fim"
@@ -256,6 +266,11 @@ class RowsConfig:
                 f"on_error is {self.on_error!r}, which does not apply to token IDs. All documents "
                 "are token IDs, because tokens_key is set. Omit on_error or tokens_key"
             )
+
+    @cached_property
+    def row_hook_name(self) -> str | None:
+        """The name that identifies `row_hook` in a state; None if there is no such function."""
+        return name_given("row_hook", self.row_hook, self.row_hook_id)
 
     @property
     def has_text(self) -> bool:

@@ -23,6 +23,7 @@ from cloudload.config import (
     OnError,
     Overflow,
     PackingName,
+    RowHook,
     RowsConfig,
     ShuffleAlgorithm,
     StartMethod,
@@ -136,6 +137,8 @@ class CloudLoader:
         bos: str | int | None = RowsConfig.bos,
         eos: str | int | None = RowsConfig.eos,
         pad_documents_to: int = RowsConfig.pad_documents_to,
+        row_hook: RowHook | None = RowsConfig.row_hook,
+        row_hook_id: str | None = RowsConfig.row_hook_id,
         row_bos: str | int | None = RowsConfig.row_bos,
         tail: TailMode = DeliveryConfig.tail,
         fields: Sequence[str] = DeliveryConfig.fields,
@@ -194,6 +197,8 @@ class CloudLoader:
             bos=bos,
             eos=eos,
             pad_documents_to=pad_documents_to,
+            row_hook=row_hook,
+            row_hook_id=row_hook_id,
             row_bos=row_bos,
         )
         delivery = DeliveryConfig(

@@ -30,6 +30,7 @@ from cloudload.loading.loader import CloudLoader
 from cloudload.loading.workers.block import limit_batches
 from cloudload.loading.workers.documents import open_cache, open_documents
 from cloudload.loading.workers.held_documents import HeldDocuments
+from cloudload.loading.workers.hooked_rows import change_rows
 from cloudload.loading.workers.piece_reader import PieceReader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
 from cloudload.rows import fill_rows, hide_untrained, list_spans, tables
@@ -281,6 +282,7 @@ class RegularReader:
         most_rows: int,
     ) -> None:
         recipe, packing = inputs.recipe, inputs.recipe.packing
+        self._recipe = recipe
         self._cache = open_cache(inputs, delivery)
         documents = open_documents(inputs, self._cache)
         self._reader = PieceReader(documents, HeldDocuments(packing), position)
@@ -367,6 +369,7 @@ class RegularReader:
         """Build the arrays of rows, by field name: [rows, …]."""
         cut, tokens = self._read(indices), np.empty((len(indices), self._seq_len), np.int32)
         num_tokens = fill_rows(tokens, cut, self._framing)
+        change_rows(self._recipe, tokens, num_tokens, indices)
         spans, lead = list_spans(cut), self._num_lead
         ids = np.pad(tokens.astype(np.int64), ((0, 0), (lead, 0)))
         begin_rows(ids, self._row_bos, self._delivery.pad_id, num_tokens)

@@ -77,7 +77,7 @@ _GROWING_FIELDS = (
 # cursors stay valid if these fields change, unless a smaller number of epochs ends before them
 _HARMLESS_FIELDS = (
     *("open_rows", "min_tokens", "max_tokens", "epochs", state_fields.MAX_EPOCHS_FIELD),
-    "on_error",
+    *("on_error", state_fields.HOOK_FIELD),
 )
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "strip_tokens"),

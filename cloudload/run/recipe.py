@@ -137,8 +137,8 @@ class Recipe:
     @cached_property
     def has_masks(self) -> bool:
         """Whether some tokens of documents may not be trained."""
-        is_padded = self.config.pad_documents_to > 1
-        return is_padded or any(source.may_mask for source in self.config.sources)
+        of_rows = self.config.pad_documents_to > 1 or self.config.row_hook is not None
+        return of_rows or any(source.may_mask for source in self.config.sources)
 
     def components_of(self, rows: Ints) -> Ints:
         """The index of the component of each row of the run: int64 [rows]."""
@@ -177,6 +177,7 @@ class Recipe:
             "token_ids": self.tokenizer.token_ids if self.tokenizes else "",
             "bos_eos": ",".join(f"{bos}/{eos}" for bos, eos in self.tokenizer.frames),
             state_fields.ROW_BOS_FIELD: self.tokenizer.row_bos,
+            state_fields.HOOK_FIELD: self.config.row_hook_name,
             state_fields.MULTIPLE_FIELD: self.framing.multiple
             if self.framing.multiple > 1
             else None,

@@ -73,6 +73,7 @@ _COMPARED_FIELDS = (
     *(state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD, state_fields.FIM_FIELD),
     state_fields.STRIP_FIELD,
     *(state_fields.ROW_BOS_FIELD, state_fields.MULTIPLE_FIELD, state_fields.MAX_EPOCHS_FIELD),
+    state_fields.HOOK_FIELD,
 )
 _OPTIONAL_KEYS = state_fields.OPTIONAL_FIELDS | {
     *("origin", "document_sizes", "stream_tails", state_fields.PART_FIELD)
@@ -212,6 +213,7 @@ def _read_fields(state: Mapping[str, Any]) -> dict[str, Any]:
         "max_tokens": None,
         state_fields.ROW_BOS_FIELD: None,
         state_fields.MULTIPLE_FIELD: None,
+        state_fields.HOOK_FIELD: None,
         "on_error": choices.RAISE,
         state_fields.ORDER_FIELD: "",
         state_fields.TOKENS_FIELD: of_no_stream,

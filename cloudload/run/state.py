@@ -45,6 +45,7 @@
                             fill in the middle, by stream; left out if no stream has any
     row_bos                 ID at the start of each row; if there is none, there is no such key
     pad_documents_to        a multiple of it is the size of each document; absent if it is 1
+    row_hook                the name of the function that changes rows; absent if there is none
     samples                 like data, but without the shards' headers, so that it stays the same if
                             the samples are written with a different compression; "" for a stream or
                             corpus whose index has no hashes of its samples; if no index has them,

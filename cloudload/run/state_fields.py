@@ -40,6 +40,8 @@ STRIP_FIELD = "strip_tokens"
 state has it only if there are any."""
 ROW_BOS_FIELD = "row_bos"
 """The state field with the ID at the start of each row. A state has it only if there is one."""
+HOOK_FIELD = "row_hook"
+"""The state field with the name of the `row_hook`. A state has it only if there is one."""
 MULTIPLE_FIELD = "pad_documents_to"
 """The state field with the number of tokens to a multiple of which documents are padded. A state
 has it only if it is above 1."""
@@ -66,7 +68,7 @@ OPTIONAL_FIELDS = frozenset(
         *(
             "token_ids",
             "max_tokens",
-            *(ROW_BOS_FIELD, MULTIPLE_FIELD),
+            *(ROW_BOS_FIELD, MULTIPLE_FIELD, HOOK_FIELD),
             "on_error",
             "stopping",
             ORDER_FIELD,

@@ -27,6 +27,7 @@ The modules:
     lane_reader      documents to fill rows
     piece_reader     documents of any rows
     held_documents   documents in memory
+    hooked_rows      rows that `row_hook` changed
     tail_reader      the end of a finite run
     documents        find, fetch, read
     token_reader     tokens of samples

@@ -35,6 +35,7 @@ from cloudload.loading.workers.documents import (
     open_documents,
 )
 from cloudload.loading.workers.held_documents import HeldDocuments
+from cloudload.loading.workers.hooked_rows import change_rows
 from cloudload.loading.workers.lane_reader import LaneReader, find_ends
 from cloudload.loading.workers.piece_reader import PieceReader
 from cloudload.loading.workers.prefetch import Prefetcher
@@ -180,6 +181,7 @@ class _Rows:
             cut = block.join()
             if keeps_tokens:
                 lengths = fill_rows(tokens, cut, self._framing)
+                change_rows(plan.recipe, tokens, lengths, rows)
                 block.spans = list_spans(cut)
             else:
                 lengths = row_lengths(cut.pieces, len(rows))

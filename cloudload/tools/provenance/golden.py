@@ -49,7 +49,7 @@ _FIELDS_OF = {
         *("data", "samples", "shards", "stream_shards", "transform", "text_key", "tokens_key"),
         *("chat", "encode", "fim", "strip_tokens", "min_tokens", "max_tokens", "on_error"),
     ),
-    TOKENIZER: ("tokenizer", "token_ids", "bos_eos", "row_bos", "pad_documents_to"),
+    TOKENIZER: ("tokenizer", "token_ids", "bos_eos", "row_bos", "pad_documents_to", "row_hook"),
 }
 _NO_EFFECT = ("sources", "tokenizer_backend", "cloudload")
 

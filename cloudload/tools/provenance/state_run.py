@@ -171,7 +171,9 @@ def open_run(
         "stopping": saved.stopping,
         "lengths": choices.AUTO if lengths is None else lengths,
     }
-    return Run(state, arguments, global_batch)
+    # rows are shown as they are before a `row_hook`
+    shown = {name: value for name, value in state.items() if name != state_fields.HOOK_FIELD}
+    return Run(shown, arguments, global_batch)
 
 
 def start_run(global_batch: int, **options: Any) -> Run:
