@@ -9,7 +9,7 @@
     stream     `Stream`, names of streams     code_digest  a digest of a function's code
     transform  `Text`, names of transforms    chat         `Chat`
     source     what documents are made of     encode       `TokenIds`, `EncodeContext`
-    fim        `Fim`
+    fim        `Fim`                          row_hook   `RowContext`
 
 `cloudload.system.option_help` turns the docstring below each field into help and documentation.
 """
