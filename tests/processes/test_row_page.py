@@ -196,7 +196,7 @@ def test_tokens_that_are_not_trained_are_faded(browser: Browser, tmp_path: Path)
     assert not {*colors["light"].values()} & {*colors["dark"].values()}
     browser.show_as(1280, 800, "light")
     browser.open(page)
-    heads = browser.evaluate("[...document.querySelectorAll('h2')].map(each => each.innerText)")
+    heads = browser.evaluate("[...document.querySelectorAll('h2')].map(each => each.textContent)")
     assert sorted(head.split(" · ")[1:3] for head in heads) == sorted(
         [["16 tokens", "9 trained"], ["8 tokens", "5 trained"]] * 2
     )
