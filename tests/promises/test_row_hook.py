@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import CloudLoader, RowContext, Rows
+from cloudload import CloudLoader, RowContext, Rows, export_rows
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.provenance import open_run, trace_steps
 from cloudload.segments import IGNORED_LABEL
@@ -111,6 +112,36 @@ def test_a_state_holds_its_name(folder: str) -> None:
     assert states[-1]["row_hook"] == "row_hook_id=v1"
     _, states = run_leg(ranks(folder), Leg())
     assert "row_hook" not in states[-1]
+
+
+def test_an_export_has_the_changed_rows_or_is_refused(
+    folder: str, tmp_path: Path, tokenizer_file: str, cli: Any
+) -> None:
+    options: dict[str, Any] = {"tokenizer": tokenizer_file, "local": tmp_path / "cache"}
+    with make_loader(folder, **options, row_hook=disturb_more, epochs=1) as loader:
+        state = loader.state_dict()
+        expected = next(iter(loader))
+        loader.load_state_dict(state)
+        export_rows(loader, tmp_path / "rows", num_batches=1)
+    again: dict[str, Any] = {"tokens_key": "tokens", "labels_key": "trained", "shuffle": False}
+    again |= {"packing": "one_per_row", "num_canonical_nodes": 1, "eos": None, "epochs": 1}
+    with make_loader(str(tmp_path / "rows"), **again, tokenizer=None) as loader:
+        found = next(iter(loader))
+    assert found["input_ids"].tolist() == expected["input_ids"].tolist()
+    assert found["labels"].tolist() == expected["labels"].tolist()
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    refused = cli("export", tmp_path / "state.json", tmp_path / "again", "--steps=1", status=1)
+    assert "the run has a row_hook, which a state does not store" in refused.err
+
+
+def test_a_command_imports_it(folder: str, tokenizer_file: str, cli: Any) -> None:
+    command = ["plan", "--data", folder, "--tokenizer", tokenizer_file, "--seq-len=16"]
+    command += ["--batch-size=2", "--eos=none", "--epochs=1", "--row-hook"]
+    assert cli(*command, f"{__name__}:disturb", "--json").out
+    assert (
+        "--row-hook 'missing:disturb' cannot be imported"
+        in cli(*command, "missing:disturb", status=1).err
+    )
 
 
 def fail(*_: Any) -> None:

@@ -88,7 +88,8 @@ def list_given(options: argparse.Namespace, callee: Callable[..., Any]) -> dict[
 
 def read_functions(arguments: dict[str, Any]) -> dict[str, Any]:
     """Replace the names of functions, such as `module:function`, by the functions."""
-    names = [name for name in ("transform", "encode") if isinstance(arguments.get(name), str)]
+    functions = ("transform", "encode", "row_hook")
+    names = [name for name in functions if isinstance(arguments.get(name), str)]
     if not names:
         return arguments
     from cloudload.tools.provenance.state_run import import_function  # imports torch
