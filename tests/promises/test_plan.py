@@ -364,6 +364,14 @@ def test_more_steps_than_tokens_can_be_counted_are_refused(small: list[str]) -> 
         plan_small(small[0], steps=99_999_999_999_999_999)
 
 
+def test_a_reader_that_ends_before_it_is_measured_has_no_known_speed(small: list[str]) -> None:
+    found = plan_small(small[0], epochs=1, measure=True, gpu_tokens_per_s=1e9)
+    lines = list(describe_plan(found))
+    assert "unknown, because there is too little data to measure it" in "\n".join(lines)
+    assert not any("nan" in line.split() for line in lines)
+    assert found.workers is None
+
+
 def test_a_plan_does_not_measure_a_reader_whose_steps_repeat_the_data(small: list[str]) -> None:
     found = plan_small(small[0], steps=8, batch_size=512, measure=True)
     assert found.tokens_per_worker_s is None

@@ -71,7 +71,12 @@ class Figure:
         return self.with_unit("")
 
     def with_unit(self, unit: str, singular: str | None = None) -> str:
-        """Format the figure and its range, such as `about 5 rows (± 1.2%)`."""
+        """Format the figure and its range, such as `about 5 rows (± 1.2%)`.
+
+        A value that is NaN, because there was too little data to measure it, is `unknown`.
+        """
+        if math.isnan(self.value):
+            return "unknown, because there is too little data to measure it"
         shown = f"{self.value:,.4g}" if abs(self.value) < 100 else f"{self.value:,.0f}"
         if float(self.value).is_integer():
             shown = f"{self.value:,.0f}"
