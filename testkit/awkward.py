@@ -183,4 +183,26 @@ def legs(
     )
 
 
+def few_legs(
+    ranks: Sequence[int] = (1, 2, 3),
+    workers: Sequence[int] = (0, 2),
+    batches: st.SearchStrategy[int | None] | None = None,
+) -> st.SearchStrategy[list[Leg]]:
+    """Runs of 1 to 3 legs, with up to 5 rows per rank. By default, a leg may read to the end."""
+    leg = st.builds(
+        Leg,
+        ranks=st.sampled_from(list(ranks)),
+        workers=st.sampled_from(list(workers)),
+        batch_size=st.integers(1, 5),
+        batches=st.sampled_from([1, 3, None]) if batches is None else batches,
+        exchange_every=st.integers(1, 3),
+    )
+    return st.lists(leg, min_size=1, max_size=3)
+
+
+def without_end(legs: Sequence[Leg]) -> list[Leg]:
+    """The legs that an endless run can take; one of a single rank if there are none."""
+    return [leg for leg in legs if leg.batches] or [Leg()]
+
+
 MANY_RANKS = st.one_of(st.integers(1, 9), st.integers(1, 40))

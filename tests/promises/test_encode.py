@@ -19,6 +19,7 @@ from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.provenance import open_run, trace_steps
 from cloudload.run import lengths_index
 from cloudload.testing import Leg, check_resume, run_leg, run_legs
+from testkit.awkward import few_legs, without_end
 from testkit.conversations import chat_tokenizer
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
@@ -78,17 +79,7 @@ COLUMNS: dict[str, Any] = {"tokens_key": "ids", "labels_key": "mask"}
 @given(
     packing=st.sampled_from(PACKINGS),
     epochs=st.sampled_from([None, 1, 2]),
-    legs=st.lists(
-        st.builds(
-            Leg,
-            st.sampled_from([1, 2, 3]),
-            workers=st.sampled_from([0, 2]),
-            batch_size=st.integers(1, 5),
-            batches=st.sampled_from([1, 3, None]),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
+    legs=few_legs(),
     more=st.sampled_from([{}, {"row_bos": 7, "eos": None}, {"min_tokens": 20}, {"bos": 5}]),
 )
 @settings(max_examples=EXAMPLES)
@@ -100,7 +91,7 @@ def test_a_run_has_the_rows_of_the_plain_run_of_its_tokens(
     legs: list[Leg],
     more: dict[str, Any],
 ) -> None:
-    legs = [leg for leg in legs if epochs or leg.batches] or [Leg()]
+    legs = legs if epochs else without_end(legs)
     options = {**packing, **more, "epochs": epochs, "lengths": "off"}
     plain = run_legs(ranks(folder, **COLUMNS, **options), legs)
     assert run_legs(ranks(folder, encode=scramble, **options), legs) == plain

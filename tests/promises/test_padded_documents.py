@@ -15,6 +15,7 @@ from cloudload import CloudLoader, Rows
 from cloudload.errors import StreamChangedError
 from cloudload.segments import IGNORED_LABEL
 from cloudload.testing import Leg, Row, run_leg, run_legs
+from testkit.awkward import few_legs
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
 from testkit.examples import EXAMPLES
@@ -77,17 +78,7 @@ def options_of(multiple: int, **more: Any) -> tuple[dict[str, Any], dict[str, An
     packing=st.sampled_from(PACKINGS),
     epochs=st.sampled_from([None, 1, 2]),
     lengths=st.sampled_from(["off", "require"]),
-    legs=st.lists(
-        st.builds(
-            Leg,
-            st.sampled_from([1, 2, 3, 5]),
-            workers=st.sampled_from([0, 2]),
-            batch_size=st.integers(1, 5),
-            batches=st.sampled_from([1, 3, None]),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
+    legs=few_legs(ranks=(1, 2, 3, 5)),
 )
 @settings(max_examples=EXAMPLES)
 def test_rows_are_those_of_data_that_has_the_padding(

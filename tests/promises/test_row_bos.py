@@ -28,6 +28,7 @@ from cloudload.provenance import (
 )
 from cloudload.segments import FIELDS, IGNORED_LABEL
 from cloudload.testing import Leg, Row, check_resume, run_legs
+from testkit.awkward import few_legs
 from testkit.corpora import EOS, EOS_ID, byte_tokenizer, random_documents
 from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
@@ -69,18 +70,7 @@ def with_bos(rows: Sequence[Row]) -> list[Row]:
     packing=st.sampled_from(PACKINGS),
     epochs=st.sampled_from([None, 1, 2]),
     lengths=st.sampled_from(["off", "auto"]),
-    legs=st.lists(
-        st.builds(
-            Leg,
-            st.sampled_from([1, 2, 3]),
-            workers=st.sampled_from([0, 1]),
-            batch_size=st.integers(1, 5),
-            batches=st.integers(1, 4),
-            exchange_every=st.integers(1, 3),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
+    legs=few_legs(workers=(0, 1), batches=st.integers(1, 4)),
     seq_len=st.sampled_from([2, 9, 33]),
 )
 @settings(max_examples=EXAMPLES // 2)

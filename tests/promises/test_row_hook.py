@@ -16,6 +16,7 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.provenance import open_run, trace_steps
 from cloudload.segments import IGNORED_LABEL
 from cloudload.testing import Leg, Row, run_leg, run_legs
+from testkit.awkward import few_legs, without_end
 from testkit.corpora import EOS, byte_tokenizer, random_documents
 from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
@@ -58,24 +59,13 @@ def disturbed(rows: list[Row], seed: int, first: int = 0) -> list[Row]:
     packing=st.sampled_from(["concat", "best_fit", "one_per_row"]),
     epochs=st.sampled_from([None, 1]),
     lengths=st.sampled_from(["off", "auto"]),
-    legs=st.lists(
-        st.builds(
-            Leg,
-            st.sampled_from([1, 2, 3]),
-            workers=st.sampled_from([0, 2]),
-            batch_size=st.integers(1, 5),
-            batches=st.sampled_from([1, 3, None]),
-            exchange_every=st.integers(1, 3),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
+    legs=few_legs(),
 )
 @settings(max_examples=EXAMPLES // 2)
 def test_rows_are_those_of_the_plain_run_after_the_hook(
     folder: str, *, packing: str, epochs: int | None, lengths: str, legs: list[Leg]
 ) -> None:
-    legs = [leg for leg in legs if epochs or leg.batches] or [Leg()]
+    legs = legs if epochs else without_end(legs)
     options: dict[str, Any] = {"packing": packing, "epochs": epochs, "lengths": lengths, "seed": 5}
     plain = run_legs(ranks(folder, **options), legs)
     assert run_legs(ranks(folder, **options, row_hook=disturb), legs) == disturbed(plain, 5)
