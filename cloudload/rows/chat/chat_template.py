@@ -66,9 +66,8 @@ class ChatTemplate:
         name = "template" if name == _GIVEN else name
         return f"{name}#{digest.hexdigest()[:12]}"
 
-    def compile(self, *, has_tools: bool = False) -> CompiledTemplate:
-        """Compile the template of rows with tools, or of those without."""
-        text = self.tool_text if has_tools else self.text
+    def compile(self, text: str) -> CompiledTemplate:
+        """Compile `text` or `tool_text`."""
         return CompiledTemplate(text, self.name, self.tokens, self.chat.date)
 
 
@@ -104,10 +103,9 @@ def read_template(chat: Chat, tokenizer: Any) -> ChatTemplate:
         added_names=tuple(sorted(each["content"] for each in added)),
         chat=chat,
     )
-    for has_tools in (False, True):
-        template.compile(has_tools=has_tools)
+    compiled = [template.compile(each) for each in dict.fromkeys((text, template.tool_text))]
     if tokens is None:
-        _check_tokens(template)
+        _check_tokens(template, compiled)
     return template
 
 
@@ -205,10 +203,9 @@ def _plain(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else str(token)
 
 
-def _check_tokens(template: ChatTemplate) -> None:
+def _check_tokens(template: ChatTemplate, compiled: list[CompiledTemplate]) -> None:
     """Raise `ChatError` if the template writes a token that nothing names, which would be empty."""
-    compiled = [template.compile(has_tools=has_tools) for has_tools in (False, True)]
-    names = compiled[0].list_variables() | compiled[1].list_variables()
+    names = set().union(*(each.list_variables() for each in compiled))
     missing = [
         name for name in _TOKEN_NAMES if name in names - template.chat.template_kwargs.keys()
     ]

@@ -30,11 +30,6 @@ class Names:
         longest_first = sorted(filter(None, names), key=len, reverse=True)
         self._pattern = _compile(longest_first)
         self._json_pattern = _compile([_to_json(name)[1:-1] for name in longest_first])
-        # most texts have none of these, and a search for a short text is fast
-        self._heads = sorted({name[:2] for name in longest_first})
-
-    def are_in(self, text: str) -> bool:
-        return any(head in text for head in self._heads) and bool(self._pattern.search(text))
 
     def may_be_in(self, value: Any) -> bool:
         """Whether a value of JSON types may have a name in one of its strings. This takes a tenth

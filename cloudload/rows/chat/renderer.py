@@ -100,9 +100,9 @@ class Renderer:
         self._chat = template.chat
         self._special = Names(template.special_names)
         self._added = Names(template.added_names)
-        self._seams: dict[str, Seams] = {}
+        self._seams: dict[tuple[CompiledTemplate, str], Seams] = {}
         self._forms: dict[CompiledTemplate, type | None] = {}
-        self._compile = functools.cache(lambda has_tools: template.compile(has_tools=has_tools))
+        self._compile = functools.cache(template.compile)
 
     def render(self, sample: Mapping[str, Any]) -> Text | None:
         """Return the document of a sample; None if none of its characters is trained.
@@ -114,13 +114,14 @@ class Renderer:
         conversation = read_conversation(sample, self._chat)
         if not conversation.trained:
             return None
-        compiled: CompiledTemplate = self._compile(bool(conversation.tools))
+        template = self._template
+        compiled = self._compile(template.tool_text if conversation.tools else template.text)
         if has_calls(conversation.messages):
             messages = convert_arguments(conversation.messages, self._learn_form(compiled))
             conversation = dataclasses.replace(conversation, messages=messages)
         kwargs = {**self._chat.template_kwargs, **conversation.kwargs}
         text, blocks = compiled.render_blocks(conversation.messages, conversation.tools, kwargs)
-        check_complete(text, conversation, self._template.name)
+        check_complete(text, conversation, template.name)
         literal = self._find_literal(compiled, conversation, text)
         if self._chat.train == "all":
             return Text(text, special_tokens=True, literal=literal) if text else None
@@ -195,7 +196,7 @@ class Renderer:
         return self._forms[compiled]
 
     def _learn_seams(self, compiled: CompiledTemplate, kwargs: Mapping[str, Any]) -> Seams:
-        key = json.dumps(kwargs, sort_keys=True)
+        key = compiled, json.dumps(kwargs, sort_keys=True)
         if key not in self._seams:
             if len(self._seams) >= _MOST_SEAMS:
                 self._seams.clear()
