@@ -120,7 +120,14 @@ def test_an_export_has_the_changed_rows_or_is_refused(
     assert found["input_ids"].tolist() == expected["input_ids"].tolist()
     assert found["labels"].tolist() == expected["labels"].tolist()
     (tmp_path / "state.json").write_text(json.dumps(state))
-    refused = cli("export", tmp_path / "state.json", tmp_path / "again", "--steps=1", status=1)
+    refused = cli(
+        "export",
+        tmp_path / "state.json",
+        tmp_path / "again",
+        "--steps=1",
+        "--global-batch=4",
+        status=1,
+    )
     assert "the run has a row_hook, which a state does not store" in refused.err
 
 

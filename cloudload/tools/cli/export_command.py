@@ -23,7 +23,6 @@ from cloudload.tools.cli.run_options import (
     READING,
     STATE,
     add_data_options,
-    load_states,
     open_runs_of,
     parse_steps,
 )
@@ -48,12 +47,12 @@ def _export(options: argparse.Namespace) -> int:
     from cloudload.config import alone
     from cloudload.tools.export import export_rows
 
-    if any(state.get("row_hook") for state in load_states(options)):
+    [run], delivery = open_runs_of(options)
+    if run.state.get("row_hook"):
         raise ValueError(
             "the run has a row_hook, which a state does not store. Create the loader with it, load "
             "the state, and call cloudload.export_rows(loader, ...)"
         )
-    [run], delivery = open_runs_of(options)
     # hide the log of waits for rows, because waits are normal in an export
     logging.getLogger("cloudload.wait").setLevel(logging.WARNING)
     with run.loader(**delivery, **alone(run.global_batch)) as loader:

@@ -76,7 +76,9 @@ class Run:
         `load_state_dict`.
         """
         loader = CloudLoader(**{**self.arguments, **delivery})
-        loader.load_state_dict(self.state, on_change=self.on_change)
+        # the rows are read as they are before a `row_hook`
+        known = {name: each for name, each in self.state.items() if name != state_fields.HOOK_FIELD}
+        loader.load_state_dict(known, on_change=self.on_change)
         return loader
 
     def rows_of_step(self, step: int) -> range:
@@ -171,9 +173,7 @@ def open_run(
         "stopping": saved.stopping,
         "lengths": choices.AUTO if lengths is None else lengths,
     }
-    # rows are shown as they are before a `row_hook`
-    shown = {name: value for name, value in state.items() if name != state_fields.HOOK_FIELD}
-    return Run(shown, arguments, global_batch)
+    return Run(state, arguments, global_batch)
 
 
 def start_run(global_batch: int, **options: Any) -> Run:
