@@ -374,7 +374,8 @@ class DocumentBatches:
         world = current_environment().find_world(self._delivery)
         step = self._batch_size * world.size
         first = self.next_index
-        parts = _list_parts(first, step, world.rank, self._batch_size, self._docs.end)
+        size = self._batch_size
+        parts = _BatchIndices(first, step, world.rank * size, size, self._docs.end)
         loader: Iterable[Any] = torch.utils.data.DataLoader(
             self._docs,
             batch_sampler=parts,
@@ -418,24 +419,24 @@ def _clip(index: int, end: int | None) -> int:
     return index if end is None else min(index, end)
 
 
+@dataclass(frozen=True)
 class _BatchIndices:
     """The indices of each of a rank's batches. Can be iterated again, in any process."""
 
-    def __init__(self, first: int, step: int, offset: int, size: int, end: int | None) -> None:
-        self._first, self._step, self._offset = first, step, offset
-        self._size, self._end = size, end
+    first: int
+    step: int
+    """The number of indices of all ranks in a step."""
+    offset: int
+    """Where the rank's indices begin in a step."""
+    size: int
+    end: int | None
 
     def __iter__(self) -> Iterator[list[int]]:
-        start = self._first
-        while self._end is None or start < self._end:
-            own = start + self._offset
-            stop = _clip(own + self._size, self._end)
-            yield list(range(own, stop))
-            start += self._step
-
-
-def _list_parts(first: int, step: int, rank: int, size: int, end: int | None) -> _BatchIndices:
-    return _BatchIndices(first, step, rank * size, size, end)
+        start = self.first
+        while self.end is None or start < self.end:
+            own = start + self.offset
+            yield list(range(own, _clip(own + self.size, self.end)))
+            start += self.step
 
 
 class DocumentQueue:

@@ -13,7 +13,7 @@ import functools
 import logging
 from dataclasses import replace
 
-from cloudload.config import DeliveryConfig, choices
+from cloudload.config import DeliveryConfig
 from cloudload.data import cache_folder
 from cloudload.loading.current_run import CurrentRun
 from cloudload.loading.delivery import progress
@@ -66,9 +66,7 @@ def take_share(
     """
     recipe, num_workers = inputs.recipe, delivery.num_workers
     if num_workers is None:
-        is_fast = inputs.backend.name in (choices.FASTOKENS, choices.NO_BACKEND) and all(
-            source.is_fast for source in recipe.config.sources
-        )
+        is_fast = inputs.backend.is_fast and all(each.is_fast for each in recipe.config.sources)
         cores = cores or count_cores()
         num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
     num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))

@@ -25,7 +25,7 @@ from cloudload.errors import TokenizerError
 from cloudload.order import bijection
 from cloudload.rows.tokenization.loading import load_hf
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
-from cloudload.system import Flags, Ints, Tokens
+from cloudload.system import Flags, Ints, Tokens, count_within
 
 _FAMILIES = {
     "StarCoder, Granite, and Mellum": ("<fim_prefix>", "<fim_middle>", "<fim_suffix>"),
@@ -98,7 +98,7 @@ class MiddleRule:
         ends = np.cumsum(widths + marks)
         begins = ends - widths
         found = np.empty(int(ends[-1]), np.int32)
-        places = np.arange(int(widths.sum())) - np.repeat(np.cumsum(widths) - widths, widths)
+        places = count_within(widths)
         found[places + np.repeat(begins, widths)] = tokens[places + np.repeat(firsts, widths)]
         marked = np.flatnonzero(marks)
         sentinels = np.array([self.prefix, self.suffix, self.middle], np.int32)

@@ -38,6 +38,8 @@ def hide_untrained(ids: Ints, labels: Ints, ignored: int, pad_id: int) -> Flags:
     Both arrays are int64 [rows, seq_len], and change in place. `ids` are tokens at first. Padding
     in documents becomes `pad_id`. Returns where it is: bool [rows, seq_len].
     """
+    if ids.min(initial=0) >= 0:  # all are trained, and documents have no padding
+        return np.zeros(ids.shape, np.bool_)
     is_pad: Flags = ids == PAD_IN_DOCUMENT
     labels[ids < 0] = ignored
     np.bitwise_and(ids, MOST_ID, out=ids)

@@ -127,8 +127,7 @@ class Recipe:
         config = self.config
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
         has_limits = config.min_tokens > 1 or config.max_tokens is not None
-        [*sources] = config.sources
-        may_filter = has_limits or any(each.transform or each.may_mask for each in sources)
+        may_filter = has_limits or any(each.may_mask for each in config.sources)
         keeps_all = not may_filter and config.on_error == choices.RAISE
         has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
         is_one = len(self.components) == 1 and config.streams[0].max_epochs is None

@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 
-from cloudload.config import choices
 from cloudload.data import FirstFetch, TrafficCounter
 from cloudload.order import RankShare
 from cloudload.rows import Packing, tables
@@ -30,14 +29,14 @@ from cloudload.system import NEVER, Ints, Tokens
 
 # maximum rows per block if a row has up to `_TOKENS_OF_ROW` tokens: large enough to amortize fixed
 # costs, small enough to keep latency low
-_ROWS_AT_ONCE = {choices.FASTOKENS: 1024, choices.NO_BACKEND: 1024}
-_ROWS_AT_ONCE_ELSE = 128
+_ROWS_AT_ONCE, _ROWS_AT_ONCE_IF_FAST = 128, 1024
 _TOKENS_OF_ROW = 2_048
 
 
 def limit_batches(inputs: RunInputs, share: RankShare) -> int:
     """Return the maximum number of batches in a block, the same for every worker."""
-    recipe, most = inputs.recipe, _ROWS_AT_ONCE.get(inputs.backend.name, _ROWS_AT_ONCE_ELSE)
+    recipe = inputs.recipe
+    most = _ROWS_AT_ONCE_IF_FAST if inputs.backend.is_fast else _ROWS_AT_ONCE
     rows_of_worker = -(-share.shape.rank_rows // share.num_workers)
     most = min(most, most * _TOKENS_OF_ROW // recipe.packing.seq_len)
     return max(1, most // rows_of_worker)

@@ -244,7 +244,10 @@ def find_cut(document: Tokens, limit: int) -> int:
 
 def _has_none_trained(part: TokenPart) -> Flags:
     """Which documents have tokens, but none that are trained: bool [n]."""
-    trained_before = np.append(0, np.cumsum(part.tokens >= 0))
+    is_trained = part.tokens >= 0
+    if is_trained.all():
+        return np.zeros(len(part.sizes), np.bool_)
+    trained_before = np.append(0, np.cumsum(is_trained))
     stops = np.cumsum(part.sizes)
     has_none: Flags = trained_before[stops] == trained_before[stops - part.sizes]
     return has_none & (part.sizes > 0)

@@ -36,12 +36,12 @@ class Framing:
     above 1, buffers hold documents as `frame` returns them."""
 
     @staticmethod
-    def of(frames: Sequence[Frame], pad: int = 0, multiple: int = 1) -> Framing:
+    def of(frames: Sequence[Frame], multiple: int = 1) -> Framing:
         """Convert each stream's (bos, eos) to arrays."""
         bos, eos = (
             [-1 if frame[side] is None else frame[side] for frame in frames] for side in (0, 1)
         )
-        return Framing(np.array(bos, np.int64), np.array(eos, np.int64), pad, multiple)
+        return Framing(np.array(bos, np.int64), np.array(eos, np.int64), multiple=multiple)
 
     @cached_property
     def num_framing(self) -> Ints:

@@ -69,6 +69,11 @@ class Choice:
     """Whether `hf` was chosen only because fastokens cannot be used."""
 
     @property
+    def is_fast(self) -> bool:
+        """Whether documents become tokens at 10 million tokens per second or more."""
+        return self.name in (choices.FASTOKENS, choices.NO_BACKEND)
+
+    @property
     def reason(self) -> str | None:
         """Why fastokens was not chosen; None if it was chosen, or if the user asked for `hf`."""
         return self.why if self.is_fallback else None

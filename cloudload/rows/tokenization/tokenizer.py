@@ -39,7 +39,7 @@ from cloudload.rows.tokenization.framing import (
     list_named_tokens,
     read_named_tokens,
 )
-from cloudload.rows.tokenization.loading import keep_hf, make_hf, parse_hf, shorten_merges
+from cloudload.rows.tokenization.loading import keep_hf, load_hf, parse_hf, shorten_merges
 from cloudload.rows.tokenization.other_libraries import find_other, library_of
 from cloudload.rows.tokenization.probes import FIXED_TEXTS
 from cloudload.system import Frame
@@ -158,7 +158,7 @@ def _describe(
     `file` is the path of the tokenizer.json, if known. `where` names the tokenizer in errors.
     """
     if library_of(text):
-        backend: Any = make_hf(text)
+        backend: Any = load_hf(text)
         vocab_size, fingerprint = backend.vocab_size, kept_tokenizers.digest_of([text])
     else:
         backend = _parse(text, file)
@@ -296,7 +296,7 @@ def find_tokenizer(source: Any) -> FoundTokenizer:
 
 def _name_tokens(text: str, file: Path | None) -> NamedTokens:
     """The bos and eos of a tokenizer of another library, which files beside it may also name."""
-    found, library = make_hf(text), library_of(text)
+    found, library = load_hf(text), library_of(text)
     named = read_named_tokens(file.parent) if file else NamedTokens()
     changes: dict[str, Any] = {}
     for name, token in (("bos", found.bos_token), ("eos", found.eos_token)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,7 +71,7 @@ def test_rows_have_bos_ids_eos_and_padding() -> None:
 
 def test_padding_has_the_chosen_id() -> None:
     out = np.full((2, 6), -7, np.int32)
-    framing = Framing.of(FRAMES, pad=99)
+    framing = replace(Framing.of(FRAMES), pad=99)
     fill_rows(out, rows_of(np.array([[0, 0, 0, 5]])), framing)
     assert out.tolist() == [[1, 10, 11, 12, 2, 99], [99] * 6]
 
