@@ -153,9 +153,9 @@ def export_rows(
         for ids, is_trained in _list_rows(batch):
             tokens += len(ids)
             padded += len(ids) < loader.seq_len
-            arrays = [ids.astype(dtype), is_trained.astype(dtype)]
+            arrays = [each.astype(dtype) for each in (ids, is_trained)[: len(names)]]
             values = [each.tobytes() for each in arrays] if encoding == "bytes" else arrays
-            shard_writer.add(dict(zip(names, values, strict=False)))
+            shard_writer.add(dict(zip(names, values, strict=True)))
     shard_writer.finish()
     return ExportReport(
         out=redact(location),

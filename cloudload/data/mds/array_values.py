@@ -43,6 +43,12 @@ def decode_array(encoding: str, data: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, np.dtype(name).newbyteorder("<"), -1, start).reshape(shape)
 
 
+def encode_shape(length: int) -> bytes:
+    """Encode the shape of an array with one axis."""
+    width = next(width for width in range(4) if length < 1 << (8 << width))
+    return bytes([1 << 2 | width]) + length.to_bytes(1 << width, "little")
+
+
 def _read_shape(data: bytes, start: int) -> tuple[list[int], int]:
     """Return the shape at `start`, and the index of the first byte after it."""
     if start >= len(data):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cloudload.data.mds import record_values, shard_entries
+from cloudload.data.mds.array_values import encode_shape
 from cloudload.data.mds.shard import ID_KEY, NULL_TEXT
 from cloudload.system import Ints
 
@@ -241,10 +242,5 @@ def _encode_arrays(array: Any, column: shard_entries.Column) -> Any:
     bodies = pyarrow.LargeBinaryArray.from_buffers(
         kind, len(lengths), [None, pyarrow.py_buffer(ends.tobytes()), pyarrow.py_buffer(ids)]
     )
-    heads = pyarrow.array([_encode_shape(length) for length in lengths.tolist()], kind)
+    heads = pyarrow.array([encode_shape(length) for length in lengths.tolist()], kind)
     return compute.binary_join_element_wise(heads, bodies, pyarrow.scalar(b"", kind))
-
-
-def _encode_shape(length: int) -> bytes:
-    width = next(width for width in range(4) if length < 1 << (8 << width))
-    return bytes([1 << 2 | width]) + length.to_bytes(1 << width, "little")

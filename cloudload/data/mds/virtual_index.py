@@ -38,7 +38,6 @@ from cloudload.system import DaemonThreadPool, counted, run_in_order
 
 logger = logging.getLogger("cloudload.cache")
 
-EXTENSIONS = (".parquet", ".pq")
 SHARD_BYTES = writer.DEFAULT_SHARD_BYTES
 """About how many bytes of the columns read a shard has."""
 LARGE_BYTES = 1 << 29
@@ -91,7 +90,8 @@ class ParquetFiles:
 
 def is_parquet(name: str) -> bool:
     """Whether a file, or what a glob selects, is Parquet according to its name."""
-    return file_kinds.split_name(name)[0] in EXTENSIONS and not file_kinds.split_name(name)[1]
+    extension, compression = file_kinds.split_name(name)
+    return file_kinds.FORMATS_BY_EXTENSION.get(extension) == "parquet" and not compression
 
 
 def is_virtual(index: bytes) -> bool:
@@ -185,12 +185,12 @@ def _read_entries(
         columns = plan_columns(metadata, choice)
         form = writer.ShardFormat(columns, compression=None, hashes=())
         span = file.bytes - len(footer), file.bytes
-        sizes = _measure_groups(metadata, columns, name, span[0])
+        sizes, digest = _measure_groups(metadata, columns, name, span[0]), hash_footer(footer)
         return [
             _describe(
                 run,
                 form,
-                shard_entries.RowGroups(name, *run.groups, span, hash_footer(footer), file.tag),
+                shard_entries.RowGroups(name, *run.groups, span, digest, file.tag),
             )
             for run in cut_runs(sizes, SHARD_BYTES)
         ]

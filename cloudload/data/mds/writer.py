@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cloudload.data.mds import shard_entries
+from cloudload.data.mds.array_values import encode_shape
 from cloudload.data.mds.codecs import compress, compression_extension
 from cloudload.data.mds.hashes import SAMPLES_HASH, hash_bytes, hash_samples, new_hash
 from cloudload.system import Ints
@@ -250,5 +251,4 @@ def _encode_array(value: Any, dtype: str) -> bytes:
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype != np.dtype(dtype):
         raise ValueError(f"the array has {array.ndim} axes of {array.dtype}, not 1 axis of {dtype}")
-    width = next(width for width in range(4) if len(array) < 1 << (8 << width))
-    return bytes([1 << 2 | width]) + len(array).to_bytes(1 << width, "little") + array.tobytes()
+    return encode_shape(len(array)) + array.tobytes()
