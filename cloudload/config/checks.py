@@ -77,6 +77,13 @@ def as_text(name: str, value: Any) -> str:
     return str.__str__(value)  # that of a subclass may return other text
 
 
+def as_function(name: str, value: Any, use: str) -> Any:
+    """Return a function. `use` says, after "a function that", which one is valid."""
+    if not callable(value):
+        raise ValueError(f"{name} is {value!r}. Use a function that {use}")
+    return value
+
+
 def as_token(name: str, value: Any) -> str | int | None:
     """Return a token, its ID, or None as a plain type."""
     if value is None or isinstance(value, str):

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
+from cloudload.config import checks
 from cloudload.config.transform import Text
 from cloudload.errors import TokenizerError
 from cloudload.system import Flags, Ids, Tokens
@@ -114,10 +115,6 @@ Encode = Callable[[dict[str, Any], EncodeContext], TokenIds | None]
 
 def as_encode(name: str, value: Any) -> Encode:
     """Return a function. Raises `ValueError` if the value cannot be called."""
-    if not callable(value):
-        raise ValueError(
-            f"{name} is {value!r}. Use a function that takes a sample (a dict) and a context, and "
-            "returns TokenIds or None"
-        )
-    function: Encode = value
+    use = "takes a sample (a dict) and a context, and returns TokenIds or None"
+    function: Encode = checks.as_function(name, value, use)
     return function

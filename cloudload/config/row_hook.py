@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
+from cloudload.config import checks
 from cloudload.system import Flags, Tokens
 
 _DOMAIN = 0x503C0DE
@@ -44,10 +45,9 @@ RowHook = Callable[[Tokens, Flags, RowContext], None]
 
 def as_row_hook(name: str, value: Any) -> RowHook:
     """Return a function. Raises `ValueError` if the value cannot be called."""
-    if not callable(value):
-        raise ValueError(
-            f"{name} is {value!r}. Use a function that takes the IDs of a row, which of them are "
-            "trained, and a context, and that changes the two arrays"
-        )
-    function: RowHook = value
+    use = (
+        "takes the IDs of a row, which of them are trained, and a context, and that changes "
+        "the two arrays"
+    )
+    function: RowHook = checks.as_function(name, value, use)
     return function

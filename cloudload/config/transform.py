@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
+from cloudload.config import checks
 from cloudload.config.code_digest import CodeDigest, module_of
 
 logger = logging.getLogger("cloudload.config")
@@ -91,12 +92,8 @@ def name_function(function: Callable[..., Any], option: str = "transform") -> st
 
 def as_transform(name: str, value: Any) -> Transform:
     """Return a function. Raises `ValueError` if the value cannot be called."""
-    if not callable(value):
-        raise ValueError(
-            f"{name} is {value!r}. Use a function that takes a sample (a dict) and returns text or "
-            "None"
-        )
-    function: Transform = value
+    use = "takes a sample (a dict) and returns text or None"
+    function: Transform = checks.as_function(name, value, use)
     return function
 
 

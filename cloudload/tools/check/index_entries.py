@@ -271,8 +271,7 @@ def _check_columns(shards: list[shard_entries.ShardInfo], keys: DocumentKeys) ->
             what = f"has no column of conversations. Its columns: {_list(found)}"
             yield find("text-column", where, what, advice="Pass messages_key of Chat")
         for name, encoding in found.items() - seen:
-            is_read = name == keys.tokens and document_columns.holds_tokens(encoding)
-            yield from _check_encoding(name, encoding, where, is_read=is_read)
+            yield from _check_encoding(name, encoding, where)
         seen |= found.items()
 
 
@@ -309,14 +308,14 @@ def _is_decoded(encoding: str) -> bool:
     return encoding in ("str", "bytes", "json", *shard_entries.FIXED_FORMATS)
 
 
-def _check_encoding(name: str, encoding: str, where: str, *, is_read: bool) -> Iterator[Finding]:
+def _check_encoding(name: str, encoding: str, where: str) -> Iterator[Finding]:
     column = f"column {name[:100]!r} has the encoding {encoding[:100]!r}"
     if encoding in UNSAFE_ENCODINGS:
         yield find("pickle", where, f"{column}. Reading its pickled values may run code")
     elif not knows_encoding(encoding):
         what = f"{column}, which Streaming does not support. Streaming decodes all columns"
         yield find("encoding-unknown", where, what)
-    elif not (is_read or document_columns.holds_tokens(encoding) or _is_decoded(encoding)):
+    elif not (document_columns.holds_tokens(encoding) or _is_decoded(encoding)):
         yield find("encoding-unread", where, f"{column}, which cloudload does not decode")
 
 

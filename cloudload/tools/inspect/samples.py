@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -83,8 +83,7 @@ class Sample:
         value becomes its encoding and size. There is no `document` without `mask`.
         """
         values = {name: _to_json(value) for name, value in self.values.items()}
-        found = {**asdict(replace(self, document=None)), "values": values}
-        del found["document"]
+        found = {"sample": self.sample, "shard": self.shard, "values": values, "match": self.match}
         return found if self.document is None else {**found, "document": self.document.as_dict()}
 
     def describe_place(self, *, is_full: bool) -> list[str]:
