@@ -42,10 +42,10 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from cloudload._door import open_door as _open_door
 from cloudload._version import __version__ as __version__
 
-if _sys.platform != "linux":
+if _sys.platform not in ("linux", "darwin"):
     raise ImportError(
-        f"cloudload runs only on Linux, but this is {_sys.platform}. Use a Linux machine, a "
-        "container, or WSL"
+        f"cloudload runs on Linux, and to try it on macOS, but this is {_sys.platform}. Use a "
+        "Linux machine, a container, or WSL"
     )
 
 if _TYPE_CHECKING:

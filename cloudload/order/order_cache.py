@@ -43,6 +43,7 @@ from cloudload.system import (
     Ints,
     activity,
     file_locks,
+    machine,
     run_detached,
     temp_files,
     verified_files,
@@ -180,11 +181,7 @@ class EpochOrders:
                     "shape": (self._num_positions,),
                 }
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-                # on a full disk, posix_fallocate raises OSError. Without it, writing to the sparse
-                # memory map would kill the process with SIGBUS
-                os.posix_fallocate(
-                    file.fileno(), file.tell(), self._num_positions * narrow.itemsize
-                )
+                machine.allocate(file.fileno(), file.tell(), self._num_positions * narrow.itemsize)
                 order = np.memmap(file, narrow, "r+", file.tell(), (self._num_positions,))
                 fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
                 order.flush()

@@ -187,10 +187,12 @@ def open_trainer_pidfd() -> int | None:
     because the kernel or Python does not support pidfds.
     """
     trainer = multiprocessing.parent_process()
-    try:
-        return os.pidfd_open(os.getpid() if trainer is None or trainer.pid is None else trainer.pid)
-    except (AttributeError, OSError):
-        return None
+    pid = os.getpid() if trainer is None or trainer.pid is None else trainer.pid
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            descriptor: int = os.pidfd_open(pid)
+            return descriptor
+    return None
 
 
 def exit_with_trainer(pidfd: int) -> None:

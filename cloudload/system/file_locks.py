@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from cloudload.system import temp_files
 from cloudload.system.activity import Text, doing
 
-_UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 _LOOK_EVERY_S = 0.05
 
 

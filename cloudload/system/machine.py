@@ -1,4 +1,14 @@
-"""This machine and process: packages, memory, open files, network file systems, and garbage.
+"""This machine and process: packages, memory, cores, disk space, files, processes, and garbage.
+
+Linux has calls and files that macOS lacks. Only this package uses them, and each use has another
+way for macOS:
+
+    os.sched_getaffinity        all cores               machine.usable_cores
+    os.posix_fallocate          zeros are written       machine.allocate
+    /proc/PID/stat, mountinfo   the answer is unknown   machine.is_stopped, .network_type
+    /proc/PID/stat              an error                machine.cpu_seconds
+    os.memfd_create             an unlinked file        shared_memory.anonymous_file
+    os.pidfd_open               no watch                child_processes.open_trainer_pidfd
 
 With PyTorch imported, a full garbage collection takes 0.2 s, and parsing a tokenizer or an index
 causes several. In a forked worker, it also copies the memory that the worker shares.
@@ -25,7 +35,11 @@ _MOST_OPEN_FILES = 1 << 16
 _paused: list[bool] = []
 """Has an item while a pause is active, so that a process forked in the pause can end it."""
 
-MOUNTS = Path("/proc/self/mountinfo")
+PROCESSES = Path("/proc")
+MOUNTS = PROCESSES / "self/mountinfo"
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_ZEROS = memoryview(bytes(1 << 20))
 
 _NETWORK = re.compile(
     "nfs4?|cifs|smb3|smbfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|wekafs"
@@ -67,7 +81,55 @@ def raise_open_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        with suppress(ValueError):  # the kernel of macOS has a lower limit than the hard one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # a process on macOS may use all of them
+
+
+def allocate(descriptor: int, start: int, size: int) -> None:
+    """Extend a file that has `start` bytes by `size` zeros, for which the disk then has space.
+
+    Raises `OSError` if the disk is full. Without it, a write to a memory map of the file would kill
+    the process with SIGBUS.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, start, size)
+        return
+    end = start + size
+    while start < end:
+        start += os.pwrite(descriptor, _ZEROS[: end - start], start)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, for example by SIGSTOP; False where it is unknown."""
+    with suppress(OSError):
+        return _read_status(pid)[0] == "T"
+    return False
+
+
+def shows_processes() -> bool:
+    """Whether this system shows the CPU time of other processes. macOS does not."""
+    return PROCESSES.is_dir()
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU seconds of another process so far; 0 if it has ended."""
+    with suppress(OSError):
+        fields = _read_status(pid)
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return 0.0
+
+
+def _read_status(pid: int) -> list[str]:
+    """The fields of a process from the third on. Raises `OSError` if it has ended."""
+    text = (PROCESSES / str(pid) / "stat").read_text(errors="replace")
+    return text.rpartition(")")[2].split()  # the name may contain spaces and parentheses
 
 
 def network_type(folder: Path) -> str | None:

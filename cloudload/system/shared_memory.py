@@ -82,6 +82,7 @@ class SharedMemoryRing:
 def anonymous_file() -> int:
     """Return a descriptor of an empty, unnamed file, in memory if Python supports memfds."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("cloudload")
-    with tempfile.TemporaryFile() as file:  # for Python built against an old C library
+        descriptor: int = os.memfd_create("cloudload")
+        return descriptor
+    with tempfile.TemporaryFile() as file:  # macOS, and Python built against an old C library
         return os.dup(file.fileno())

@@ -12,12 +12,10 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
-import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,14 +24,13 @@ from cloudload.config import checks
 from cloudload.data import check_seconds, redact
 from cloudload.loading import count_cores, find_bottleneck, limit_batches, limit_blocks_ahead
 from cloudload.stats import IDLE, STAGES, DeliveryStats
-from cloudload.system import Floats, counted, reports
+from cloudload.system import Floats, counted, machine, reports
 
 if TYPE_CHECKING:
     from cloudload.loading import CloudLoader  # which imports torch
 
 _SECONDS, _WARM_UP_S = 10.0, 1.0
 _MARGIN = " " * len("  bottleneck   ")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -147,6 +144,11 @@ def measure_loader(
     ranks = checks.as_integer("ranks", ranks, 1)
     world = {"device_mesh": None, "dp_rank": 0, "dp_world_size": ranks}
     with reading_alone({**options, **world, "data": data}) as reading:
+        if reading.plan.delivery.has_worker_processes and not machine.shows_processes():
+            raise ValueError(
+                "this system has no /proc, so the CPU time of workers cannot be measured. Use "
+                "num_workers=0"
+            )
         reading.warm_up(_WARM_UP_S)
         before = reading.loader.stats().delivery
         if steps is None:
@@ -276,16 +278,8 @@ class _CpuClock:
 
     def seconds(self) -> float:
         """Return the CPU seconds so far. Those of children that have ended are not counted."""
-        return time.process_time() + sum(map(_read_cpu_s, _list_children() - self._others))
+        return time.process_time() + sum(map(machine.cpu_seconds, _list_children() - self._others))
 
 
 def _list_children() -> set[int]:
     return {each.pid for each in multiprocessing.active_children() if each.pid is not None}
-
-
-def _read_cpu_s(pid: int) -> float:
-    with suppress(OSError):  # it has ended
-        # the name before the last parenthesis may contain spaces and parentheses
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return 0.0

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cloudload.bench import LoaderSpeed, measure_loader
+from cloudload.system import machine
 from cloudload.tools import bench
 from cloudload.tools.bench import Period, Reading, reading_alone
 from testkit import ROOT
@@ -176,7 +177,7 @@ def test_the_clock_counts_only_children_that_start_later() -> None:
     context = multiprocessing.get_context("fork")
     other, child = (context.Process(target=burn, args=(0.5,), daemon=True) for _ in range(2))
     other.start()
-    wait_until(lambda: bench._read_cpu_s(other.pid or 0) > 0.3)
+    wait_until(lambda: machine.cpu_seconds(other.pid or 0) > 0.3)
     clock = bench._CpuClock()
     assert clock.seconds() < time.process_time()
     child.start()

@@ -108,11 +108,14 @@ def test_a_folder_that_cannot_be_loaded_is_not_advised_to_be_a_folder(tmp_path: 
 
 
 def test_an_import_on_another_system_says_so() -> None:
-    program = "import sys; sys.platform = 'darwin'; import cloudload"
+    program = "import sys; sys.platform = 'win32'; import cloudload"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
-    assert "ImportError: cloudload runs only on Linux, but this is darwin" in ended.stderr
+    assert (
+        "ImportError: cloudload runs on Linux, and to try it on macOS, but this is win32"
+        in ended.stderr
+    )
 
 
 def test_a_tokenizer_with_a_password_is_not_quoted() -> None:

@@ -56,7 +56,7 @@ from cloudload.data.mds.download import (
 from cloudload.data.mds.hashes import fastest_hash
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, DatasetError
-from cloudload.system import activity, file_locks, temp_files, verified_files
+from cloudload.system import activity, file_locks, machine, temp_files, verified_files
 
 logger = logging.getLogger("cloudload.cache")
 
@@ -309,7 +309,7 @@ class Reservation:
     def allocate(self, account: _Account, size: int) -> None:
         """Change the size of the file, for which there is room, and the account."""
         if size > self.bytes:
-            os.posix_fallocate(self.file.fileno(), self.bytes, size - self.bytes)
+            machine.allocate(self.file.fileno(), self.bytes, size - self.bytes)
         elif size < self.bytes:
             os.ftruncate(self.file.fileno(), size)
         account.add(size - self.bytes)

@@ -27,7 +27,7 @@ import numpy as np
 from cloudload.config import DeliveryConfig, checks
 from cloudload.loading.delivery.exchange import DistributedExchange, Exchange
 from cloudload.order import StepShape, World
-from cloudload.system import divisors
+from cloudload.system import divisors, machine
 
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Environment variables in which launchers other than torchrun put the number of processes."""
@@ -273,7 +273,7 @@ def _environment_number(name: str, default: int) -> int:
 
 def count_cores() -> tuple[int, int]:
     """Count the cores that this process may use and the cores of the node."""
-    return len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    return machine.usable_cores(), os.cpu_count() or 1
 
 
 def default_num_workers(num_ranks: int, own_cores: int, node_cores: int, *, is_fast: bool) -> int:

@@ -52,6 +52,7 @@ from cloudload.system import (
     SIGTERM_STATUS,
     activity,
     find_missing_script,
+    machine,
     stopwatch,
     temp_files,
 )
@@ -162,7 +163,7 @@ class WorkerProcess:
     def describe(self) -> str:
         """Describe the worker and its current activity, for a message."""
         pid, doing_now = self._process.pid, self._activities.read_text(self._index)
-        now = "stopped (SIGSTOP)" if pid is not None and is_stopped(pid) else doing_now
+        now = "stopped (SIGSTOP)" if pid is not None and machine.is_stopped(pid) else doing_now
         return f"worker {self._index} (process {pid}) is {now}{self._describe_other(now)}"
 
     def _describe_other(self, now: str) -> str:
@@ -373,13 +374,6 @@ def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:
 def _sweep(cache_root: Path) -> None:
     with contextlib.suppress(OSError, temp_files.ProcessEndsError):
         cache_folder.sweep(cache_root)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, for example by SIGSTOP. False if /proc does not show it."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
-    return False
 
 
 def _describe_end(code: int | None) -> str:

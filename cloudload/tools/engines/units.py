@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from cloudload.config import checks
 from cloudload.data import redact
 from cloudload.errors import CloudloadError, WorkerError
+from cloudload.system import machine
 from cloudload.tools.engines.local_processes import LocalProcesses, OnBytes, open_processes
 
 Argument = TypeVar("Argument")
@@ -45,7 +46,7 @@ _COUNTS = ("WORKER_COUNT", "AWS_BATCH_JOB_ARRAY_SIZE")
 
 def count_processes(processes: int | None) -> int:
     """Return the number of local processes: by default, one per available core."""
-    found = len(os.sched_getaffinity(0)) if processes is None else processes
+    found = machine.usable_cores() if processes is None else processes
     return checks.as_integer("processes", found, 1)
 
 
