@@ -23,6 +23,8 @@ TOKENIZER = "tokenizer"
 NO_BACKEND = "none"
 RAISE, SKIP = "raise", "skip"
 FIRST, ALL = "first", "all"
+MOST_IDS = (1 << 31) - 1
+"""All token IDs are below this number, which is in no document because it stands for padding."""
 
 ShuffleAlgorithm = Literal["py1e", "py1br", "py1s", "py2s", "naive", "seekable"]
 PackingName = Literal["concat", "best_fit", "one_per_row"]

@@ -14,12 +14,11 @@ from typing import Any, final
 
 import numpy as np
 
-from cloudload.config import checks
+from cloudload.config import checks, choices
 from cloudload.config.transform import Text
 from cloudload.errors import TokenizerError
 from cloudload.system import Flags, Ids, Tokens
 
-_MOST_IDS = 1 << 31
 _DOMAIN = 0xE2C0DE
 """Separates these random numbers from those of the shuffle, which has the same seed."""
 
@@ -32,7 +31,7 @@ class TokenIds:
         TokenIds([17, 4, 4])
         TokenIds([*prompt, *answer], trained=[False] * len(prompt) + [True] * len(answer))
 
-    Raises `ValueError` if the IDs are not integers from 0 to 2^31 - 1, or if `trained` does not
+    Raises `ValueError` if the IDs are not integers from 0 to 2^31 - 2, or if `trained` does not
     have one value for each of them.
     """
 
@@ -49,10 +48,10 @@ class TokenIds:
                 f"ids has the dtype {ids.dtype} and {ids.ndim} axes. Use a list or an array of "
                 "integers with one axis"
             )
-        if len(wrong := np.flatnonzero((ids < 0) | (ids >= _MOST_IDS))):
+        if len(wrong := np.flatnonzero((ids < 0) | (ids >= choices.MOST_IDS))):
             raise ValueError(
                 f"ids has {ids[wrong[0]]} at index {wrong[0]:,}. Token IDs are from 0 to "
-                f"{_MOST_IDS - 1:,}"
+                f"{choices.MOST_IDS - 1:,}"
             )
         object.__setattr__(self, "ids", ids.astype(np.int32))
         if self.trained is not None:
@@ -65,8 +64,8 @@ def _as_flags(trained: np.ndarray[Any, Any], count: int) -> Flags:
             f"trained has the shape {list(trained.shape)}, but there are {count:,} token IDs. Use "
             "one value for each token"
         )
-    if count and not ((trained == 0) | (trained == 1)).all():
-        raise ValueError(f"trained has values such as {trained[0]!r}. Use True and False")
+    if (is_wrong := (trained != 0) & (trained != 1)).any():
+        raise ValueError(f"trained has {trained[is_wrong][0]!r}. Use True and False")
     return trained.astype(bool)
 
 

@@ -112,8 +112,8 @@ class RowsConfig:
     is set, `auto` adds no bos and no eos, because the writer of the data chose where they are, and
     the loader needs no tokenizer. A `Stream` can set its own, to mix text with token IDs."""
     tokens_dtype: TokenDtype | None = None
-    """The dtype of the token IDs in a column of bytes, such as `uint16`, because the index does not
-    record it. llm-foundry writes `int64`."""
+    """The dtype of token IDs and labels in columns of bytes, such as `uint16`, because the index
+    does not record it. llm-foundry writes `int64`."""
     labels_key: str | None = None
     """The column that says which tokens of pre-tokenized data are trained: labels, which are the
     IDs or -100, or 0 and 1. The label of a token that is not trained is -100, and a document

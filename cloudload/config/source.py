@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from cloudload.config.chat import Chat
 from cloudload.config.encode import Encode
 from cloudload.config.transform import Transform, name_function
+from cloudload.data import Dataset, document_columns
 
 
 class TokensColumn(NamedTuple):
@@ -26,7 +27,7 @@ class TokensColumn(NamedTuple):
     key: str
     """The column's name."""
     dtype: str | None
-    """The dtype of the IDs, if the column holds bytes."""
+    """The dtype of the integers of columns that hold bytes."""
     labels_key: str | None = None
     """The column that says which tokens are trained: labels with -100, or 0 and 1. None if all
     are."""
@@ -70,6 +71,13 @@ class DocumentSource:
     def is_fast(self) -> bool:
         """Whether no code of Python runs for each document."""
         return self.transform is None and self.chat is None and self.encode is None
+
+    def check_columns(self, dataset: Dataset) -> None:
+        """Raise `DatasetError` unless each shard has the columns of the documents."""
+        if self.tokens is not None:
+            document_columns.check_token_columns(dataset, *self.tokens)
+        elif self.is_column:
+            document_columns.check_text_column(dataset, self.text_key)
 
 
 def name_given(option: str, function: Callable[..., Any] | None, given: str | None) -> str | None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from cloudload.rows.tokenization.backend import Choice, choose_backend, log_choice
     from cloudload.rows.tokenization.encoders import DocumentTokenizer, decode_ids
-    from cloudload.rows.tokenization.framing import MOST_IDS, TokenName
+    from cloudload.rows.tokenization.framing import TokenName
     from cloudload.rows.tokenization.loading import load_hf, preload, start_loading
     from cloudload.rows.tokenization.other_libraries import list_byte_letters
     from cloudload.rows.tokenization.tokenizer import (

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import numpy as np
 
 from cloudload.config import Chat, DocumentSource, RowsConfig, Stream, TokensColumn, choices
-from cloudload.data import ColumnChoice, Corpus, Retry, document_columns, open_corpus
+from cloudload.data import ColumnChoice, Corpus, Retry, open_corpus
 from cloudload.errors import TokenizerError
 from cloudload.order import Layout, Mixture, build_mixture, resolve_layout
 from cloudload.rows import (
@@ -274,7 +274,8 @@ def open_recipe(
         may_be_empty=not config.is_mixed,
     )
     index_s = time.monotonic() - began
-    _check_columns(config, corpus)
+    for dataset, source in zip(corpus.datasets, config.sources, strict=True):
+        source.check_columns(dataset)
     for token_id in config.strip_tokens:
         spec.check_id("a token ID in strip_tokens", token_id)
     layout, components = _settle(config, specify_components(config, corpus), None)
@@ -398,16 +399,6 @@ def _choose_columns(source: DocumentSource) -> ColumnChoice:
         return ColumnChoice(source.tokens.key, has_others=source.tokens.labels_key is not None)
     is_read_whole = source.chat or source.encode
     return ColumnChoice(None if is_read_whole else source.text_key, has_others=not source.is_column)
-
-
-def _check_columns(config: RowsConfig, corpus: Corpus) -> None:
-    for dataset, source in zip(corpus.datasets, config.sources, strict=True):
-        if (column := source.tokens) is not None:
-            document_columns.check_token_column([dataset], column.key, column.dtype)
-            if column.labels_key is not None:
-                document_columns.check_labels_column([dataset], column.labels_key, column.dtype)
-        elif source.is_column:
-            document_columns.check_text_column([dataset], source.text_key)
 
 
 def _join_values(values: Sequence[str | None]) -> str | None:

@@ -28,7 +28,7 @@ from cloudload.data import (
     writer,
 )
 from cloudload.errors import ConvertError
-from cloudload.rows import MOST_IDS, tables
+from cloudload.rows import tables
 from cloudload.segments import IGNORED_LABEL
 from cloudload.system import Flags, Ids, counted, option_help, reports
 
@@ -184,7 +184,7 @@ def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
         return "uint16" if vocab_size <= 1 << 16 else "int32"
     most = int(np.iinfo(dtype).max)
     if vocab_size - 1 > most:
-        if vocab_size == MOST_IDS:
+        if vocab_size == choices.MOST_IDS:
             has, advice = "the largest ID is not known", "Pass a tokenizer to the loader, or use"
         else:
             has, advice = f"the tokenizer has IDs up to {vocab_size - 1:,}", "Use"

@@ -76,7 +76,7 @@ def run_index(data: bytes) -> None:
         "the corpus has a different number of samples than its shards in total",
     )
     corpus.fingerprint(range(2))
-    check_text_column(corpus.datasets, "text")
+    check_text_column(dataset, "text")
 
 
 INDEX = Target(run_index, index_seeds)

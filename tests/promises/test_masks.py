@@ -243,6 +243,27 @@ def test_labels_that_do_not_match_the_ids_are_an_error(
         next(iter(loader))
 
 
+def test_labels_in_a_column_of_bytes_need_a_dtype_also_if_the_ids_do_not(tmp_path: Path) -> None:
+    documents = random_documents(3, 20)
+    ids = [TOKENIZER.encode(text).ids for text in documents]
+    labels = [[IGNORED_LABEL if each in HIDDEN_IDS else each for each in one] for one in ids]
+    extra: dict[str, tuple[str, list[Any]]] = {
+        "ids": ("ndarray:uint16", [np.array(one, np.uint16) for one in ids]),
+        "labels": ("bytes", [np.array(one, np.int64).tobytes() for one in labels]),
+    }
+    folder = write_mds(tmp_path / "d", documents, extra=extra)
+    options: dict[str, Any] = {"tokens_key": "ids", "labels_key": "labels", "epochs": 1}
+    with pytest.raises(DatasetError, match=r"column 'labels' of .* bytes, .*Set tokens_dtype to"):
+        make_loader(folder, **options)
+    with pytest.raises(DatasetError, match=r"no column 'y'. Set labels_key to .*: ids, labels"):
+        make_loader(folder, **{**options, "labels_key": "y"})
+    with pytest.raises(DatasetError, match=r"encoding str, .* Set labels_key to a column of bytes"):
+        make_loader(folder, **{**options, "labels_key": "text"})
+    legs = [Leg(batches=None)]
+    plain = run_legs(ranks(folder, tokens_key="ids", epochs=1), legs)
+    assert run_legs(ranks(folder, tokens_dtype="int64", **options), legs) == hidden(plain)
+
+
 @pytest.mark.parametrize("encoding", ["ndarray", "bytes"])
 def test_exported_rows_keep_their_masks(
     folders: dict[str, str], tmp_path: Path, encoding: str

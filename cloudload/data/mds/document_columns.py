@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -36,6 +36,11 @@ _TEXT_ENCODINGS = ("str", "bytes")
 _ARRAY = "ndarray"
 _CHAT_COLUMNS = ("messages", "conversations", "prompt", "instruction")
 _MOST_AXES = 63
+_ABSENT = {
+    "tokens_key": "Set tokens_key to the column of token IDs, or omit it to read text",
+    "labels_key": "Set labels_key to the column of labels or of a mask, or omit it",
+}
+"""What to do about a column that does not exist, by the option that names it."""
 FIND_DTYPE = (
     "Use the dtype of the arrays that were written. llm-foundry's ConcatTokensDataset writes "
     "int64. Other writers often use uint16 for vocabularies of up to 65,536 tokens, and "
@@ -45,56 +50,51 @@ FIND_DTYPE = (
 Dtype = np.dtype[Any]
 
 
-def check_text_column(datasets: Iterable[Dataset], text_key: str) -> None:
+def check_text_column(dataset: Dataset, text_key: str) -> None:
     """Raise `DatasetError` unless `text_key` is a str or bytes column of every shard."""
-    for url, columns in _list_columns(datasets):
+    for columns in dataset.table.column_sets():
         encodings = {column.name: column.encoding for column in columns}
         encoding = encodings.get(text_key)
         if encoding in _TEXT_ENCODINGS:
             continue
         found = f"{encoding}, not text, in column" if encoding else "no column"
-        raise DatasetError(f"{url} has {found} {text_key!r}. {_advise_on_text(encodings)}")
+        raise DatasetError(
+            f"{dataset.location} has {found} {text_key!r}. {_advise_on_text(encodings)}"
+        )
 
 
-def check_token_column(datasets: Iterable[Dataset], name: str, dtype: str | None) -> None:
-    """Raise `DatasetError` unless every shard has a column `name` of token IDs.
+def check_token_columns(
+    dataset: Dataset, key: str, dtype: str | None, labels_key: str | None = None
+) -> None:
+    """Raise `DatasetError` unless every shard has a column `key` of token IDs, and a column
+    `labels_key`, if any, that says which of them are trained.
 
-    `dtype` is the dtype of the IDs if the column is bytes. For other encodings, it must be None or
-    the dtype that the encoding states.
+    `dtype` is the dtype of the values of a column of bytes. If neither column is, it must be None
+    or the dtype that the encoding of the token IDs states.
     """
-    for url, columns in _list_columns(datasets):
-        for column in columns:
-            if column.name == name:
-                _check_encoding(f"column {name!r} of {url}", column, dtype)
-                break
-        else:
-            names = ", ".join(each.name for each in columns if holds_tokens(each.encoding))
-            advice = "It has no columns of token IDs. To read text, omit tokens_key"
-            if names:
-                advice = f"Set tokens_key to the column of token IDs. Possible columns: {names}"
-            raise DatasetError(f"{url} has no column {name!r}. {advice}")
-
-
-def check_labels_column(datasets: Iterable[Dataset], name: str, dtype: str | None) -> None:
-    """Raise `DatasetError` unless every shard has a column `name` that says which tokens are
-    trained.
-
-    `dtype` is the dtype of the token IDs, which labels in a column of bytes also have.
-    """
-    for url, columns in _list_columns(datasets):
-        found = {column.name: column for column in columns}
-        if name not in found:
-            names = ", ".join(each.name for each in columns if holds_tokens(each.encoding))
+    names = {"tokens_key": key, "labels_key": labels_key}
+    url = dataset.location
+    for columns in dataset.table.column_sets():
+        encodings = {column.name: column for column in columns}
+        found = {}
+        for option, name in names.items():
+            if name in encodings:
+                found[option] = encodings[name]
+            elif name is not None:
+                possible = ", ".join(each.name for each in columns if holds_tokens(each.encoding))
+                raise DatasetError(
+                    f"{url} has no column {name!r}. {_ABSENT[option]}. Possible columns: "
+                    f"{possible or 'none'}"
+                )
+        for option, column in found.items():
+            _check_encoding(f"column {column.name!r} of {url}", column, option, dtype)
+        encoding = found["tokens_key"].encoding
+        has_bytes = any(column.encoding == "bytes" for column in found.values())
+        if dtype is not None and not has_bytes and dtype != _split_encoding(encoding)[0]:
             raise DatasetError(
-                f"{url} has no column {name!r}. Set labels_key to the column of labels or of a "
-                f"mask, or omit it. Columns of integers: {names}"
+                f"column {key!r} of {url} has the encoding {encoding}, but tokens_dtype is "
+                f"{dtype!r}. Omit tokens_dtype, which applies only to columns of bytes"
             )
-        _check_encoding(f"column {name!r} of {url}", found[name], _dtype_of(found[name], dtype))
-
-
-def _dtype_of(column: shard_entries.Column, dtype: str | None) -> str | None:
-    """The dtype of labels: that of the token IDs if the column is bytes, else its own."""
-    return dtype if column.encoding == "bytes" else None
 
 
 def holds_tokens(encoding: str) -> bool:
@@ -111,15 +111,6 @@ def holds_tokens(encoding: str) -> bool:
 def is_token_array(encoding: str) -> bool:
     """Whether a column of this encoding holds arrays that can only be token IDs, not text."""
     return encoding.startswith(_ARRAY) and holds_tokens(encoding)
-
-
-def _list_columns(
-    datasets: Iterable[Dataset],
-) -> Iterable[tuple[str, tuple[shard_entries.Column, ...]]]:
-    """Yield each dataset's redacted URL with each distinct set of columns of its shards."""
-    for dataset in datasets:
-        for columns in dataset.table.column_sets():
-            yield str(dataset.location), columns
 
 
 def _advise_on_text(encodings: Mapping[str, str]) -> str:
@@ -143,32 +134,35 @@ def _advise_on_text(encodings: Mapping[str, str]) -> str:
     )
 
 
-def _check_encoding(where: str, column: shard_entries.Column, dtype: str | None) -> None:
+def _check_encoding(
+    where: str, column: shard_entries.Column, option: str, dtype: str | None
+) -> None:
     encoding = column.encoding
     if not holds_tokens(encoding):
         raise DatasetError(
-            f"{where} has the encoding {encoding}, which cannot contain token IDs. Set tokens_key "
-            "to a column of bytes, ndarray, or json. To read text, omit tokens_key and set text_key"
+            f"{where} has the encoding {encoding}, which cannot contain integers. Set {option} to "
+            "a column of bytes, ndarray, or json, or omit it"
         )
     if encoding == "bytes":
         if dtype is None:
             raise DatasetError(
-                f"{where} has the encoding bytes, and the index does not record the dtype of the "
-                f"IDs. Set tokens_dtype to one of {', '.join(TOKEN_DTYPES)}. {FIND_DTYPE}"
+                f"{where} has the encoding bytes, and the index does not record the dtype of its "
+                f"integers. Set tokens_dtype to one of {', '.join(TOKEN_DTYPES)}. {FIND_DTYPE}"
             )
         return
-    own, _, shape = encoding.partition(":")[2].partition(":")
-    if dtype is not None and dtype != own:
-        raise DatasetError(
-            f"{where} has the encoding {encoding}, but tokens_dtype is {dtype!r}. Omit "
-            "tokens_dtype, which applies only to columns of bytes"
-        )
+    own, shape = _split_encoding(encoding)
     shape_bytes = math.prod(map(int, shape.split(","))) * np.dtype(own).itemsize if shape else None
     if column.bytes != shape_bytes:
         raise DatasetError(
             f"{where} has the encoding {encoding}, but its index lists {column.bytes} bytes per "
             f"sample, not {shape_bytes}. Write the dataset again"
         )
+
+
+def _split_encoding(encoding: str) -> tuple[str, str]:
+    """Split an encoding such as `ndarray:uint16:8` into its dtype and shape, or "" if unstated."""
+    own, _, shape = encoding.partition(":")[2].partition(":")
+    return own, shape
 
 
 class RawIds(NamedTuple):
@@ -253,7 +247,7 @@ def open_token_column(
 ) -> TokenColumn:
     """Find the column `name` of a shard; `dtype` is the dtype of a `bytes` column.
 
-    The columns must have passed `check_token_column`, or `check_labels_column` with `has_labels`.
+    The column must have passed `check_token_columns`.
     """
     index = shard.column_index(name)
     encoding = shard.info.columns[index].encoding
@@ -262,8 +256,7 @@ def open_token_column(
     if encoding == "bytes":
         assert dtype is not None
         return TokenColumn(index, name, _little(dtype), has_shape=False)
-    _, _, rest = encoding.partition(":")
-    own, _, shape = rest.partition(":")
+    own, shape = _split_encoding(encoding)
     return TokenColumn(index, name, _little(own) if own else None, has_shape=not shape)
 
 

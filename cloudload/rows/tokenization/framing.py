@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONFIG_NAME, MAP_NAME = "tokenizer_config.json", "special_tokens_map.json"
-MOST_IDS = (1 << 31) - 1
 TokenName = str | int | None
 """A token, its ID, "auto", or None for no token."""
 _TEMPLATE = "the template of tokenizer.json"
@@ -145,7 +144,7 @@ def _take(backend: Tokenizer, token: TokenName, field: str, where: str) -> Frami
     if token is None:
         return FramingToken(None, f"no {kind}")
     if isinstance(token, int):
-        token_id, name = token, backend.id_to_token(token) if token < MOST_IDS else None
+        token_id, name = token, backend.id_to_token(token) if token < choices.MOST_IDS else None
     else:
         token_id, name = backend.token_to_id(token), token
     if token_id is None or name is None:

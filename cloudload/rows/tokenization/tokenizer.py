@@ -31,7 +31,6 @@ from cloudload.data import hub, kept_tokenizers, redact, urls
 from cloudload.errors import TokenizerError
 from cloudload.rows.tokenization.framing import (
     CONFIG_NAME,
-    MOST_IDS,
     NamedTokens,
     TokenName,
     choose_bos,
@@ -226,17 +225,18 @@ def frame_without_tokenizer(frames: Sequence[tuple[TokenName, TokenName]]) -> To
     an ID below 2^31 - 1.
     """
     for token in itertools.chain.from_iterable(frames):
-        if isinstance(token, str) or not 0 <= (token or 0) < MOST_IDS:
+        if isinstance(token, str) or not 0 <= (token or 0) < choices.MOST_IDS:
             raise TokenizerError(
-                f"bos or eos is {token!r}, but without a tokenizer it must be None or a token ID "
-                f"from 0 to {MOST_IDS - 1:,}. Pass None or the token's ID, or pass the tokenizer"
+                f"bos or eos is {token!r}, but without a tokenizer it must be None or a token "
+                f"ID from 0 to {choices.MOST_IDS - 1:,}. Pass None or the token's ID, or pass the "
+                "tokenizer"
             )
     ids = tuple((bos, eos) for bos, eos in frames)
     texts = [f"{_describe_id(bos, 'bos')}, {_describe_id(eos, 'eos')}" for bos, eos in frames]
     return TokenizerSpec(
         json="",
         frames=cast("tuple[Frame, ...]", ids),
-        vocab_size=MOST_IDS,
+        vocab_size=choices.MOST_IDS,
         token_ids="",
         fingerprint=WITHOUT_TOKENIZER,
         framing=" · ".join(dict.fromkeys(texts)),

@@ -219,7 +219,7 @@ def read_samples(
     [found] = open_corpus([stream.locate(retry or Retry())]).datasets
     chosen = _Filter(id, expression, text_key or TEXT_KEY, _find_json(found, text_key))
     if not chosen.json_columns and (text_key is not None or pattern is not None):
-        document_columns.check_text_column([found], chosen.text_key)
+        document_columns.check_text_column(found, chosen.text_key)
     chosen.check(found)
     is_searched = id is not None or expression is not None
     columns = {"tokens_key": tokens_key, "tokens_dtype": tokens_dtype, "labels_key": labels_key}
@@ -249,13 +249,7 @@ def _open_masks(stream: Stream, dataset: Dataset, given: Mapping[str, Any]) -> _
     tokenizer = documents.pop("tokenizer", None)
     recipe = trained_documents.open_recipe_of(stream, tokenizer, **documents)
     [source] = recipe.config.sources
-    if source.is_column:
-        document_columns.check_text_column([dataset], source.text_key)
-    elif source.tokens is not None:
-        key, dtype, labels = source.tokens
-        document_columns.check_token_column([dataset], key, dtype)
-        if labels is not None:
-            document_columns.check_labels_column([dataset], labels, dtype)
+    source.check_columns(dataset)
     reader = trained_documents.TrainedReader(recipe)
     texts = TokenTexts(recipe.tokenizer.json)
 
