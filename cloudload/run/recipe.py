@@ -43,7 +43,7 @@ from cloudload.run.components import (
     specify_components,
 )
 from cloudload.run.sources import describe_sources
-from cloudload.system import Ints
+from cloudload.system import Ints, Tokens
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,23 @@ class StreamChat:
     def name(self) -> str:
         """What identifies the documents in a state, such as `tokenizer#1f0c2b9d3a4e/4096`."""
         return f"{quote(self.template.identity, safe='#')}/{self.max_tokens or ''}"
+
+    def count_kept(self, document: Tokens) -> int:
+        """The number of tokens that are kept of a document, int32 [tokens]; 0 if it is left out.
+
+        A document that is truncated ends with a trained turn: a trained token is followed by one
+        that is not. If all tokens are trained, there are no turns, so `max_tokens` are kept.
+        """
+        limit = self.max_tokens
+        if limit is None or len(document) <= limit:
+            return len(document)
+        if self.template.chat.overlong != "truncate":
+            return 0
+        is_trained = document >= 0
+        if is_trained.all():
+            return limit
+        ends = np.flatnonzero(is_trained[:limit] & ~is_trained[1 : limit + 1]) + 1
+        return int(ends[-1]) if len(ends) else 0
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,12 @@ class TokenReader:
         self._is_text = np.array([source.is_text for source in sources])
         self._is_encoded = np.array([source.encode is not None for source in sources])
         self._may_mask = np.array([source.may_mask for source in sources])
+        self._chats = recipe.chats
         self._limits = np.array(
             [chat.max_tokens if chat and chat.max_tokens else NEVER for chat in recipe.chats]
         )
         self._untrained = UntrainedCheck(recipe)
         self._middles = recipe.middles
-        self._truncates = [bool(each.chat and each.chat.overlong == "truncate") for each in sources]
 
     def read(self, samples: Ints) -> SampleTokens:
         """Read `samples` of the corpus (int64 [samples]).
@@ -130,11 +130,9 @@ class TokenReader:
             return part
         sizes, starts = part.sizes.copy(), np.cumsum(part.sizes) - part.sizes
         for index in np.flatnonzero(is_long).tolist():
-            stream, start = int(streams[index]), int(starts[index])
-            document = part.tokens[start : start + int(sizes[index])]
-            sizes[index] = 0
-            if self._truncates[stream]:
-                sizes[index] = find_cut(document, int(self._limits[stream]))
+            chat, start = self._chats[streams[index]], int(starts[index])
+            assert chat is not None
+            sizes[index] = chat.count_kept(part.tokens[start : start + int(sizes[index])])
         left_out[part.indices[is_long & (sizes == 0)]] = FILTERED
         is_kept = np.arange(len(part.tokens)) < np.repeat(starts + sizes, part.sizes)
         return TokenPart(part.indices, part.tokens[is_kept], sizes)
@@ -227,19 +225,6 @@ class UntrainedCheck:
             f"{start} out, because they have no trained tokens by the column "
             f"{tokens.labels_key!r}. Set labels_key to another column, or omit it"
         )
-
-
-def find_cut(document: Tokens, limit: int) -> int:
-    """The number of tokens, at most `limit`, after which to cut a longer document.
-
-    The last trained turn is then whole: a trained token is followed by one that is not. If all
-    tokens are trained, there are no turns, so the cut is after `limit` tokens. 0 if no turn fits.
-    """
-    is_trained = document >= 0
-    if is_trained.all():
-        return limit
-    ends = np.flatnonzero(is_trained[:limit] & ~is_trained[1 : limit + 1]) + 1
-    return int(ends[-1]) if len(ends) else 0
 
 
 def _has_none_trained(part: TokenPart) -> Flags:

@@ -2,19 +2,16 @@
 
     shard, samples ─► rendered, tokenized ─► TrainedDocument
                             │
-                            ├ cannot be read, no trained token
-                            └ too long ─► read again with the limit
+                            └ cannot be read, no trained token, too long
 
 The readers of a loader's workers do the work, so a tool shows what a run trains.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +22,7 @@ from cloudload.loading import DocumentReader, TokenReader
 from cloudload.rows import DocumentTokenizer
 from cloudload.run import Recipe, open_recipe_without_data
 from cloudload.stats import FILTERED
-from cloudload.system import NEVER, Ints, Tokens
+from cloudload.system import Ints, Tokens
 
 REFUSED, FILTERED_OUT, UNTRAINED, LONG = "refused", "filtered", "untrained", "long"
 # a loader ends the run if none of the first 1,000 documents is trained, but a tool reports it
@@ -68,8 +65,7 @@ class TrainedReader:
     def __init__(self, recipe: Recipe) -> None:
         """`recipe` is that of `open_recipe_of`."""
         [chat] = recipe.chats
-        self._limit = chat.max_tokens if chat else None
-        self._limited = recipe
+        self._recipe = recipe
         self._whole = replace(recipe, chats=(chat and replace(chat, max_tokens=None),))
         self._tokenizer = (
             DocumentTokenizer(recipe.tokenizer, choices.HF) if recipe.tokenizes else None
@@ -79,26 +75,17 @@ class TrainedReader:
 
     def open(self, shard: Shard, first_sample: int = 0) -> ShardDocuments:
         """Open a shard, given the index in the dataset of its first sample, for `encode`."""
-
-        def read(recipe: Recipe) -> _OneShardReader:
-            return _OneShardReader(recipe, self._tokenizer, shard, first_sample)
-
-        whole = read(self._whole)
-        return ShardDocuments(whole, partial(read, self._limited), self._limit, self._lock)
+        reader = _OneShardReader(self._whole, self._tokenizer, shard, first_sample)
+        return ShardDocuments(reader, self._recipe, self._lock)
 
 
 class ShardDocuments:
     """The documents of one shard."""
 
-    def __init__(
-        self,
-        whole: _OneShardReader,
-        open_limited: Callable[[], _OneShardReader],
-        limit: int | None,
-        lock: threading.Lock,
-    ) -> None:
-        self._whole, self._open_limited = whole, functools.cache(open_limited)
-        self._limit, self._lock = limit, lock
+    def __init__(self, reader: _OneShardReader, recipe: Recipe, lock: threading.Lock) -> None:
+        """`reader` reads documents of any length, and `recipe` has the limit."""
+        self._reader, self._lock = reader, lock
+        [self._chat] = recipe.chats
 
     def read(self, samples: Sequence[int]) -> Iterator[TrainedDocument]:
         """Yield the documents of some samples, given as indices in the shard.
@@ -109,25 +96,19 @@ class ShardDocuments:
         for first in range(0, len(samples), _MOST_AT_ONCE):
             some = np.array(samples[first : first + _MOST_AT_ONCE], np.int64)
             with self._lock:
-                documents = list(self._whole.read(some))
-                sizes = np.array([len(document.tokens) for document in documents])
-                long = np.flatnonzero(sizes > (NEVER if self._limit is None else self._limit))
-                for index, limited in zip(
-                    long.tolist(), self._read_limited(some[long]), strict=True
-                ):
-                    documents[index] = self._cut(documents[index], limited)
-            yield from documents
+                documents = list(self._reader.read(some))
+            yield from map(self._limit, documents)
 
-    def _read_limited(self, samples: Ints) -> list[TrainedDocument]:
-        """Read long documents again with the limit of the run."""
-        return list(self._open_limited().read(samples)) if len(samples) else []
-
-    def _cut(self, document: TrainedDocument, limited: TrainedDocument) -> TrainedDocument:
-        what = f"has {len(document.tokens):,} tokens, more than {self._limit:,}"
-        if limited.fault is not None:
+    def _limit(self, document: TrainedDocument) -> TrainedDocument:
+        """Apply the most tokens of the run's conversations."""
+        tokens = document.tokens
+        kept = len(tokens) if self._chat is None else self._chat.count_kept(tokens)
+        if self._chat is None or kept == len(tokens):
+            return document
+        what = f"has {len(tokens):,} tokens, more than {self._chat.max_tokens:,}"
+        if not kept:
             return replace(document, fault=LONG, what=f"{what}, so it is left out")
-        kept = f"{what}, so it is truncated to {len(limited.tokens):,}"
-        return TrainedDocument(limited.tokens, LONG, kept)
+        return TrainedDocument(tokens[:kept], LONG, f"{what}, so it is truncated to {kept:,}")
 
 
 class _OneShardReader:
