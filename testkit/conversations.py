@@ -35,8 +35,8 @@ def _backend() -> Any:
     return train_tokenizer([" ".join(_WORDS)] * 3, 400, (PAD, BEGIN, END))
 
 
-def chat_tokenizer(template: str | None = TEMPLATE) -> Any:
-    """A `PreTrainedTokenizerFast` with a chat template, or without one."""
+def chat_tokenizer(template: str | dict[str, str] | None = TEMPLATE) -> Any:
+    """A `PreTrainedTokenizerFast` with a chat template, with several by name, or without one."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(
@@ -78,10 +78,12 @@ def write_conversations(
     return write_mds(folder, texts, column="id", extra=extra, shard_bytes=4_000, **options)
 
 
-def expected_document(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+def expected_document(
+    tokenizer: Any, messages: Sequence[Message], tools: list[Any] | None = None
+) -> tuple[list[int], list[int]]:
     """The IDs and labels of a conversation, by transformers. The template must have blocks."""
     found = tokenizer.apply_chat_template(
-        messages, return_dict=True, return_assistant_tokens_mask=True
+        messages, tools, return_dict=True, return_assistant_tokens_mask=True
     )
     ids = list(found["input_ids"])
     mask = found["assistant_masks"]

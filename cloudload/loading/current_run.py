@@ -84,14 +84,15 @@ def _open_run(
     cache_folder.check_cache_folder(cache_root, [stream.url for stream in asked.streams])
     with paused_collection():
         with activity.doing("loading the tokenizer"):
-            spec = open_tokenizer(asked, tokenizer, cache_root)
+            opened = open_tokenizer(asked, tokenizer, cache_root)
+        spec = opened.spec
         text = spec.json if asked.may_tokenize else ""
         with activity.doing("checking the tokenizer backend"):
             backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
         if backend.name == choices.FASTOKENS and delivery.shares_tokenizer:
             start_loading(text)  # in a thread, while the index is read and the model created
         with activity.doing("reading the index"):
-            recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
+            recipe = open_recipe(asked, tokenizer, retry, opened, cache_root)
     spec.check_id("pad_id", delivery.pad_id)
     start_log.log_opened(recipe, backend)
     with activity.doing("looking for token lengths"):

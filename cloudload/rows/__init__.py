@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from cloudload.rows.tokenization.tokenizer import (
         WITHOUT_TOKENIZER,
         TokenizerSpec,
+        find_tokenizer,
         frame_without_tokenizer,
         load_tokenizer,
     )

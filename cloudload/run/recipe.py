@@ -31,6 +31,7 @@ from cloudload.rows import (
     TokenizerSpec,
     TokenName,
     find_rule,
+    find_tokenizer,
     frame_without_tokenizer,
     load_template,
     load_tokenizer,
@@ -75,6 +76,15 @@ class StreamChat:
             return limit
         ends = np.flatnonzero(is_trained[:limit] & ~is_trained[1 : limit + 1]) + 1
         return int(ends[-1]) if len(ends) else 0
+
+
+@dataclass(frozen=True)
+class OpenedTokenizer:
+    """The tokenizer of a run, and the chat templates, which may be the tokenizer's own."""
+
+    spec: TokenizerSpec
+    chats: tuple[StreamChat | None, ...]
+    """How the conversations of each stream become documents; None for a stream without."""
 
 
 @dataclass(frozen=True)
@@ -272,17 +282,18 @@ def open_recipe(
     config: RowsConfig,
     tokenizer: Any,
     retry: Retry,
-    spec: TokenizerSpec | None = None,
+    opened: OpenedTokenizer | None = None,
     cache_root: Path | None = None,
 ) -> Recipe:
     """Load the tokenizer, read each stream's index, and choose the values that the config omits.
 
-    Pass `spec` if the tokenizer is already loaded. If there is a cache folder `cache_root`, the
+    Pass `opened` if the tokenizer is already open. If there is a cache folder `cache_root`, the
     processes of a node share large indexes in it. Raises `TokenizerError`, `StoreError`, or
     `DatasetError` if the tokenizer or the data cannot be used, and `ValueError` for a config that
     does not fit the data.
     """
-    spec = spec or open_tokenizer(config, tokenizer)
+    opened = opened or open_tokenizer(config, tokenizer)
+    spec = opened.spec
     began = time.monotonic()
     corpus = open_corpus(
         [each.locate(retry) for each in config.streams],
@@ -304,7 +315,7 @@ def open_recipe(
         layout=layout,
         components=components,
         mixture=mixture_of(config),
-        chats=_load_chats(config, tokenizer),
+        chats=opened.chats,
         middles=_find_middles(config, spec),
         index_s=index_s,
     )
@@ -316,15 +327,16 @@ def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
     Raises `TokenizerError` for a tokenizer that cannot be used, and `ValueError` if the documents
     are text and there is no tokenizer.
     """
+    opened = open_tokenizer(config, tokenizer)
     return Recipe(
         config=config,
-        tokenizer=open_tokenizer(config, tokenizer),
+        tokenizer=opened.spec,
         corpus=Corpus(()),
         sources=describe_sources(config, tokenizer),
         layout=Layout(1, (), ()),
         components=(),
         mixture=mixture_of(config),
-        chats=_load_chats(config, tokenizer),
+        chats=opened.chats,
     )
 
 
@@ -353,18 +365,26 @@ def _load_chats(config: RowsConfig, tokenizer: Any) -> tuple[StreamChat | None, 
 
 def open_tokenizer(
     config: RowsConfig, tokenizer: Any, cache_root: Path | None = None
-) -> TokenizerSpec:
-    """Load the tokenizer, and find the bos and eos of each stream.
+) -> OpenedTokenizer:
+    """Load the tokenizer, the bos and eos of each stream, and the chat template of each.
 
-    The result is saved in the folder `cache_root`, if there is one. Raises `TokenizerError` if the
-    tokenizer cannot be used, and `ValueError` if the data is text and there is no tokenizer.
+    The tokenizer is saved in the folder `cache_root`, if there is one. Raises `TokenizerError` if
+    it cannot be used, and `ValueError` if a template cannot be used, or if the data is text and
+    there is no tokenizer.
     """
-    frames = [frame_of(config, stream) for stream in config.streams]
     if tokenizer is None and config.has_text:
         raise ValueError(
             "tokenizer is None, but the documents are text. Pass a tokenizer, or tokens_key if the "
             "data is pre-tokenized, or an encode function"
         )
+    # find it once, because loading a tokenizer by name takes seconds
+    found = None if tokenizer is None else find_tokenizer(tokenizer)
+    return OpenedTokenizer(_load_framed(config, found, cache_root), _load_chats(config, found))
+
+
+def _load_framed(config: RowsConfig, tokenizer: Any, cache_root: Path | None) -> TokenizerSpec:
+    """Load a tokenizer, if there is one, with the bos and eos of each stream."""
+    frames = [frame_of(config, stream) for stream in config.streams]
 
     def find(frames: list[tuple[TokenName, TokenName]]) -> TokenizerSpec:
         if tokenizer is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,32 @@ def test_ids_and_labels_are_those_of_transformers(
     rows = run_legs(ranks(folder, **options), LEGS[-1:])
     expected = [expected_document(TOKENIZER, messages) for messages in MESSAGES]
     assert documents_in(rows) == dict(enumerate(expected))
+
+
+def with_plain(tokenizer: Any) -> Any:
+    """A tokenizer with the same templates without `{% generation %}`, to be learned."""
+    plain = {
+        name: re.sub(r"{% (end)?generation %}", "", text)
+        for name, text in tokenizer.chat_template.items()
+    }
+    return chat_tokenizer(plain)
+
+
+def test_rows_with_tools_are_masked_by_the_template_for_tools_and_others_by_the_default(
+    tmp_path: Path,
+) -> None:
+    # the templates end turns with different tokens, and each has text that the other lacks
+    with_tools = "Tools: {{ tools | length }}\n" + TEMPLATE.replace("<|im_end|>", "<|endoftext|>")
+    tokenizer = chat_tokenizer({"default": TEMPLATE, "tool_use": with_tools})
+    tools = [[{"name": "add"}] * (sample % 3) or None for sample in range(len(MESSAGES))]
+    extra: dict[str, Any] = {"messages": ("json", MESSAGES), "tools": ("json", tools)}
+    folder = write_mds(tmp_path / "data", ["x"] * len(MESSAGES), extra=extra, shard_bytes=4_000)
+    pairs = zip(MESSAGES, tools, strict=True)
+    expected = dict(enumerate(expected_document(tokenizer, *pair) for pair in pairs))
+    options = {**CHAT, "packing": "best_fit", "epochs": 1, "tail": "pad", "seq_len": 1_000}
+    for each in (tokenizer, with_plain(tokenizer)):
+        rows = run_legs(ranks(folder, **{**options, "tokenizer": each}), LEGS)
+        assert documents_in(rows) == expected
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])

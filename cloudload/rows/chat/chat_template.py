@@ -79,8 +79,8 @@ def read_template(chat: Chat, tokenizer: Any) -> ChatTemplate:
     """
     found = find_tokenizer(tokenizer)
     folder = found.file.parent if found.file else None
-    is_path = isinstance(tokenizer, str | os.PathLike)
-    name = _name_path(Path(tokenizer)) if is_path else type(tokenizer).__name__
+    is_path = isinstance(found.source, str | os.PathLike)
+    name = _name_path(Path(found.source)) if is_path else type(found.source).__name__
     if chat.template == choices.TOKENIZER:
         templates = (
             _read_folder(folder)

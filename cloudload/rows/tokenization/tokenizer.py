@@ -112,8 +112,8 @@ def load_tokenizer(
 
     `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
     `PreTrainedTokenizerFast`, a `tokenizers.Tokenizer`, or one of another library, as for
-    `other_libraries.find_other`. `frames` has a (bos, eos) pair for each
-    stream. The bos and the eos are each a token, its ID, None, or "auto".
+    `other_libraries.find_other`, or the result of `find_tokenizer`. `frames` has a (bos, eos) pair
+    for each stream. The bos and the eos are each a token, its ID, None, or "auto".
 
     If `add_bos_token` is true, a bos of "auto" means the bos that the tokenizer names. If it is
     false, "auto" means None. If it is not set, "auto" means the special token with which the
@@ -127,7 +127,8 @@ def load_tokenizer(
     """
     found = find_tokenizer(source)
     text, named, file = found.text, found.named, found.file
-    where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
+    is_path = isinstance(found.source, str | os.PathLike)
+    where = f"{found.source}" if is_path else "the tokenizer"
     if cache_root is None:
         return _describe(text, named, frames, file, where)
     library = library_of(text) or "tokenizers"
@@ -258,10 +259,21 @@ class FoundTokenizer:
     """The path of its tokenizer.json, or None if the text does not come from a file."""
     loaded: Any = None
     """The transformers tokenizer, if the text comes from one."""
+    source: Any = None
+    """The tokenizer as the user passed it."""
 
 
 def find_tokenizer(source: Any) -> FoundTokenizer:
-    """Find a tokenizer. `source` and errors are as for `load_tokenizer`."""
+    """Find a tokenizer, unless `source` is already the result.
+
+    Otherwise, `source` and errors are as for `load_tokenizer`.
+    """
+    if isinstance(source, FoundTokenizer):
+        return source
+    return replace(_find(source), source=source)
+
+
+def _find(source: Any) -> FoundTokenizer:
     from tokenizers import Tokenizer
 
     if isinstance(source, Tokenizer):

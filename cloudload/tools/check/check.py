@@ -124,6 +124,10 @@ def check_dataset(
     sample = None if sample is None else checks.as_integer("sample", sample, 0)
     expected = {"bos": expect_bos, "eos": expect_eos}
     given = chat if isinstance(chat, Chat) and tokens_key is None else None
+    if tokenizer is not None:
+        from cloudload.rows import find_tokenizer
+
+        tokenizer = find_tokenizer(tokenizer)  # once, because loading one by name takes seconds
     chosen, framing = _choose_rules(
         rules, max_bytes, tokenizer, chat=given, frame=(bos, eos), expected=expected
     )
