@@ -28,6 +28,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
+from cloudload.config import Chat
 from cloudload.data import Retry, explain, redact, urls
 from cloudload.errors import TokenizerError
 from cloudload.run.streaming_arguments import DatasetArguments, StreamArguments, options_of
@@ -61,9 +62,18 @@ _EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
 
 
 @dataclass(frozen=True)
+class TextStreamArguments(StreamArguments):
+    """The arguments of a stream of llm-foundry's text dataset, and one of cloudload's own."""
+
+    chat: str | dict[str, Any] | None = None
+    """The options of `Chat`, or a template."""
+
+
+@dataclass(frozen=True)
 class TextDatasetArguments(DatasetArguments):
     """The arguments of llm-foundry's text dataset: StreamingDataset's arguments, and more."""
 
+    streams: tuple[TextStreamArguments, ...] = ()
     max_seq_len: int | None = None
     tokenizer_name: str | None = None
     eos_token_id: int | None = None
@@ -73,6 +83,8 @@ class TextDatasetArguments(DatasetArguments):
     mlm_probability: float | None = None
     seq_parallel_replication: int | None = None
     token_encoding_type: str | None = None
+    chat: str | dict[str, Any] | None = None
+    """The options of `Chat` for streams that have none of their own, or a template."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +129,9 @@ def config_from_yaml(
 
     Returns the options that are equivalent to the YAML and to Streaming's defaults. `tokenizer` and
     `seq_len` are included if the YAML has them. `batch_size` is never included, because the YAML
-    has the global batch size. Reads the datasets' indexes if streams have proportions, or the
-    dataset has an `epoch_size`.
+    has the global batch size. The key `chat` of a dataset or a stream, which llm-foundry does not
+    have, is a template or the options of `Chat`. Reads the datasets' indexes if streams have
+    proportions, or the dataset has an `epoch_size`.
 
     Logs a warning for each key of the dataset that has no counterpart. Raises `ValueError`, which
     names the file and the key, for an unknown key, an invalid value, a loader that is not for text,
@@ -150,9 +163,15 @@ def _read_options(root: Mapping[str, Any], loader: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}" if path else f"{error}") from None
     if names := tuple(content.get("streams") or ()):
-        options["data"] = [
-            replace(stream, name=name) for stream, name in zip(options["data"], names, strict=True)
+        chats = [
+            _read_chat(each.chat, join_keys(path, f"streams.{name}"))
+            for name, each in zip(names, dataset.streams, strict=True)
         ]
+        options["data"] = [
+            replace(stream, name=name, chat=chat or stream.chat)
+            for stream, name, chat in zip(options["data"], names, chats, strict=True)
+        ]
+    options["chat"] = _read_chat(dataset.chat, path)
     options |= _options_of_loader(arguments)
     if dataset.token_encoding_type is not None:
         # llm-foundry names the column "tokens"
@@ -205,7 +224,7 @@ def _read_dataset(given: Mapping[str, Any], path: str) -> TextDatasetArguments:
     if not isinstance(found, Mapping):
         raise ValueError(f"{path} has no keys. Use a mapping from names to streams")
     streams = {
-        name: _build(StreamArguments, each, f"{path}.{name}") for name, each in found.items()
+        name: _build(TextStreamArguments, each, f"{path}.{name}") for name, each in found.items()
     }
     for name, stream in streams.items():
         if not (stream.remote or stream.local):
@@ -235,7 +254,8 @@ def _build(kind: type[T], given: Any, path: str) -> T:
 
 def _convert(value: Any, hint: Any, path: str) -> Any:
     """Convert a value to the type of its field. A whole float, such as 1e6, can be an integer."""
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
+    hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kinds = [get_origin(each) or each for each in hints]
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, float) and int in kinds and value.is_integer():
@@ -255,6 +275,16 @@ def _options_of_loader(loader: TextLoaderArguments) -> dict[str, Any]:
         # a DataLoader's prefetch_factor applies to each worker
         "prefetch_batches": (loader.prefetch_factor or 0) * (loader.num_workers or 0) or None,
     }
+
+
+def _read_chat(given: str | dict[str, Any] | None, path: str) -> Chat | None:
+    """Return the options of conversations of a dataset or a stream, whose path is given."""
+    try:
+        if isinstance(given, str):
+            return Chat(given)
+        return None if given is None else Chat(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{join_keys(path, 'chat')}: {error}") from None
 
 
 def _find_seq_len(root: Mapping[str, Any]) -> int | None:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload import CloudLoader, Retry, Stream, config_from_yaml
+from cloudload import Chat, CloudLoader, Retry, Stream, config_from_yaml
 from cloudload.errors import TokenizerError
 from cloudload.run.training_yaml import read_yaml, resolve
 from testkit.both_readers import streaming_dataset
+from testkit.conversations import chat_tokenizer, conversations, write_conversations
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import rows_of
 from testkit.state_fields import without
@@ -250,6 +251,43 @@ def test_dates_are_text_and_exponents_are_numbers(tmp_path: Path) -> None:
     config = config_from_yaml(tmp_path / "dataset.yaml")
     assert config["data"] == [Stream("s3://b", split="2026-11-23")]
     assert (config["predownload"], config["retry"].timeout_s) == (100_000, 90)
+
+
+def test_a_stream_or_a_dataset_may_have_options_of_chat(corpora: Path, tmp_path: Path) -> None:
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    folder = write_conversations(tmp_path / "chats", conversations(20))
+    dataset: dict[str, Any] = {"tokenizer_name": str(tmp_path / "tokenizer"), "max_seq_len": 64}
+    dataset["streams"] = {
+        "web": {"remote": f"{corpora}/web/train"},
+        "chats": {"remote": folder, "chat": {"train": "last", "reasoning_tags": ["<t>", "</t>"]}},
+    }
+    config = config_from_yaml({"dataset": dataset})
+    last = Chat(train="last", reasoning_tags=("<t>", "</t>"))
+    assert config["data"] == [
+        Stream(f"{corpora}/web/train", name="web"),
+        Stream(folder, name="chats", chat=last),
+    ]
+    more: dict[str, Any] = {"batch_size": 4, "epochs": 1, "num_lanes": 4, "num_workers": 0}
+    with CloudLoader(**config, **more, eos="<|endoftext|>", local=tmp_path / "cache") as loader:
+        list(loader)
+        web, chats = loader.stats().streams.values()
+    assert web.trained == web.tokens > 0
+    assert 0 < (chats.trained or 0) < chats.tokens
+
+    for given, chat in (("x.jinja", Chat("x.jinja")), ({}, Chat()), (None, None)):
+        config = config_from_yaml({"remote": folder, "chat": given})
+        assert config.get("chat") == chat
+        assert config_from_yaml({"streams": {"a": {"remote": "b", "chat": given}}})["data"] == [
+            Stream("b", name="a", chat=chat or "same")
+        ]
+    for wrong, message in (
+        ({"train": "some"}, r"streams\.chats\.chat: train of Chat is 'some'"),
+        ({"max_token": 9}, r"streams\.chats\.chat: .*max_token.*max_tokens"),
+        (3, r"streams\.chats\.chat is 3\. Use a string or keys"),
+    ):
+        dataset["streams"]["chats"]["chat"] = wrong
+        with pytest.raises(ValueError, match=f"(?s)dataset\\.{message}"):
+            config_from_yaml({"dataset": dataset})
 
 
 def test_token_ids_are_read_with_the_yamls_encoding_type(tmp_path: Path) -> None:

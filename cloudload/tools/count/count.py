@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from cloudload.config import (
     TEXT_KEY,
@@ -48,28 +48,6 @@ from cloudload.tools.count.length_report import CountReport, Tally, check_column
 from cloudload.tools.engines.units import Engine, Share, choose_engine, count_processes, run_units
 
 logger = logging.getLogger("cloudload.count")
-
-
-class TokenOptions(NamedTuple):
-    """The options of `RowsConfig` for documents that are token IDs."""
-
-    tokens_key: str | None
-    tokens_dtype: TokenDtype | None
-    labels_key: str | None
-    strip_tokens: Sequence[int]
-
-
-class TextOptions(NamedTuple):
-    """The options of `RowsConfig` for documents that are text, or that a function makes."""
-
-    text_key: str
-    transform: Transform | None
-    transform_id: str | None
-    chat: Chat | None
-    encode: Encode | None
-    encode_id: str | None
-    seed: int
-    on_error: OnError
 
 
 @option_help.suggests_names
@@ -151,14 +129,13 @@ def count_tokens(
         WorkerError: a worker process failed or died.
     """
     began = time.monotonic()
-    of_tokens = TokenOptions(tokens_key, tokens_dtype, labels_key, strip_tokens)
-    of_text = TextOptions(
-        text_key, transform, transform_id, chat, encode, encode_id, seed, on_error
-    )
+    documents: dict[str, Any] = {"text_key": text_key, "tokens_key": tokens_key, "chat": chat}
+    documents |= {"tokens_dtype": tokens_dtype, "labels_key": labels_key, "seed": seed}
+    documents |= {"strip_tokens": strip_tokens, "on_error": on_error}
+    documents |= {"transform": transform, "transform_id": transform_id}
+    documents |= {"encode": encode, "encode_id": encode_id}
     stream = _as_stream(dataset, split)
-    recipe, backend = _open(
-        stream, of_tokens, of_text, tokenizer, backend=tokenizer_backend, retry=retry
-    )
+    recipe, backend = _open(stream, documents, tokenizer, tokenizer_backend, retry)
     [data] = recipe.corpus.datasets
     location = length_files.lengths_location(data, None if out is None else os.fspath(out))
     work = prepare_count(recipe, backend, location)
@@ -234,14 +211,13 @@ def estimate_tokens(
         TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
         StoreError: the dataset cannot be read.
     """
-    of_tokens = TokenOptions(tokens_key, tokens_dtype, labels_key, strip_tokens)
-    of_text = TextOptions(
-        text_key, transform, transform_id, chat, encode, encode_id, seed, on_error
-    )
+    documents: dict[str, Any] = {"text_key": text_key, "tokens_key": tokens_key, "chat": chat}
+    documents |= {"tokens_dtype": tokens_dtype, "labels_key": labels_key, "seed": seed}
+    documents |= {"strip_tokens": strip_tokens, "on_error": on_error}
+    documents |= {"transform": transform, "transform_id": transform_id}
+    documents |= {"encode": encode, "encode_id": encode_id}
     stream = _as_stream(dataset, split)
-    recipe, backend = _open(
-        stream, of_tokens, of_text, tokenizer, backend=tokenizer_backend, retry=retry
-    )
+    recipe, backend = _open(stream, documents, tokenizer, tokenizer_backend, retry)
     return sample_lengths(recipe, backend, share).estimate()
 
 
@@ -253,15 +229,15 @@ def _as_stream(dataset: str | os.PathLike[str] | Stream, split: str | None) -> S
 
 def _open(
     stream: Stream,
-    of_tokens: TokenOptions,
-    of_text: TextOptions,
+    documents: Mapping[str, Any],
     tokenizer: Any,
-    *,
     backend: TokenizerBackend,
     retry: Retry | None,
 ) -> tuple[Recipe, str]:
-    """Open the recipe of a run that reads only one dataset, and choose its tokenizer backend."""
-    documents = {**of_tokens._asdict(), **of_text._asdict()}
+    """Open the recipe of a run that reads only one dataset, and choose its tokenizer backend.
+
+    `documents` has options of `RowsConfig`.
+    """
     config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
     check_limit(config)
     recipe = open_recipe(config, tokenizer, retry or Retry())
