@@ -29,6 +29,10 @@ MESSAGES = conversations(80)
 TOKENIZER = chat_tokenizer()
 OPTIONS: dict[str, Any] = {"tokenizer": TOKENIZER, "eos": "auto", "num_lanes": 12}
 CHAT: dict[str, Any] = {**OPTIONS, "chat": Chat(), "seq_len": 160}
+SILENT: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "train": False}]
+]
+"""A conversation without trained tokens."""
 LEGS = [
     Leg(1, batch_size=6, batches=2),
     Leg(3, workers=1, batch_size=2, batches=2),
@@ -281,15 +285,40 @@ def test_a_bad_conversation_is_named_and_can_be_skipped(
 
 
 def test_a_stream_whose_documents_all_lack_trained_tokens_ends_the_run(tmp_path: Path) -> None:
-    silent: list[list[dict[str, Any]]] = [
-        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "train": False}]
-    ]
-    folder = write_conversations(tmp_path / "silent", silent * 1_200)
+    folder = write_conversations(tmp_path / "silent", SILENT * 1_200)
     with (
         make_loader(folder, **CHAT) as loader,
         pytest.raises(DatasetError, match=r"first 1,000 documents of silent .* no trained tokens"),
     ):
         next(iter(loader))
+
+
+def test_all_workers_together_find_a_stream_whose_documents_all_lack_trained_tokens(
+    folder: str, tmp_path: Path
+) -> None:
+    silent = write_conversations(tmp_path / "silent", SILENT * 1_200)
+    options: dict[str, Any] = {**CHAT, "epochs": 1, "num_workers": 4, "batch_size": 4}
+    with (
+        make_loader([folder, silent], **options) as loader,
+        pytest.raises(DatasetError, match=r"first 1,\d+ documents of silent .* no trained tokens"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_a_run_ends_with_a_warning_if_no_document_of_a_small_stream_was_trained(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, has_lengths: bool
+) -> None:
+    silent = write_conversations(tmp_path / "silent", SILENT * 150)
+    chat, out = Chat(max_tokens=CHAT["seq_len"]), str(tmp_path / "lengths")
+    for each in (folder, silent) if has_lengths else ():
+        count_tokens(each, tokenizer=TOKENIZER, chat=chat, out=out, progress=False, processes=1)
+    options: dict[str, Any] = {**CHAT, "chat": chat, "epochs": 1, "tail": "pad"}
+    make = ranks([folder, silent], **options, lengths=out if has_lengths else "off")
+    run_leg(make, Leg(2, workers=2, batches=2))
+    assert "left out" not in caplog.text
+    run_leg(make, Leg(2, workers=2, batches=None))
+    assert caplog.text.count("all of the first 150 documents of silent are left out") == 1
 
 
 def test_options_that_contradict_each_other_are_refused(folder: str) -> None:

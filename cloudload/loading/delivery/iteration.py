@@ -26,13 +26,14 @@ cursors of all lanes, and ranks exchange only their current row.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from cloudload.errors import WorkerError
+from cloudload.errors import DatasetError, WorkerError
 from cloudload.loading.batch import Batch
 from cloudload.loading.delivery import progress, tail_sharing
 from cloudload.loading.delivery.block_stream import BlockStream
@@ -41,9 +42,12 @@ from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.tail_sharing import share_documents
+from cloudload.loading.workers.token_reader import UntrainedCheck
 from cloudload.loading.workers.worker_plan import Phase, Request, WorkerPlan
 from cloudload.run import Ending, LaneLog, Position, end_corpus, join_ranges
 from cloudload.system import NEVER, Ints
+
+logger = logging.getLogger("cloudload.run")
 
 
 class _Fetched(NamedTuple):
@@ -89,6 +93,7 @@ class Iteration(Iterator[Batch]):
         self._failure: Exception | None = None
         log.begin_watch()
         is_dry = plan.ending is None and plan.position.is_in_tail
+        self._untrained = UntrainedCheck(plan.recipe)
         self._ended = plan.position if is_dry else None
         """The position at which the lanes ended, until the ending is known."""
         self._discarded_tokens = 0
@@ -288,6 +293,9 @@ class Iteration(Iterator[Batch]):
             global_batch=rows - before.rows,
             origin=before.origin,
         )
+        is_due = window is not None and not self._untrained.is_over
+        if is_due and (fault := self._untrained.find_fault(self._position.counts)):
+            raise DatasetError(fault)
         return True
 
     # ------------------------------------------------------------ the end
@@ -330,4 +338,7 @@ class Iteration(Iterator[Batch]):
         """Record the leftover tokens and the documents that no row counts, and stop the workers."""
         rest = tail_sharing.count_rest(self._plan, self._position, self._discarded_tokens)
         self._log.record_end(*rest)
+        counts = self._position.counts + self._log.progress.uncounted
+        if self._plan.share.index == 0 and (fault := self._untrained.find_fault(counts, 1)):
+            logger.warning("%s", fault)
         self.close()

@@ -24,7 +24,7 @@ from cloudload.loading.workers.document_reader import (
 )
 from cloudload.rows import DocumentTokenizer, tables
 from cloudload.run import Recipe
-from cloudload.stats import FAILED, FILTERED, TOKENIZE
+from cloudload.stats import DOCUMENTS, FAILED, FILTERED, TOKENIZE
 from cloudload.system import NEVER, Flags, Ints, Tokens, activity, stage
 
 MOST_UNTRAINED = 1_000
@@ -177,7 +177,8 @@ def _join(indices: Ints, made: Sequence[TokensOrError]) -> TokenPart:
 class UntrainedCheck:
     """Looks at the first documents of each stream of conversations, or of token IDs with labels.
 
-    If all of them are left out, the template or the labels are wrong, not the documents.
+    If all of them are left out, the template or the labels are wrong, not the documents. Each
+    worker looks at the documents that it reads, and each rank at the counts of all ranks.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -208,11 +209,20 @@ class UntrainedCheck:
             if not own.all():
                 del self._left[stream]
             elif self._left[stream] <= 0:
-                raise DatasetError(self._explain(stream))
+                raise DatasetError(self._explain(stream, MOST_UNTRAINED))
 
-    def _explain(self, stream: int) -> str:
+    def find_fault(self, counts: Ints, least: int = MOST_UNTRAINED) -> str | None:
+        """Describe what is wrong with a stream if at least `least` documents of it were read, and
+        all were filtered out. `counts` of a run are int64 [streams, counts]."""
+        self._left = {each: n for each, n in self._left.items() if not counts[each, DOCUMENTS]}
+        filtered = {stream: int(counts[stream, FILTERED]) for stream in self._left}
+        return next(
+            (self._explain(stream, num) for stream, num in filtered.items() if num >= least), None
+        )
+
+    def _explain(self, stream: int, number: int) -> str:
         chat, tokens = self._chats[stream], self._sources[stream].tokens
-        start = f"all of the first {MOST_UNTRAINED:,} documents of {self._labels[stream]} are left"
+        start = f"all of the first {number:,} documents of {self._labels[stream]} are left"
         if chat is not None:
             limit = f", or have more than {chat.max_tokens:,} tokens" if chat.max_tokens else ""
             return (
