@@ -52,7 +52,7 @@ from cloudload.tools.convert.planning import (
 )
 from cloudload.tools.convert.rebuild import rebuild_shards
 from cloudload.tools.convert.rerun_check import check_same_files, leave_out_converted
-from cloudload.tools.convert.run import run_conversion
+from cloudload.tools.convert.run import run_conversions
 from cloudload.tools.convert.segment import read_blocks
 from cloudload.tools.convert.segment_journal import InputPosition
 from cloudload.tools.convert.values import PeekableBlocks, infer_columns
@@ -284,7 +284,8 @@ def convert_to_mds(
     )
     if (share or finish) and (plan := _read_plan(location, recipe, inputs)):
         files = plan.files(list_roots(inputs, [item.root for item in plan.inputs]), config.format)
-        return run_conversion(Planned(run, plan, files))
+        [report] = run_conversions([Planned(run, plan, files)])
+        return report
     found, skipped = _plan(
         run,
         inputs,
@@ -295,7 +296,7 @@ def convert_to_mds(
         append=append,
     )
     # on return, `_plan` has freed its listing, which may have a million files
-    report = run_conversion(found) if isinstance(found, Planned) else found
+    report = run_conversions([found])[0] if isinstance(found, Planned) else found
     return replace(report, skipped_files=skipped)
 
 

@@ -27,7 +27,7 @@ from cloudload.data import Location, own_objects, shard_entries, writer
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import conversion_plan, input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.conversion_plan import ConversionPlan, Files, Segments
+from cloudload.tools.convert.conversion_plan import ConversionPlan, Files, Segment, Segments
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.found_files import FolderFiles
 from cloudload.tools.convert.joined_segments import JoinedSegments
@@ -108,6 +108,10 @@ class Planned:
         """The indices of the plan's segments."""
         first = self.plan.first_segment
         return range(first, first + (len(self.segments) if self.blocks is None else 1))
+
+    def segment(self, index: int) -> Segment:
+        """Return the parts of files of a segment."""
+        return self.segments[index - self.plan.first_segment]
 
     def describe_inputs(self) -> str:
         """Name the first file or unit, and count the other ones."""

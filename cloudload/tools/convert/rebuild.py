@@ -28,9 +28,9 @@ from cloudload.tools.convert.joined_segments import JoinedShards
 from cloudload.tools.convert.output_location import collect_at, name_in, segment_folder
 from cloudload.tools.convert.planning import Conversion, list_files, make_plan, stored_columns
 from cloudload.tools.convert.rerun_check import find_changed
-from cloudload.tools.convert.run import open_engine_for, segment_work
+from cloudload.tools.convert.run import open_engine_for, segment_target, segment_work
 from cloudload.tools.convert.sample_encoding import ShardContext
-from cloudload.tools.convert.segment import SegmentWork, convert_units
+from cloudload.tools.convert.segment import SegmentWork, Target, convert_units
 from cloudload.tools.convert.segment_journal import SegmentJournal
 from cloudload.tools.convert.shard_files import ShardJob, StoredShard
 from cloudload.tools.engines.units import run_units
@@ -124,9 +124,9 @@ def _rebuild(
     total = 2 * sum(segments.sizes[indices[folder]] for folder in wanted)
     with (
         open_progress_bar("rebuild", total, shown=run.progress) as bar,
-        open_engine_for(run, plan, len(wanted)) as engine,
+        open_engine_for(run, len(wanted), has_folders=plan.has_folders) as engine,
     ):
-        work = partial(_rebuild_segment, segment_work(run, plan))
+        work = partial(_rebuild_segment, segment_work(run), segment_target(run, plan))
         # all segments are compared before the first shard is stored
         for stored_now in (frozenset[str](), frozenset(lost)):
             damaged = (
@@ -143,6 +143,7 @@ def _name(entry: Mapping[str, Any]) -> str:
 
 def _rebuild_segment(
     work: SegmentWork,
+    target: Target,
     segment: _DamagedSegment,
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> None:
@@ -150,13 +151,14 @@ def _rebuild_segment(
 
     Raises `ConvertError` if any shard differs from the index.
     """
-    output = work.output.of_segment(int(segment.folder)) if segment.folder else work.output
+    output = target.output.of_segment(int(segment.folder)) if segment.folder else target.output
     units = list(group_units(segment.parts, work.config.block_bytes))
     store = partial(_store_if_lost, segment)
-    journal = SegmentJournal(output, work.plan.digest)
-    done = convert_units(work, journal, units, on_bytes, store=store)
+    plan = target.plan
+    journal = SegmentJournal(output, plan.digest)
+    done = convert_units(work, journal, units, on_bytes, columns=plan.columns, store=store)
     if unmade := [*segment.entries][len(done.entries[""]) :]:
-        raise _refusal(work.output.home, unmade[0], "the inputs would have fewer documents")
+        raise _refusal(target.output.home, unmade[0], "the inputs would have fewer documents")
 
 
 def _store_if_lost(

@@ -1,18 +1,21 @@
-"""Run a planned conversion: convert this run's share of the segments in any processes.
+"""Run planned conversions: convert this run's share of their segments in any processes.
 
     Planned ─┬─► files of segments ─► processes, executor ─┬─► shards, notes ─► finish
              └─► units, one segment ─► this process ───────┘
 
-If all segments of the plan are finished, the run finishes the dataset. Otherwise, another does.
+The segments of all plans share the processes. If all segments of a plan are finished, the run
+finishes its dataset. Otherwise, another run does.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from cloudload.errors import ConvertError, StoreError
 from cloudload.system import open_progress_bar
@@ -22,96 +25,191 @@ from cloudload.tools.convert.finish import finish_dataset, join_segments
 from cloudload.tools.convert.joined_segments import list_finished
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.planning import Conversion, Planned, check_sizes, read_report_if_joined
-from cloudload.tools.convert.segment import SegmentWork, convert_segment, convert_whole
+from cloudload.tools.convert.segment import SegmentWork, Target, convert_segment, convert_whole
 from cloudload.tools.engines.units import Engine, choose_engine, run_units
 
 logger = logging.getLogger("cloudload.convert")
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
-def run_conversion(planned: Planned) -> ConvertReport:
-    """Convert this run's share of the segments, and finish the dataset if no segment is missing."""
+_NUM_THREADS = 16
+
+
+@dataclass
+class _Part:
+    """A planned conversion, and this run's share of its segments."""
+
+    planned: Planned
+    journal: Journal
+    finished: frozenset[int]
+    """The segments that were finished before this run."""
+    mine: list[int] = field(default_factory=list)
+    """The segments of this run's share."""
+    resumed: int = 0
+    """The number of shards of the only segment that earlier runs stored."""
+
+    @property
+    def waiting(self) -> list[int]:
+        """The segments of this run's share that are not finished."""
+        return [each for each in self.mine if each not in self.finished]
+
+    def size_of(self, segment: int) -> int:
+        """Return the number of stored bytes of a segment."""
+        return self.planned.segments.sizes[segment - self.planned.plan.first_segment]
+
+
+def run_conversions(several: Sequence[Planned]) -> list[ConvertReport]:
+    """Convert this run's share of the segments, and finish each dataset that lacks no segment.
+
+    Returns the report of each conversion. All of them have the same options. If one cannot be
+    finished, the others are, and then its error is raised.
+    """
+    parts = for_each(_open_part, several)
+    pairs = [(part, segment) for part in parts for segment in part.planned.indices]
+    share = several[0].run.share
+    for part, segment in share.take(pairs) if share else pairs:
+        part.mine.append(segment)
+    try:
+        _convert(parts)
+    except BaseException as error:
+        if isinstance(error, ConvertError | StoreError):
+            found = [report for each in parts if (report := _read_if_joined(each))]
+            if len(found) == len(parts):
+                return found
+        for_each(_remove_unused_plan, parts)
+        raise
+    return for_each(_finish, parts)
+
+
+def for_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Call a function that waits for a store with each item, several at a time.
+
+    Returns the results in order. After all calls have ended, raises the first error in this order.
+    """
+    several = list(items)
+    if len(several) == 1:
+        return [function(several[0])]
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        waiting = [threads.submit(function, each) for each in several]
+    return [each.result() for each in waiting]
+
+
+def _open_part(planned: Planned) -> _Part:
     run, plan = planned.run, planned.plan
     journal = Journal(run.output, plan.claim, plan.sizes, is_cleared=run.overwrite)
+    return _Part(planned, journal, frozenset(_list_done(planned)))
+
+
+def _list_done(planned: Planned) -> list[int]:
+    run, plan = planned.run, planned.plan
+    has_rejects = bool(run.rejects)
+    return list_finished(run.location, planned.indices, plan.digest, with_rejects=has_rejects)
+
+
+def _read_if_joined(part: _Part) -> ConvertReport | None:
+    """Return the report if another worker has joined the segments, or None.
+
+    It has then also removed the plan, the notes, and the rejects.
+    """
+    planned = part.planned
+    found = read_report_if_joined(planned.run.output, planned.plan)
+    if found is None:
+        return None
+    check_sizes(planned.run.location, planned.units)
+    return planned.run.already_complete(found)
+
+
+def _remove_unused_plan(part: _Part) -> None:
+    if not part.planned.plan.has_folders:
+        part.journal.remove_unused_plan(part.planned.plan.digest)
+
+
+def _finish(part: _Part) -> ConvertReport:
+    """Finish a dataset, or return the report of this run's share if segments are missing."""
+    planned, journal = part.planned, part.journal
+    every = planned.indices
     try:
-        segments, finished, resumed = _convert_share(planned)
-        joined, report = join_segments(planned, segments, journal)
+        is_part = planned.run.share is not None and len(_list_done(planned)) < len(every)
+        joined, report = join_segments(planned, part.mine if is_part else every, journal)
     except (ConvertError, StoreError):
-        # another worker may have joined the segments, and removed the plan, notes, and rejects
-        if found := read_report_if_joined(run.output, plan):
-            check_sizes(run.location, planned.units)
-            return run.already_complete(found)
+        if (found := _read_if_joined(part)) is not None:
+            return found
+        _remove_unused_plan(part)
         raise
-    finally:
-        if not plan.has_folders:
-            journal.remove_unused_plan(plan.digest)
-    resumed += sum(joined.new_shards.get(each, 0) for each in finished)
+    resumed = part.resumed + sum(joined.new_shards.get(each, 0) for each in part.finished)
     report = replace(report, resumed_shards=resumed)
     if report.unfinished_segments:
         return replace(report, seconds=journal.seconds())
     return finish_dataset(planned, joined, report, journal)
 
 
-def _convert_share(planned: Planned) -> tuple[Sequence[int], list[int], int]:
-    """Convert the segments of this run's share that are not finished.
+def _convert(parts: Sequence[_Part]) -> None:
+    """Convert the segments of this run's share that are not finished."""
+    run = parts[0].planned.run
+    waiting = [(place, each) for place, part in enumerate(parts) for each in part.waiting]
+    total = sum(len(part.mine) for part in parts)
+    if waiting and len(waiting) < total:
+        logger.info("%d of %d segments are finished", total - len(waiting), total)
+    if not waiting or run.finish:
+        return
+    if parts[0].planned.blocks is None:
+        _convert_files(run, parts, waiting)
+    else:
+        [part] = parts
+        part.resumed = _convert_units(part.planned, part.waiting)
 
-    Returns the segments to join, which are only the share if others are not finished; the segments
-    that were finished before; and the number of shards of the others that earlier runs stored.
-    """
-    run, every, resumed = planned.run, planned.indices, 0
-    list_done = partial(
-        list_finished, run.location, every, planned.plan.digest, with_rejects=bool(run.rejects)
+
+def _convert_files(
+    run: Conversion, parts: Sequence[_Part], waiting: Sequence[tuple[int, int]]
+) -> None:
+    """Convert the segments that are waiting on an engine. `waiting` has (part, segment)."""
+    total = sum(part.size_of(each) for part in parts for each in part.mine)
+    left = sum(parts[place].size_of(segment) for place, segment in waiting)
+    targets = for_each(lambda part: segment_target(part.planned.run, part.planned.plan), parts)
+    indexed = (
+        (targets[place], segment, parts[place].planned.segment(segment))
+        for place, segment in waiting
     )
-    finished = list_done()
-    mine = run.share.take(every) if run.share else every
-    waiting = sorted({*mine} - {*finished})
-    if finished and waiting:
-        logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
-    if waiting and not run.finish:
-        convert = _convert_files if planned.blocks is None else _convert_units
-        resumed = convert(planned, mine, waiting)
-    is_part = run.share is not None and len(list_done()) < len(every)
-    return mine if is_part else every, finished, resumed
-
-
-def _convert_files(planned: Planned, mine: Sequence[int], waiting: Sequence[int]) -> int:
-    """Convert the segments that are waiting, of those of this run's share, on an engine."""
-    run, plan, segments = planned.run, planned.plan, planned.segments
-    first = plan.first_segment
-    total, left = (sum(segments.sizes[each - first] for each in some) for some in (mine, waiting))
-    indexed = ((each, segments[each - first]) for each in waiting)
+    has_folders = len(parts) > 1 or parts[0].planned.plan.has_folders
     with (
         open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
-        open_engine_for(run, plan, len(waiting)) as engine,
+        open_engine_for(run, len(waiting), has_folders=has_folders) as engine,
     ):
-        work = partial(convert_segment, segment_work(run, plan))
-        return sum(found for _, found in run_units(work, indexed, engine, on_bytes=bar.update))
+        work = partial(convert_segment, segment_work(run))
+        for done, resumed in run_units(work, indexed, engine, on_bytes=bar.update):
+            parts[waiting[done][0]].resumed += resumed
 
 
-def _convert_units(planned: Planned, _: Sequence[int], waiting: Sequence[int]) -> int:
-    """Convert inputs that are not all files, as the only segment, in this process."""
-    run, units, work = planned.run, planned.units, segment_work(planned.run, planned.plan)
+def _convert_units(planned: Planned, waiting: Sequence[int]) -> int:
+    """Convert inputs that are not all files, as the only segment, in this process.
+
+    Returns the number of shards that earlier runs stored.
+    """
+    run, units = planned.run, planned.units
+    work, target = segment_work(run), segment_target(run, planned.plan)
     with open_progress_bar("convert", _total_bytes(units), shown=run.progress) as bar:
-        return sum(convert_whole(work, each, units, bar.update, planned.blocks) for each in waiting)
+        return sum(
+            convert_whole(work, target, each, units, bar.update, planned.blocks) for each in waiting
+        )
 
 
-def segment_work(run: Conversion, plan: conversion_plan.ConversionPlan) -> SegmentWork:
-    """Return the data that all segments of a plan share."""
-    return SegmentWork(
-        run.output,
-        run.config,
-        replace(plan, inputs=(), base=None),
-        conversion_plan.plan_version(run.location),
-        run.skip_bad,
-        bool(run.rejects),
-        run.count,
-    )
+def segment_work(run: Conversion) -> SegmentWork:
+    """Return the options that all segments of a run share."""
+    return SegmentWork(run.config, run.skip_bad, bool(run.rejects), run.count)
+
+
+def segment_target(run: Conversion, plan: conversion_plan.ConversionPlan) -> Target:
+    """Return the datasets to which the segments of a plan belong."""
+    version = conversion_plan.plan_version(run.location)
+    return Target(run.output, replace(plan, inputs=(), base=None), version)
 
 
 def open_engine_for(
-    run: Conversion, plan: conversion_plan.ConversionPlan, num_segments: int
+    run: Conversion, num_segments: int, *, has_folders: bool
 ) -> AbstractContextManager[Engine | None]:
     """Open the engine on which segments run. A single segment runs in this process."""
-    executor = run.executor if plan.has_folders else None
+    executor = run.executor if has_folders else None
     return choose_engine(executor, min(run.processes, num_segments))
 
 

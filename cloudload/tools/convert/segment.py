@@ -20,9 +20,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from cloudload.data import JOURNAL_FOLDER, Location, writer
+from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, writer
 from cloudload.errors import ConvertError
 from cloudload.system import DaemonThreadPool, run_in_order, temp_files
 from cloudload.tools.convert import conversion_plan, input_files, input_records
@@ -60,16 +60,21 @@ _CLOSE_S = 30.0
 _MOST_CAUSES = 5
 
 
-@dataclass(frozen=True)
-class SegmentWork:
-    """The data that all segments of a plan share. It is sent to every worker."""
+class Target(NamedTuple):
+    """The datasets to which a segment belongs, and their plan."""
 
     output: Output
-    config: ConvertConfig
     plan: conversion_plan.ConversionPlan
     """The plan without its inputs and its base, to keep it small."""
     version: str
     """The plan's `plan_version`."""
+
+
+@dataclass(frozen=True)
+class SegmentWork:
+    """The options that all segments of a run share. It is sent to every worker."""
+
+    config: ConvertConfig
     skip_bad: bool
     keeps_rejects: bool
     count: CountWork | None = None
@@ -96,24 +101,26 @@ def note_name(segment: int) -> str:
 
 def convert_segment(
     work: SegmentWork,
-    indexed: tuple[int, Segment],
+    indexed: tuple[Target, int, Segment],
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Convert a segment unless its note exists. `indexed` is (index, parts).
+    """Convert a segment unless its note exists. `indexed` is (target, index, parts).
 
     See `convert_whole`.
     """
-    segment, parts = indexed
-    conversion_plan.check_versions(work.plan.versions)
-    if is_finished(work.output.home, segment, work.plan.digest, with_rejects=work.keeps_rejects):
+    target, segment, parts = indexed
+    conversion_plan.check_versions(target.plan.versions)
+    home, digest = target.output.home, target.plan.digest
+    if is_finished(home, segment, digest, with_rejects=work.keeps_rejects):
         on_bytes(sum(map(count_bytes, parts)))
         return 0
     units = list(group_units(parts, work.config.block_bytes))
-    return convert_whole(work, segment, units, on_bytes)
+    return convert_whole(work, target, segment, units, on_bytes)
 
 
 def convert_whole(
     work: SegmentWork,
+    target: Target,
     segment: int,
     units: Sequence[input_records.InputUnit],
     on_bytes: Callable[[int], object],
@@ -127,23 +134,25 @@ def convert_whole(
     of `convert_units`, and `ConvertError` if this process's versions differ from the plan's, or if
     the note belongs to another plan.
     """
-    home = work.output.home
-    output = work.output.of_segment(segment) if work.plan.has_folders else work.output
-    journal = SegmentJournal(output, work.plan.digest, work.version)
+    home, plan = target.output.home, target.plan
+    output = target.output.of_segment(segment) if plan.has_folders else target.output
+    journal = SegmentJournal(output, plan.digest, target.version)
     with temp_files.scratch_file() as rejects:
         kept = rejects if work.keeps_rejects else None
-        done = convert_units(work, journal, units, on_bytes, rejects=kept, blocks=blocks)
+        done = convert_units(
+            work, journal, units, on_bytes, columns=plan.columns, rejects=kept, blocks=blocks
+        )
         if work.keeps_rejects:
             store_rejects(rejects, home.join(rejects_name(segment)))
     stored = sum(entry["samples"] for entries in done.entries.values() for entry in entries)
     check_documents(output.journal, stored, done.counts)
-    note = {"plan": work.plan.digest, "entries": done.entries, "counts": done.counts.to_json()}
+    note = {"plan": plan.digest, "entries": done.entries, "counts": done.counts.to_json()}
     if work.count is not None:
         note["lengths"] = done.lengths
     home.join(note_name(segment)).write(json.dumps(note).encode())
     journal.remove()
     # two processes that convert the same segment must return the same
-    return 0 if work.plan.has_folders else done.resumed
+    return 0 if plan.has_folders else done.resumed
 
 
 def is_finished(location: Location, segment: int, plan: str, *, with_rejects: bool) -> bool:
@@ -187,6 +196,7 @@ def convert_units(
     units: Sequence[input_records.InputUnit],
     on_bytes: Callable[[int], object],
     *,
+    columns: Iterable[shard_entries.Column],
     rejects: BinaryIO | None = None,
     blocks: PeekableBlocks | None = None,
     store: StoreShard = store_shard,
@@ -194,7 +204,7 @@ def convert_units(
     """Convert units to shards in the journal's folder, starting after the shards that it lists.
 
     `on_bytes` is called with the number of stored bytes of the work that was finished before, and
-    then of each block. Bad records are written to `rejects` as JSON Lines. `blocks` are all blocks
+    then of each block. `columns` are those of the kept fields. Bad records are written to `rejects` as JSON Lines. `blocks` are all blocks
     of the units, if some were already read, because an iterator cannot be read twice. `store` is
     called with each shard. Raises `ConvertError`, `StoreError`, the errors of readers, and those of
     `measure_shard`.
@@ -210,7 +220,7 @@ def convert_units(
     reader, storer = (DaemonThreadPool(1, f"cloudload-{name}") for name in ("read", "store"))
     try:
         unread = iter(blocks) if blocks and is_begun else read_blocks(units, position, work.config)
-        form = work.config.shard_format(work.plan.columns)
+        form = work.config.shard_format(columns)
         context = ShardContext(work.config, form, journal, rejects is not None, work.count)
         cutter = ShardCutter(form, done, position.counts)
         ahead = _read_ahead(unread, units, reader)
