@@ -99,6 +99,7 @@ HUB: dict[str, Mapping[str, bytes]] = {
         "data/deu_Latn/train/000_00000.parquet": parquet(rows("one", **WEB)),
         "data/deu_Latn/test/000_00000.parquet": parquet(rows("no", **WEB)),
         "data/deu_Latn_removed/train/000_00000.parquet": parquet(rows("no", **WEB)),
+        "data/fra_Latn/train/000_00000.parquet": parquet(rows("two", **WEB)),
     },
     "HuggingFaceFW/finepdfs": {
         "data/eng_Latn/train/000_00000.parquet": parquet(rows("one", **WEB)),
@@ -107,7 +108,13 @@ HUB: dict[str, Mapping[str, bytes]] = {
     "bigcode/starcoderdata": {
         "README.md": b"# StarCoderData",
         "python/train-00000-of-00059.parquet": parquet(rows("one", **CODE)),
+        "go/train-00000-of-00025.parquet": parquet(rows("two", **CODE)),
+        "julia/train-00000-of-00001.parquet": parquet(rows("three", **CODE)),
+        "json/train-00000-of-00009.parquet": parquet(rows("four", **CODE)),
+        "java/train-00000-of-00045.parquet": parquet(rows("five", **CODE)),
         "jupyter-scripts-dedup-filtered/train-0.parquet": parquet(rows("no", **CODE)),
+        "git-commits-cleaned/train-0.parquet": parquet(rows("no", **CODE)),
+        "github-issues-filtered-structured/train-0.parquet": parquet(rows("no", **CODE)),
     },
     "allenai/c4": {
         "README.md": card(en=[("train", "en/c4-train.*.json.gz")], realnewslike=[("train", "r/*")]),
@@ -156,7 +163,7 @@ MIRROR: dict[str, bytes] = {
     "dolma/urls/v1_7.txt": b"https://olmo-data.org/c4-0000.json.gz\ncc_en_head-0001.json.gz\n",
     "dolma3/common_crawl-science-0019/a.jsonl.zst": zst(rows("one", id="1", source="cc")),
     "dolma3/common_crawl-science-0019/SHA256SUMS": b"0123 a.jsonl.zst\n",
-    "dolma3/olmocr_science_pdfs-health/a.jsonl.zst": zst(rows("no", id="1", source="pdf")),
+    "dolma3/olmocr_science_pdfs-health/a.jsonl.zst": zst(rows("two", id="1", source="pdf")),
 }
 
 NAMES = {
@@ -164,13 +171,24 @@ NAMES = {
     "s3://b/climb": ("one", "two", "three", "four"),
 }
 """The names of the files of outputs that have the documents of several files."""
+PARTITIONS = {
+    "s3://b/fw2": {"deu_Latn": "one", "fra_Latn": "two"},
+    "s3://b/dolma3": {"common_crawl-science-0019": "one", "olmocr_science_pdfs-health": "two"},
+    "s3://b/starcoder": {
+        "python": "one",
+        "go": "two",
+        "julia": "three",
+        "json": "four",
+        "java": "five",
+    },
+}
+"""The name of the file of each partition."""
 IDS = {
     "s3://b/fineweb": "urn:1",
     "s3://b/dclm": "w-1",
     "s3://b/dolma": "1",
     "s3://b/ncc": "w-1",
     "s3://b/rpv2": "2023-06/0000/en_head.json.gz:1",
-    "s3://b/starcoder/python": "7",
     "s3://b/c4": "en/c4-train.00000-of-01024.json.gz:1",
     "s3://b/hplt/eng": "h",
     "s3://b/tulu": "1",
@@ -219,13 +237,14 @@ def run(
     def run(command: str, status: int = 0) -> Any:
         command = re.sub(r"https://[\w.-]+", site.url, command)
         command = command.replace("$climb", "hf://datasets/karpathy/climbmix-400b-shuffle")
+        command = command.replace("$code", "hf://datasets/bigcode/starcoderdata")
         command = command.replace("s3://b/", f"{tmp_path}/b/").replace("s3://mirror", "mirror")
         return cli(*shlex.split(command)[1:], "--processes", "1", status=status)
 
     return run
 
 
-@pytest.mark.parametrize("out", list(COMMANDS))
+@pytest.mark.parametrize("out", [out for out in COMMANDS if out not in PARTITIONS])
 def test_the_command_of_a_recipe_converts_its_corpus(
     out: str, run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -240,6 +259,19 @@ def test_the_command_of_a_recipe_converts_its_corpus(
     assert samples[0]["id"] == IDS.get(out, samples[0]["id"])
     kept = re.findall(r"--keep (\S+)", COMMANDS[out])
     assert set(samples[0]) == {"id", *kept} | ({"text"} if out != "s3://b/tulu" else set())
+
+
+@pytest.mark.parametrize("out", list(PARTITIONS))
+def test_the_command_of_a_recipe_converts_each_partition(
+    out: str, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    run(COMMANDS[out])
+    folder = Path(out.replace("s3://", f"{tmp_path}/"))
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == PARTITIONS[out].keys()
+    for partition, name in PARTITIONS[out].items():
+        samples = read_dataset(f"{folder}/{partition}", tmp_path)
+        assert [each["text"] for each in samples] == [f"{name} first", f"{name} {LARGE}"]
+        assert set(samples[0]) == {"id", "text", *re.findall(r"--keep (\S+)", COMMANDS[out])}
 
 
 def test_every_corpus_of_the_table_has_a_command() -> None:

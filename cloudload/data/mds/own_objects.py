@@ -6,6 +6,7 @@
     lengths/<key>/index-<data>.json                   token lengths
     lengths/<key>/00000-<digest>.lengths
     .shard.00000.mds.zstd.4711.tmp                    a file whose writer was killed
+    partitions.json                                   the datasets in the folders of this one
 
 Whoever removes, replaces, or reports objects of a dataset's folder matches their names with these
 patterns. Names are relative to the folder.
@@ -29,6 +30,8 @@ JOURNAL_FOLDER = ".convert"
 """The folder in which a conversion records its progress until it has stored the index."""
 REPORT_NAME = "convert-report.json"
 LENGTHS_FOLDER = "lengths"
+PARTITIONS_NAME = "partitions.json"
+"""The list of the datasets in the folders of a location, stored last by their conversion."""
 _MOST_NAMED = 20
 
 _SEGMENT = r"(\d{5,}/)?"

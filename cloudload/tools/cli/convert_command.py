@@ -34,9 +34,10 @@ def add_convert(parser: command.CommandParser) -> None:
         _convert,
         after_interrupt="To resume, run the same command again, without --overwrite",
     )
-    names = "inputs out inputs_from format quoting errors text_key id_key keep split splits "
-    names += "compression hashes shard_bytes segment_bytes tokenizer transform transform_id chat "
-    names += "on_error processes worker finish skip_bad rejects overwrite append"
+    names = "inputs out inputs_from format quoting errors text_key id_key keep "
+    names += "partition_by split splits compression hashes shard_bytes segment_bytes tokenizer "
+    names += "transform transform_id chat on_error processes worker finish skip_bad rejects "
+    names += "overwrite append"
     add_declared(
         add,
         convert_to_mds,
@@ -88,7 +89,7 @@ def _check_apart(options: argparse.Namespace) -> None:
 def _print_outline(asked: Mapping[str, Any], options: argparse.Namespace) -> int:
     from cloudload.tools.convert.dry_run import outline_conversion
 
-    names = ("inputs", "inputs_from", "format", "split", "segment_bytes")
+    names = ("inputs", "inputs_from", "format", "split", "partition_by", "segment_bytes")
     outline = outline_conversion(**{name: asked[name] for name in names if name in asked})
     print_result(outline, outline.describe(), as_json=options.json)
     return 0

@@ -19,6 +19,8 @@
     dry_run          what would be converted         rebuild            shards that are missing
     index_files      an index of Parquet files       output_location    locations of the output
     listed_files     the files of a list             hub_dataset        files on the Hub
+    prepare          list inputs, plan a dataset     partition_files    files by their partition
+    partitions       a dataset for each partition
 
 Other packages use only `convert_to_mds`, `ConvertReport`, `outline_conversion` and `index_files`.
 """

@@ -35,7 +35,7 @@ _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 _JSON = ":json"
 _ADDED = {"splits": None, "quoting": choices.CSV_QUOTING, "errors": choices.STRICT}
 
-_SEGMENT_FOLDER = re.compile(r"\d{5,}")
+SEGMENT_FOLDER = re.compile(r"\d{5,}")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ConvertConfig:
                 )
         checks.check_fields(self)
         self.shard_format([])
-        if folders := [name for name in self.split_names if _SEGMENT_FOLDER.fullmatch(name)]:
+        if folders := [name for name in self.split_names if SEGMENT_FOLDER.fullmatch(name)]:
             raise ValueError(
                 f"a split has the name {folders[0]!r}, which is reserved for a segment's folder. "
                 "Rename the split"

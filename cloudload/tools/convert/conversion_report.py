@@ -156,6 +156,9 @@ class ConvertReport:
     splits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The values `documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split,
     by the split's name; empty without `splits`."""
+    partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """The same values, and `tokens` if they are counted, of each partition by its name; empty
+    without `partition_by`."""
     hidden: int = 0
     """Number of files and folders in the input that are left out, because they are hidden,
     uncommitted, or about the data, such as `README.md`."""
@@ -194,10 +197,19 @@ class ConvertReport:
         yield f"  output     {shards}, {size} ({raw})"
         if splits := [f"{name} {split['documents']:,}" for name, split in self.splits.items()]:
             yield f"  splits     {', '.join(splits)} (documents)"
+        if self.partitions:
+            yield f"  partitions {self._describe_partitions()}"
         columns = (f"{name}: {encoding}" for name, encoding in self.columns.items())
         yield f"  columns    {', '.join(columns)}"
         if self.tokens is not None:
             yield f"  tokens     {self.tokens:,}"
+
+    def _describe_partitions(self) -> str:
+        documents = {name: each["documents"] for name, each in self.partitions.items()}
+        most = [f"{name} {count:,}" for name, count in order(documents, _MOST_SHOWN).items()]
+        more = len(documents) - len(most)
+        shown = [*most, f"fewer in each of {more:,} more"] if more else most
+        return f"{len(documents):,}: {', '.join(shown)} (documents)"
 
     def _describe_progress(self) -> str:
         if self.unfinished_segments:
@@ -265,6 +277,46 @@ class ConvertReport:
         """Create a report from a mapping with the fields that `to_json` writes."""
         lists = {name: tuple(values.get(name, ())) for name in ("bad_records", "hidden_names")}
         return ConvertReport(**dict(values) | lists)
+
+
+def join_reports(out: str, reports: Mapping[str, ConvertReport]) -> ConvertReport:
+    """Return the report of a conversion to partitions, from the report of each by its name."""
+    several = list(reports.values())
+    counts = sum_counts(each.counts() for each in several)
+
+    def total(name: str) -> Any:
+        values = [getattr(each, name) for each in several]
+        return None if None in values else sum(values)
+
+    sums = "files segments unfinished_segments resumed_shards rebuilt_shards tokens raw_bytes "
+    sums += "stored_bytes shards"
+    added = [each for each in several if each.added_documents is not None]
+    return ConvertReport(
+        out=out,
+        **counts.to_report(),
+        **{name: total(name) for name in sums.split()},
+        columns={name: kind for each in several for name, kind in each.columns.items()},
+        already_complete=all(each.already_complete for each in several),
+        splits=_join_splits(each.splits for each in several),
+        partitions={name: _total(each) for name, each in reports.items()},
+        added_documents=sum(each.added_documents or 0 for each in added) if added else None,
+        added_input_bytes=sum(each.added_input_bytes or 0 for each in added) if added else None,
+    )
+
+
+def _total(report: ConvertReport) -> dict[str, int]:
+    names = ("documents", "text_bytes", "raw_bytes", "stored_bytes", "shards")
+    tokens = {} if report.tokens is None else {"tokens": report.tokens}
+    return {name: getattr(report, name) for name in names} | tokens
+
+
+def _join_splits(
+    several: Iterable[Mapping[str, Mapping[str, int]]],
+) -> dict[str, Mapping[str, int]]:
+    sums: dict[str, Mapping[str, int]] = {}
+    for name, values in itertools.chain.from_iterable(each.items() for each in several):
+        sums[name] = _merge([sums.get(name, {}), values])
+    return sums
 
 
 def describe_hidden_files(count: int, names: Sequence[str]) -> str:

@@ -8,59 +8,38 @@ resumes after the shards that its journals (`cloudload.tools.convert.journal`) l
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 from cloudload.config import Chat, OnError, RowsConfig, Transform, checks, choices
-from cloudload.data import Location, own_objects, urls, writer
+from cloudload.data import Location, urls, writer
 from cloudload.system import option_help
-from cloudload.tools.convert import conversion_plan, input_records, rerun_check
+from cloudload.tools.convert import input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, ConversionPlan
+from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.dry_run import describe_inputs, list_left_out
-from cloudload.tools.convert.found_files import FolderFiles
-from cloudload.tools.convert.inputs import (
-    list_hidden,
-    list_inputs,
-    list_roots,
-    list_units,
-)
-from cloudload.tools.convert.journal import Journal
-from cloudload.tools.convert.listed_files import digest_lists, join_list
+from cloudload.tools.convert.listed_files import join_list
 from cloudload.tools.convert.output_location import (
     Output,
     check_file,
-    check_listed,
     check_output,
     check_rejects,
 )
-from cloudload.tools.convert.planning import (
-    Conversion,
-    Planned,
-    agree_on_plan,
-    check_sizes,
-    list_files,
-    read_appended_report,
-    read_base,
+from cloudload.tools.convert.partitions import convert_partitions, read_recipe_of_any
+from cloudload.tools.convert.planning import Conversion
+from cloudload.tools.convert.prepare import (
+    Complete,
+    ConversionRequest,
+    prepare_request,
+    read_recipe,
 )
-from cloudload.tools.convert.rebuild import rebuild_shards
-from cloudload.tools.convert.rerun_check import check_same_files, leave_out_converted
 from cloudload.tools.convert.run import run_conversions
-from cloudload.tools.convert.segment import read_blocks
-from cloudload.tools.convert.segment_journal import InputPosition
-from cloudload.tools.convert.values import PeekableBlocks, infer_columns
 from cloudload.tools.count.group import CountWork
 from cloudload.tools.count.new_shards import join_count_work, open_count_work
 from cloudload.tools.engines.units import Share, count_processes
-
-logger = logging.getLogger("cloudload.convert")
 
 
 @option_help.suggests_names
@@ -75,6 +54,7 @@ def convert_to_mds(
     format: choices.InputFormat = "auto",
     quoting: choices.Quoting = "csv",
     errors: choices.TextErrors = "strict",
+    partition_by: str | None = None,
     split: str | None = None,
     splits: str | Mapping[str, float] | None = None,
     compression: str | None = "zstd",
@@ -151,6 +131,10 @@ def convert_to_mds(
             shares, such as `train=0.999,val=0.001` or `{"train": 0.999, "val": 0.001}`. A hash of a
             document's own ID, or of its text or first kept field if it has no ID, chooses its
             split, so the same document is always in the same split.
+        partition_by: convert each partition of the files to a dataset `out/PARTITION`, for a
+            mixture. `folder`: each first folder below the input is a partition. Any other name,
+            such as `lang`: the value of a folder `lang=VALUE` in a file's path is its partition.
+            `out/partitions.json` lists the datasets, and is written last.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: names of hash algorithms. The index contains one hash per shard and algorithm.
         shard_bytes: the maximum raw size, in bytes, of a shard with more than one document; 64 MiB
@@ -228,6 +212,11 @@ def convert_to_mds(
     inputs = join_list(inputs, inputs_from)
     processes = count_processes(processes)
     segment_bytes = checks.as_integer("segment_bytes", segment_bytes, 1)
+    if rejects is not None and partition_by is not None:
+        raise ValueError(
+            "rejects (--rejects) and partition_by (--partition-by) cannot be combined yet. Omit "
+            "rejects. The convert-report.json of each partition names its bad records"
+        )
     if rejects is not None and not (skip_bad or finish):
         raise ValueError(
             "rejects (--rejects) requires skip_bad (--skip-bad). Set skip_bad (--skip-bad), or "
@@ -247,7 +236,8 @@ def convert_to_mds(
     share = Share.parse(worker) if worker is not None else None
     _check_overwrite(overwrite, is_array=bool(share or finish), append=append)
     location = _locate(os.fspath(out), split)
-    stored = _read_recipe(location) if finish else {}
+    read = read_recipe if partition_by is None else read_recipe_of_any
+    stored = read(location) if finish else {}
     config = config.completed(stored)
     if segment_bytes == DEFAULT_SEGMENT_BYTES:
         segment_bytes = stored.get(rerun_check.SEGMENT_BYTES, segment_bytes)
@@ -282,102 +272,14 @@ def convert_to_mds(
         count,
         overwrite,
     )
-    if (share or finish) and (plan := _read_plan(location, recipe, inputs)):
-        files = plan.files(list_roots(inputs, [item.root for item in plan.inputs]), config.format)
-        [report] = run_conversions([Planned(run, plan, files)])
-        return report
-    found, skipped = _plan(
-        run,
-        inputs,
-        split,
-        recipe,
-        parent=None if split is None else _locate(os.fspath(out), None),
-        overwrite=overwrite,
-        append=append,
-    )
-    # on return, `_plan` has freed its listing, which may have a million files
-    report = run_conversions([found])[0] if isinstance(found, Planned) else found
+    request = ConversionRequest(run, recipe, inputs, split, append)
+    if partition_by is not None:
+        return convert_partitions(request, partition_by)
+    parent = None if split is None else _locate(os.fspath(out), None)
+    # on return, `prepare_request` has freed its listing, which may have a million files
+    found, skipped = prepare_request(request, parent)
+    report = found.settle() if isinstance(found, Complete) else run_conversions([found])[0]
     return replace(report, skipped_files=skipped)
-
-
-def _read_recipe(location: Location) -> dict[str, Any]:
-    """Return the options of the conversion at an output, from its plan or its report, or {}."""
-    data = location.join(conversion_plan.PLAN_NAME).read_if_exists()
-    data = data or location.join(own_objects.REPORT_NAME).read_if_exists()
-    stored: dict[str, Any] = {} if data is None else json.loads(data).get("claim", {})
-    recipe: dict[str, Any] = stored.get("recipe", {})
-    return recipe
-
-
-def _read_plan(location: Location, recipe: Mapping[str, Any], inputs: Any) -> ConversionPlan | None:
-    """Return the stored plan, or None if there is no plan, or if the inputs must be listed.
-
-    With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
-    if the plan has a different recipe, or another list of files.
-    """
-    data = location.join(conversion_plan.PLAN_NAME).read_if_exists()
-    if data is None:
-        return None
-    plan = ConversionPlan.parse(data)
-    rerun_check.compare_claims(
-        location,
-        plan.claim,
-        {"recipe": recipe, "inputs": {rerun_check.LIST_FIELD: digest_lists(inputs)}},
-    )
-    return None if plan.must_list else plan
-
-
-def _plan(
-    run: Conversion,
-    inputs: Any,
-    split: str | None,
-    recipe: Mapping[str, Any],
-    *,
-    parent: Location | None,
-    overwrite: bool,
-    append: bool,
-) -> tuple[Planned | ConvertReport, int]:
-    """List the inputs, and plan their conversion, or return the report of a complete dataset.
-
-    Also returns the number of files that are not appended, because the dataset has them. If the
-    output is a split of a dataset, `parent` is the dataset's location, otherwise None.
-    """
-    listed, skipped = list_inputs(inputs, run.config.format, split), 0
-    if append and (stored := read_appended_report(run.output)):
-        listed, skipped = _leave_out(run.location, stored, listed)
-        if not any(not isinstance(item, FolderFiles) or item.files for item in listed):
-            base = read_base(run.output, {"recipe": recipe})
-            return run.already_complete(ConvertReport.of_stored(base["stored"])), skipped
-    units = list_units(listed, run.config.block_bytes)
-    table = describe_inputs(units) + list_left_out(list_hidden(listed))
-    logger.info("%s", "\n".join(table))
-    files = [file for unit in units for file in unit.files]
-    check_listed(run.location.url, files)
-    identity = rerun_check.identify_inputs(units, with_tags=append)
-    if digest := digest_lists(inputs):
-        identity[rerun_check.LIST_FIELD] = digest
-    claim = {"recipe": recipe, "inputs": identity}
-    journal = Journal(run.output, claim, rerun_check.list_sizes(units))
-    journal.parent = parent
-    if overwrite:
-        journal.clear(files)
-    del files  # there may be a million
-    return _agree(run, listed, units, journal, append), skipped
-
-
-def _leave_out(
-    location: Location,
-    stored: Mapping[str, Any],
-    listed: Sequence[FolderFiles | input_records.InputUnit],
-) -> tuple[list[FolderFiles | input_records.InputUnit], int]:
-    """Return the inputs without the files that the dataset has, and the number of these files."""
-    folders = [item for item in listed if isinstance(item, FolderFiles)]
-    kept = leave_out_converted(location, stored, folders)
-    total, left = (sum(len(item.files) for item in each) for each in (folders, kept))
-    if total > left:
-        logger.info("%s of %s files are in the dataset already", f"{total - left:,}", f"{total:,}")
-    new = iter(kept)
-    return [next(new) if isinstance(item, FolderFiles) else item for item in listed], total - left
 
 
 def _join_shares(splits: str | Mapping[str, float] | None) -> str | None:
@@ -411,34 +313,6 @@ def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:
             "overwrite (--overwrite) would remove the dataset to which append (--append) adds. "
             "Use only one of these options"
         )
-
-
-def _agree(
-    run: Conversion,
-    listed: Sequence[FolderFiles | input_records.InputUnit],
-    units: Sequence[input_records.InputUnit],
-    journal: Journal,
-    append: bool,
-) -> Planned | ConvertReport:
-    """Agree on a plan, or return the report of a dataset that is complete, or was rebuilt."""
-    folders = [item for item in listed if isinstance(item, FolderFiles)]
-    is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)
-    if append and not is_files:
-        raise ValueError(
-            "append (--append) accepts only files. Write the rows to a file first, and append it"
-        )
-    if not append and (report := journal.finished_report()):
-        rebuilt = rebuild_shards(run, folders if is_files else None)
-        check_sizes(run.location, units)
-        check_same_files(run.location, read_appended_report(run.output) or {}, folders)
-        seconds = journal.seconds() if rebuilt else 0.0
-        return replace(run.already_complete(report, rebuilt), seconds=seconds)
-    blocks = PeekableBlocks(read_blocks(units, InputPosition(), run.config))
-    infer = partial(infer_columns, run.config, blocks)
-    plan = agree_on_plan(journal, run.config, folders, infer, is_files=is_files, append=append)
-    if not is_files:
-        return Planned(run, plan, units=units, blocks=blocks)
-    return Planned(run, plan, list_files(plan, folders, run.config.format))
 
 
 def _locate(out: str, split: str | None) -> Location:

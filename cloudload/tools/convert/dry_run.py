@@ -9,19 +9,21 @@ left out: 2 files and folders that are not data: README.md, _temporary/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cloudload.system import counted, reports
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
-from cloudload.tools.convert.conversion_report import describe_hidden_files
+from cloudload.tools.convert.conversion_report import describe_hidden_files, order
 from cloudload.tools.convert.found_files import FolderFiles
 from cloudload.tools.convert.inputs import list_hidden, list_inputs, list_units
 from cloudload.tools.convert.listed_files import join_list
+from cloudload.tools.convert.partition_files import divide
 
 _ROWS = "datasets and iterators"
+_MOST_SHOWN = 5
 
 _CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
 """Approximate stored input bytes that a server core converts per second, by compression."""
@@ -43,6 +45,8 @@ class Outline:
     """A rough estimate of the seconds that one core needs for all segments."""
     largest_segment_seconds: float
     """A rough estimate of the seconds that the largest segment needs, with any number of cores."""
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    """Stored bytes of the input files of each partition; empty without `partition_by`."""
 
     def to_json(self) -> str:
         """Return the outline as indented JSON."""
@@ -51,6 +55,10 @@ class Outline:
     def describe(self) -> Iterator[str]:
         """Yield the outline as lines of text."""
         yield from self.table
+        if self.partitions:
+            most = order(self.partitions, _MOST_SHOWN)
+            largest = ", ".join(f"{name} {size:,}" for name, size in most.items())
+            yield f"{counted(len(self.partitions), 'partition')}, the largest: {largest} (bytes)"
         yield (
             f"{counted(self.segments, 'segment')}, the largest of "
             f"{counted(self.largest_segment_bytes, 'byte')}"
@@ -74,6 +82,7 @@ def outline_conversion(
     inputs_from: str | None = None,
     format: str = "auto",
     split: str | None = None,
+    partition_by: str | None = None,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
 ) -> Outline:
     """List the inputs, and outline the conversion that `convert_to_mds` would run.
@@ -83,9 +92,13 @@ def outline_conversion(
     """
     listed = list_inputs(join_list(inputs, inputs_from), format, split)
     files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]
-    segments = Segments(files, segment_bytes)
+    divided = {} if partition_by is None else divide(listed, partition_by)
+    parts = {name: [file for item in of for file in item.files] for name, of in divided.items()}
+    segments = [Segments(each, segment_bytes) for each in parts.values() or [files]]
     seconds = [
-        sum(count_bytes(part) / _bytes_per_s(part.file) for part in segment) for segment in segments
+        sum(count_bytes(part) / _bytes_per_s(part.file) for part in segment)
+        for each in segments
+        for segment in each
     ]
     return Outline(
         (
@@ -94,10 +107,11 @@ def outline_conversion(
         ),
         len(files),
         input_records.sum_bytes(files),
-        max(1, len(segments)),
-        max(segments.sizes, default=0),
+        max(1, sum(map(len, segments))),
+        max((size for each in segments for size in each.sizes), default=0),
         round(sum(seconds), 1),
         round(max(seconds, default=0.0), 1),
+        {name: input_records.sum_bytes(files) for name, files in parts.items()},
     )
 
 

@@ -43,6 +43,7 @@ from cloudload.tools.convert.output_location import (
 )
 
 _OLD_PLAN = f"{JOURNAL_FOLDER}/config.json"
+_PARTITIONS = f"{JOURNAL_FOLDER}/{own_objects.PARTITIONS_NAME}"
 _EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
 
 
@@ -111,6 +112,11 @@ class Journal:
         or if a new index would hide other datasets.
         """
         names = list_sizes_at(self.location)
+        if _PARTITIONS in names or own_objects.PARTITIONS_NAME in names:
+            raise ConvertError(
+                f"{self.location} belongs to a conversion with partition_by (--partition-by). "
+                "Convert with the same option, or choose another output"
+            )
         self._refuse_to_hide(names)
         indexes = [name_in(split, shard_entries.INDEX_NAME) for split in self.output.splits]
         is_begun = conversion_plan.PLAN_NAME in names

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -37,15 +37,15 @@ _NUM_THREADS = 16
 
 
 @dataclass
-class _Part:
+class _OwnShare:
     """A planned conversion, and this run's share of its segments."""
 
     planned: Planned
     journal: Journal
+    mine: Sequence[int]
+    """The segments of this run's share."""
     finished: frozenset[int]
     """The segments that were finished before this run."""
-    mine: list[int] = field(default_factory=list)
-    """The segments of this run's share."""
     resumed: int = 0
     """The number of shards of the only segment that earlier runs stored."""
 
@@ -66,10 +66,6 @@ def run_conversions(several: Sequence[Planned]) -> list[ConvertReport]:
     finished, the others are, and then its error is raised.
     """
     parts = for_each(_open_part, several)
-    pairs = [(part, segment) for part in parts for segment in part.planned.indices]
-    share = several[0].run.share
-    for part, segment in share.take(pairs) if share else pairs:
-        part.mine.append(segment)
     try:
         _convert(parts)
     except BaseException as error:
@@ -95,10 +91,11 @@ def for_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[
     return [each.result() for each in waiting]
 
 
-def _open_part(planned: Planned) -> _Part:
+def _open_part(planned: Planned) -> _OwnShare:
     run, plan = planned.run, planned.plan
     journal = Journal(run.output, plan.claim, plan.sizes, is_cleared=run.overwrite)
-    return _Part(planned, journal, frozenset(_list_done(planned)))
+    mine = run.share.take(planned.indices) if run.share else planned.indices
+    return _OwnShare(planned, journal, mine, frozenset(_list_done(planned)))
 
 
 def _list_done(planned: Planned) -> list[int]:
@@ -107,7 +104,7 @@ def _list_done(planned: Planned) -> list[int]:
     return list_finished(run.location, planned.indices, plan.digest, with_rejects=has_rejects)
 
 
-def _read_if_joined(part: _Part) -> ConvertReport | None:
+def _read_if_joined(part: _OwnShare) -> ConvertReport | None:
     """Return the report if another worker has joined the segments, or None.
 
     It has then also removed the plan, the notes, and the rejects.
@@ -120,12 +117,12 @@ def _read_if_joined(part: _Part) -> ConvertReport | None:
     return planned.run.already_complete(found)
 
 
-def _remove_unused_plan(part: _Part) -> None:
+def _remove_unused_plan(part: _OwnShare) -> None:
     if not part.planned.plan.has_folders:
         part.journal.remove_unused_plan(part.planned.plan.digest)
 
 
-def _finish(part: _Part) -> ConvertReport:
+def _finish(part: _OwnShare) -> ConvertReport:
     """Finish a dataset, or return the report of this run's share if segments are missing."""
     planned, journal = part.planned, part.journal
     every = planned.indices
@@ -144,7 +141,7 @@ def _finish(part: _Part) -> ConvertReport:
     return finish_dataset(planned, joined, report, journal)
 
 
-def _convert(parts: Sequence[_Part]) -> None:
+def _convert(parts: Sequence[_OwnShare]) -> None:
     """Convert the segments of this run's share that are not finished."""
     run = parts[0].planned.run
     waiting = [(place, each) for place, part in enumerate(parts) for each in part.waiting]
@@ -161,7 +158,7 @@ def _convert(parts: Sequence[_Part]) -> None:
 
 
 def _convert_files(
-    run: Conversion, parts: Sequence[_Part], waiting: Sequence[tuple[int, int]]
+    run: Conversion, parts: Sequence[_OwnShare], waiting: Sequence[tuple[int, int]]
 ) -> None:
     """Convert the segments that are waiting on an engine. `waiting` has (part, segment)."""
     total = sum(part.size_of(each) for part in parts for each in part.mine)
@@ -190,7 +187,8 @@ def _convert_units(planned: Planned, waiting: Sequence[int]) -> int:
     work, target = segment_work(run), segment_target(run, planned.plan)
     with open_progress_bar("convert", _total_bytes(units), shown=run.progress) as bar:
         return sum(
-            convert_whole(work, target, each, units, bar.update, planned.blocks) for each in waiting
+            convert_whole(work, target, each, units, bar.update, blocks=planned.blocks)
+            for each in waiting
         )
 
 

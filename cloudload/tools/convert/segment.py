@@ -124,6 +124,7 @@ def convert_whole(
     segment: int,
     units: Sequence[input_records.InputUnit],
     on_bytes: Callable[[int], object],
+    *,
     blocks: PeekableBlocks | None = None,
 ) -> int:
     """Convert the units of a segment, and store its note.
@@ -204,10 +205,10 @@ def convert_units(
     """Convert units to shards in the journal's folder, starting after the shards that it lists.
 
     `on_bytes` is called with the number of stored bytes of the work that was finished before, and
-    then of each block. `columns` are those of the kept fields. Bad records are written to `rejects` as JSON Lines. `blocks` are all blocks
-    of the units, if some were already read, because an iterator cannot be read twice. `store` is
-    called with each shard. Raises `ConvertError`, `StoreError`, the errors of readers, and those of
-    `measure_shard`.
+    then of each block. `columns` are those of the kept fields. Bad records are written to `rejects`
+    as JSON Lines. `blocks` are all blocks of the units, if some were already read, because an
+    iterator cannot be read twice. `store` is called with each shard. Raises `ConvertError`,
+    `StoreError`, the errors of readers, and those of `measure_shard`.
     """
     is_begun = blocks is not None and blocks.is_begun
     done = FinishedWork.none(journal.output.splits) if is_begun else journal.read()

@@ -235,14 +235,25 @@ def partition_fields(record: input_records.Record) -> Mapping[str, str | None]:
 
 @lru_cache(1024)
 def _read_path(url: str) -> Mapping[str, str | None]:
+    return {
+        name: None if value == _NULL else _decode(value) for name, value in _raw_fields(url).items()
+    }
+
+
+def raw_path_field(url: str, name: str) -> str | None:
+    """Return the value of a folder `name=value` in the path of a file, as it is in the path.
+
+    Returns None if there is no such folder, or if the value is null.
+    """
+    value = _raw_fields(url).get(name)
+    return None if value == _NULL else value
+
+
+def _raw_fields(url: str) -> Mapping[str, str]:
     if urls.scheme_of(url) in ("http", "https"):
         url = url.partition("?")[0]
     pairs = (folder.partition("=") for folder in url.split("/")[:-1] if "=" in folder)
-    return {
-        _decode(name): None if value == _NULL else _decode(value)
-        for name, _, value in pairs
-        if name
-    }
+    return {_decode(name): value for name, _, value in pairs if name}
 
 
 def _decode(text: str) -> str:

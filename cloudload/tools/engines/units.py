@@ -190,6 +190,10 @@ class Share:
         """Return this worker's units: every N-th one, starting at the worker's index."""
         return units[self.index :: self.count]
 
+    def shift(self, by: int) -> Share:
+        """Return the share in which unit `by` is the first worker's, to deal several lists."""
+        return Share((self.index - by) % self.count, self.count)
+
 
 def _share(index: int, count: int, what: str) -> Share:
     if not 0 <= index < count:
