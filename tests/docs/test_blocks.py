@@ -15,11 +15,14 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cloudload
@@ -27,6 +30,12 @@ from cloudload import CloudLoader
 from cloudload.cli import main
 from testkit import ROOT
 from testkit.corpora import random_documents
+from testkit.foreign_datasets import (
+    write_litdata_tokens,
+    write_megatron,
+    write_webdataset,
+    write_webdataset_ids,
+)
 from tests.test_layout import ROOMS
 
 PAGES = sorted(
@@ -116,6 +125,7 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
         (tmp_path / name).symlink_to(desk.folder / name)
     (tmp_path / "table.csv").write_text('text,source,year\n"one\ntwo",a test,2024\n')
     write_files(page, desk, tmp_path)
+    FILES.get(page, lambda _: None)(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(desk.folder / "cache"))
     if page not in ("README.md", "docs/quickstart.md"):
@@ -155,10 +165,56 @@ def check_converted(names: dict[str, Any]) -> None:
     assert names["report"].documents == 300
 
 
+def check_documents(prefix: str, dtype: str) -> Callable[[dict[str, Any]], None]:
+    """Make a check that a page's `read_documents` reads the documents that another library wrote,
+    and that the page's loader delivers their tokens."""
+
+    def check(names: dict[str, Any]) -> None:
+        found = [np.frombuffer(each["tokens"], dtype) for each in names["read_documents"](prefix)]
+        assert [each.tolist() for each in found] == DOCUMENTS
+        options: dict[str, Any] = {"tokens_key": "tokens", "tokens_dtype": dtype, "seq_len": 16}
+        loader = CloudLoader(
+            names["out"], **options, batch_size=1, shuffle=False, epochs=1, num_lanes=1
+        )
+        with loader:
+            delivered = [
+                int(each) for batch in loader for each in batch["input_ids"][batch["labels"] >= 0]
+            ]
+        assert delivered == [*chain.from_iterable(DOCUMENTS)]
+
+    return check
+
+
+DOCUMENTS = [[*range(number, 3 * number + 1)] for number in range(1, 60)]
+"""The token IDs of documents in the format of another library."""
+
+
+def write_archives(folder: Path) -> None:
+    (folder / "shards").mkdir()
+    for number, part in enumerate(random_documents(number, 150) for number in range(2)):
+        write_webdataset(folder / f"shards/web-{number:06d}.tar", part)
+    write_webdataset_ids(folder / "ids-000000.tar", DOCUMENTS)
+
+
+FILES: dict[str, Callable[[Path], None]] = {
+    "docs/guides/from-litdata.md": lambda folder: write_litdata_tokens(
+        folder / "tokens", DOCUMENTS
+    ),
+    "docs/guides/from-megatron.md": lambda folder: write_megatron(
+        folder / "corpus_text_document", DOCUMENTS, sequences=3
+    ),
+    "docs/guides/from-webdataset.md": write_archives,
+}
+"""For each page about another library: a function that writes its files."""
+
+
 RESULTS = {
     "README.md": check_resumed,
     "docs/quickstart.md": check_resumed,
     "docs/guides/converter.md": check_converted,
+    "docs/guides/from-litdata.md": check_documents("tokens", "int64"),
+    "docs/guides/from-megatron.md": check_documents("corpus_text_document", "uint16"),
+    "docs/guides/from-webdataset.md": check_documents("ids-000000.tar", "int32"),
 }
 
 
