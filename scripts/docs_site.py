@@ -5,11 +5,12 @@
 <!-- generated: checks -->              becomes the kinds of findings of `cloudload check`
 <!-- generated: errors -->              becomes the errors and the kinds of storage failures
 <!-- generated: docstring MODULE -->    becomes the list in a module's docstring, as a table
+<!-- generated: pages -->               becomes the pages of the site, each with its sections
 ../../benchmarks/RESULTS.md             a link to a file outside docs/ leads to a page of the site
 ![...](figures/lanes.svg)               a figure is drawn into the page, in the colors of its theme
 
 The pages in the repository contain the generated text, from its marker to `<!-- end -->`, so that
-it can also be read there.
+it can also be read there. The site also has the Markdown of each page that docs/llms.txt lists.
 
     python -m scripts.docs_site            write the generated text again
     python -m scripts.docs_site --check    fail if the generated text is out of date
@@ -39,6 +40,7 @@ _MARKER = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LINK = re.compile(r"(\]\()(\.\.?/[^)#\s]+|[\w][\w./-]*\.(?:md|py|png|svg))(#[^)\s]*)?(\))")
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*figures/([\w-]+)\.svg)" ?/?></p>')
 
 
@@ -49,7 +51,13 @@ def on_files(files: Any, config: Any) -> Any:
     """Add pages to the site for files outside docs/. MkDocs calls this hook."""
     from mkdocs.structure.files import File, InclusionLevel
 
-    for path in ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *_list("benchmarks", "*.md")]:
+    for path in [
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "SKILL.md",
+        *_list("benchmarks", "*.md"),
+    ]:
         text = (ROOT / path).read_text("utf-8")
         is_table = path.startswith("benchmarks/")  # tables are wide, so hide the table of contents
         content = f"---\nhide: [toc]\n---\n\n{text}" if is_table else text
@@ -115,7 +123,8 @@ def fill_markers(markdown: str) -> str:
 
 def list_outdated() -> dict[Path, str]:
     """Return the new text of each page in the repository whose generated parts are outdated."""
-    pages = {path: path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))}
+    paths = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "docs").glob("llms.txt")]
+    pages = {path: path.read_text("utf-8") for path in paths}
     filled = {path: fill_markers(text) for path, text in pages.items()}
     return {path: text for path, text in filled.items() if text != pages[path]}
 
@@ -314,7 +323,43 @@ def module_docstring(name: str) -> str:
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
+def pages_list(_: str = "") -> str:
+    """Return the pages of `docs/`, by the sections of the navigation, for `llms.txt`."""
+    import yaml
+
+    nav: list[Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
+    sections: dict[str, list[str]] = {"Start": []}
+    for name, entry in (pair for each in nav for pair in each.items()):
+        paths = [entry] if isinstance(entry, str) else list(map(_path_of, entry))
+        lines = [_describe_page(path) for path in paths if (ROOT / "docs" / path).is_file()]
+        if name != "Contributing":
+            sections.setdefault(name if isinstance(entry, list) else "Start", []).extend(lines)
+    return "\n\n".join("\n".join([f"## {name}", "", *each]) for name, each in sections.items())
+
+
+def _path_of(entry: str | dict[str, str]) -> str:
+    return entry if isinstance(entry, str) else next(iter(entry.values()))
+
+
+def _describe_page(path: str) -> str:
+    """Return a link to a page, with the titles of its sections."""
+    text = (ROOT / "docs" / path).read_text("utf-8")
+    titles = re.findall(r"^##? (.+?)(?: \{.*)?$", _FENCED.sub("", text), re.MULTILINE)
+    sections = "; ".join(titles[1:])
+    return f"- [{titles[0]}]({path})" + (f": {sections}" if sections else "")
+
+
+def on_post_build(config: Any) -> None:
+    """Write llms.txt and the Markdown of its pages to the site. MkDocs calls this hook."""
+    listing = (ROOT / "docs/llms.txt").read_text("utf-8")
+    for link in ["llms.txt", *re.findall(r"\]\((.+\.md)\)", listing)]:
+        source = posixpath.normpath(f"docs/{link}")
+        text = rewrite_links((ROOT / source).read_text("utf-8"), source)
+        Path(config.site_dir, site_path(source)).write_text(text, "utf-8")
+
+
 _GENERATORS: dict[str, Callable[[str], str]] = {
+    "pages": pages_list,
     "options": options_table,
     "checks": checks_table,
     "cli": cli_help,

@@ -12,6 +12,7 @@ import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def write_megatron(prefix: Path, documents: Documents, *, sequences: int = 1) ->
 def write_litdata_tokens(folder: Path, documents: Documents, *, per_chunk: int = 20) -> None:
     """Write the chunks of a `TokensLoader`, with IDs of int64."""
     folder.mkdir()
-    chunks = []
+    chunks: list[dict[str, Any]] = []
     for first in range(0, len(documents), per_chunk):
         items = [np.array(each, "<i8").tobytes() for each in documents[first : first + per_chunk]]
         offsets = np.cumsum([0, *map(len, items)]) + 4 + 4 * (len(items) + 1)

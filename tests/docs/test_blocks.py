@@ -40,7 +40,10 @@ from tests.test_layout import ROOMS
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for path in [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SKILL.md")),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
 )
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LOADER = 'CloudLoader("s3://my-bucket/corpus", tokenizer="gpt2", seq_len=128, batch_size=8)'
@@ -125,7 +128,6 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
         (tmp_path / name).symlink_to(desk.folder / name)
     (tmp_path / "table.csv").write_text('text,source,year\n"one\ntwo",a test,2024\n')
     write_files(page, desk, tmp_path)
-    FILES.get(page, lambda _: None)(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(desk.folder / "cache"))
     if page not in ("README.md", "docs/quickstart.md"):
@@ -219,6 +221,8 @@ RESULTS = {
 
 
 def write_files(page: str, desk: Desk, folder: Path) -> None:
+    if page in FILES:
+        FILES[page](folder)
     for language, block in blocks_of(page):
         if language == "yaml":
             (folder / block.splitlines()[0].removeprefix("# ")).write_text(desk.fill_in(block))

@@ -6,6 +6,7 @@ import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,3 +145,32 @@ def test_the_figures_of_benchmarks_follow_the_results() -> None:
 
 def test_the_readme_has_at_most_200_lines() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
+
+
+def test_the_list_for_language_models_has_every_page_of_the_documentation() -> None:
+    text = (ROOT / "docs/llms.txt").read_text("utf-8")
+    listed = re.findall(r"\]\((.+\.md)\)", text)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    documented = {page for page in pages if not page.startswith("contributing/")}
+    assert set(listed) == documented | {"../SKILL.md"}
+    assert len(listed) == len(set(listed))
+
+
+def test_the_site_has_the_markdown_of_the_pages_in_the_list(tmp_path: Path) -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        (tmp_path / page.relative_to(ROOT / "docs")).parent.mkdir(parents=True, exist_ok=True)
+    docs_site.on_post_build(SimpleNamespace(site_dir=tmp_path))
+    torch_page = (tmp_path / "guides/frameworks/torch.md").read_text("utf-8")
+    assert torch_page.startswith("# PyTorch")
+    assert "](../../examples/train_torch.md)" in torch_page, "links lead to pages of the site"
+    assert "](SKILL.md)" in (tmp_path / "llms.txt").read_text("utf-8")
+    assert (tmp_path / "SKILL.md").is_file()
+
+
+def test_the_skill_for_agents_is_short_and_has_a_name_and_a_description() -> None:
+    text = (ROOT / "SKILL.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 120
+    found = re.match(r"---\nname: ([a-z-]+)\ndescription: (.+)\n---\n", text)
+    assert found is not None
+    assert found[1] == "cloudload"
+    assert len(found[2]) <= 1024
