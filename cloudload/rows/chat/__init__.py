@@ -8,6 +8,7 @@
     conversation   a sample's columns to messages       sandbox       run a template
     literals       names of tokens that users wrote     seams         strings between messages
     turn_ranges    where turns begin and end            tool_calls    arguments of tool calls
+    split_names    names that users could complete
 
 Only `Text` leaves here. What its ranges mean in tokens is up to `tokenization`.
 """

@@ -10,9 +10,10 @@ A template that looks at such a name, or that writes it differently, fails the p
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from cloudload.rows.chat.conversation import ChatError
@@ -36,8 +37,9 @@ class Names:
         of the time of looking at each."""
         return bool(self._json_pattern.search(_to_json(value)))
 
-    def count(self, text: str) -> int:
-        return sum(1 for _ in self._pattern.finditer(text))
+    def find(self, text: str) -> Iterator[Range]:
+        """Yield the ranges of all names in a text."""
+        return (found.span() for found in self._pattern.finditer(text))
 
     def match(self, text: str, start: int) -> int:
         """Return the end of the name at `start`, or `start` if there is none."""
@@ -46,7 +48,7 @@ class Names:
 
     def last_end(self, text: str) -> int:
         """Return the end of the last name in a text, or 0."""
-        return max((each.end() for each in self._pattern.finditer(text)), default=0)
+        return max((stop for _, stop in self.find(text)), default=0)
 
     def match_end(self, text: str, start: int, stop: int) -> int:
         """Return the start of the name that ends at `stop` and begins at or after `start`, or
@@ -77,18 +79,35 @@ def choose_private(text: str, count: int) -> str:
     return "".join(map(chr, range(first, first + count)))
 
 
-def break_names(value: Any, names: Names, private: str) -> Any:
-    """Return a value of JSON types with all names in its strings broken."""
+def change_texts(
+    value: Any, change: Callable[[str], str], change_key: Callable[[str], str] = str
+) -> Any:
+    """Return a value of JSON types with `change` applied to its strings, and `change_key` to the
+    keys of its objects."""
     if isinstance(value, str):
-        return names.breaks(value, private)
+        return change(value)
     if isinstance(value, dict):
         return {
-            break_names(key, names, private): break_names(each, names, private)
-            for key, each in value.items()
+            change_key(key): change_texts(each, change, change_key) for key, each in value.items()
         }
     if isinstance(value, list):
-        return [break_names(each, names, private) for each in value]
+        return [change_texts(each, change, change_key) for each in value]
     return value
+
+
+def find_marks(text: str, marked: str, private: str) -> list[int]:
+    """Return where in `text` the private characters of `marked` are.
+
+    Raises `ChatError` if the texts differ by more than the private character.
+    """
+    pieces = marked.split(private)
+    if "".join(pieces) != text:
+        raise ChatError(
+            "a message has the name of a special token, or begins or ends with a part of one, and "
+            "the chat template writes the message differently because of it. Remove the name from "
+            "the message, or pass Chat(trusted=True) if it is meant as this token"
+        )
+    return [*itertools.accumulate(map(len, pieces[:-1]))]
 
 
 def find_literal(text: str, broken: str, private: str, names: Names) -> list[Range]:
@@ -96,18 +115,9 @@ def find_literal(text: str, broken: str, private: str, names: Names) -> list[Ran
 
     Raises `ChatError` if the texts differ by more than the private character.
     """
-    pieces = broken.split(private)
-    if "".join(pieces) != text:
-        raise ChatError(
-            "a message has the name of a special token, and the chat template writes the message "
-            "differently because of it. Remove the name from the message, or pass "
-            "Chat(trusted=True) if it is meant as this token"
-        )
     found: list[Range] = []
-    position = 0
-    for piece in pieces[:-1]:
-        position += len(piece)
-        start = position - 1
+    for mark in find_marks(text, broken, private):
+        start = mark - 1
         stop = names.match(text, start)
         if found and start < found[-1][1]:
             start = found.pop()[0]

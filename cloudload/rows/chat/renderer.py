@@ -32,13 +32,14 @@ from cloudload.rows.chat.conversation import (
 from cloudload.rows.chat.literals import (
     Names,
     Range,
-    break_names,
+    change_texts,
     choose_private,
     find_literal,
     without,
 )
 from cloudload.rows.chat.sandbox import CompiledTemplate
 from cloudload.rows.chat.seams import Seams, learn_seams
+from cloudload.rows.chat.split_names import SplitNames
 from cloudload.rows.chat.tool_calls import (
     PROBE_TOOLS,
     convert_arguments,
@@ -103,6 +104,7 @@ class Renderer:
         self._seams: dict[tuple[CompiledTemplate, str], Seams] = {}
         self._forms: dict[CompiledTemplate, type | None] = {}
         self._compile = functools.cache(template.compile)
+        self._find_split_names = functools.cache(self._list_split_names)
 
     def render(self, sample: Mapping[str, Any]) -> Text | None:
         """Return the document of a sample; None if none of its characters is trained.
@@ -141,14 +143,26 @@ class Renderer:
         """Return the ranges of names of special tokens that the row's own texts contain."""
         if self._chat.trusted:
             return []
-        _check_parts(conversation.messages, self._special)
         row = [conversation.messages, conversation.tools, conversation.kwargs]
-        if not self._special.may_be_in(row):
-            return []
-        private = choose_private(text, 1)
-        messages, tools, kwargs = break_names(row, self._special, private)
-        again = compiled.render(messages, tools, {**self._chat.template_kwargs, **kwargs})
-        return find_literal(text, again, private, self._special)
+
+        def render(changed: list[Any]) -> str:
+            messages, tools, kwargs = changed
+            return compiled.render(messages, tools, {**self._chat.template_kwargs, **kwargs})
+
+        literal = list[Range]()
+        if self._special.may_be_in(row):
+            private = choose_private(text, 1)
+            breaks = functools.partial(self._special.breaks, private=private)
+            broken = render(change_texts(row, breaks, breaks))
+            literal = find_literal(text, broken, private, self._special)
+        split_names = self._find_split_names(compiled)
+        if split_names.may_be_in(row):
+            split_names.check(text, row, render, literal)
+        return literal
+
+    def _list_split_names(self, compiled: CompiledTemplate) -> SplitNames:
+        given = [each for each in self._chat.template_kwargs.values() if isinstance(each, str)]
+        return SplitNames(self._template.special_names, {*compiled.list_constants(), *given})
 
     def _find_ranges(
         self,
@@ -281,17 +295,3 @@ def _try_rendering(
         return compiled.render(messages, tools, kwargs, prompts=prompts)
     except ChatError:
         return None
-
-
-def _check_parts(messages: list[Message], names: Names) -> None:
-    """Raise `ChatError` if the parts of a content, written one after the other, form a name."""
-    for number, message in enumerate(messages):
-        content = message.get("content")
-        if not isinstance(content, list):
-            continue
-        texts = [part["text"] for part in content]
-        if names.count("".join(texts)) > sum(map(names.count, texts)):
-            raise ChatError(
-                f"the content of message {number} has two parts that together form the name of a "
-                "special token. Join the parts"
-            )

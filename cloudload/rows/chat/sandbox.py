@@ -56,6 +56,13 @@ class CompiledTemplate:
         """The names that the template uses and does not define."""
         return meta.find_undeclared_variables(self._environment.parse(self._text))
 
+    def list_constants(self) -> set[str]:
+        """The texts that the template may write and that do not come from a row."""
+        tree = self._environment.parse(self._text)
+        texts = {each.data for each in tree.find_all(nodes.TemplateData)}
+        texts |= {each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)}
+        return texts | {each for each in self._tokens.values() if isinstance(each, str)}
+
     def render(
         self,
         messages: list[dict[str, Any]],

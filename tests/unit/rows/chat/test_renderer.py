@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloudload.config import Chat, Text
 from cloudload.rows.chat.chat_template import ChatTemplate
@@ -179,7 +183,7 @@ def test_turns_need_no_rendering_of_their_own(
     told: dict[str, Any], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = ChatTemplate("test", STOCK, STOCK, {}, SPECIAL, SPECIAL, Chat())
-    asked = {"role": "user", "content": " a\n"}
+    asked = {"role": "user", "content": " q\n"}
     messages = [asked, {"role": "assistant", **told}] * 5
     renderer = Renderer(template)
     renderer.render({"messages": messages})  # learns from the template
@@ -306,11 +310,62 @@ def test_a_template_that_looks_for_a_name_in_a_message_is_refused() -> None:
         render(text, "say <|end|> now", "ok")
 
 
-def test_parts_of_a_content_do_not_form_a_name() -> None:
+def test_a_name_that_arises_between_texts_of_a_user_is_refused() -> None:
     parts = [{"type": "text", "text": "<|en"}, {"type": "text", "text": "d|>"}]
     text = STOCK.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text or p }}{% endfor %}")
-    with pytest.raises(ChatError, match="message 0 has two parts that together form the name"):
+    with pytest.raises(ChatError, match=r"joins the end of a text .* forms '<\|end\|>'"):
         render(text, {"content": parts}, "ok")
+    apart = text.replace("{% endfor %}{% for c", " {% endfor %}{% for c")
+    assert literal(render(apart, {"content": parts}, "ok", train="all")) == []
+
+
+@pytest.mark.parametrize("content", ["end|> x", "end|>", "en"])
+def test_a_name_that_a_template_begins_and_a_user_ends_is_refused(content: str) -> None:
+    text = "{% for m in messages %}{{ '<|' }}{{ m.content }}{{ 'd|>' }}{% endfor %}"
+    with pytest.raises(ChatError, match=r"forms '<\|end\|>'"):
+        render(text, content, "b", train="all")
+    document = render(text, content, "b", train="all", trusted=True)
+    assert document is not None
+    assert "<|end|>" in document
+    assert literal(render(STOCK, content, "b")) == []
+
+
+NAMES = ("<a>", "<|b|>", "aab", "[c")
+_pieces = st.text("<|>ab[c ", max_size=7)
+
+
+@given(
+    templates=st.lists(_pieces, min_size=3, max_size=3),
+    contents=st.lists(_pieces, min_size=2, max_size=2),
+    trims=st.booleans(),
+    in_one=st.booleans(),
+)
+def test_a_conversation_is_refused_exactly_if_a_name_has_characters_of_two_texts(
+    templates: list[str], contents: list[str], *, trims: bool, in_one: bool
+) -> None:
+    """Each character has an owner: the template, or one of the contents."""
+    first, second, last = map(json.dumps, templates)
+    one, other = (f"messages[{at}].content{' | trim' if trims else ''}" for at in (0, 1))
+    parts = [first, one, second, other, last]
+    text = f"{{{{ {' ~ '.join(parts)} }}}}" if in_one else "".join(f"{{{{ {e} }}}}" for e in parts)
+    written = [each.strip() if trims else each for each in contents]
+    texts = [templates[0], written[0], templates[1], written[1], templates[2]]
+    owners = [owner for owner, each in enumerate(texts) for _ in each]
+    names = Names(NAMES)
+    spans = list(names.find("".join(texts)))
+    owned = [set(owners[start:stop]) for start, stop in spans]
+    is_joined = any(len(each) > 1 and each & {1, 3} for each in owned)
+    template = ChatTemplate("test", text, text, {}, NAMES, NAMES, Chat(train="all"))
+    messages = [{"role": "user", "content": contents[0]}, {"role": "assistant"}]
+    messages[1]["content"] = contents[1]
+    renderer, sample = Renderer(template), {"messages": messages}
+    if is_joined:
+        with pytest.raises(ChatError, match="joins the end of a text"):
+            renderer.render(sample)
+    elif (document := renderer.render(sample)) is not None:
+        own = [range(*span) for span, each in zip(spans, owned, strict=True) if each & {1, 3}]
+        kept = itertools.chain.from_iterable(itertools.starmap(range, document.literal))
+        assert {*kept} == {*itertools.chain.from_iterable(own)}
 
 
 def test_a_template_that_trains_everything_is_refused() -> None:
