@@ -20,10 +20,13 @@ from typing import Any, NamedTuple, Protocol
 
 from cloudload.system import reports
 
-COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding", "failed")
-TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING, FAILED = range(len(COUNTS))
-READ = (DOCUMENTS, FILTERED, EMPTY, FAILED)
-"""Indices of the counts whose sum is the number of documents read."""
+COUNTS = (
+    *("tokens", "documents", "filtered", "empty", "truncated", "padding", "failed"),
+    "deselected",
+)
+TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING, FAILED, DESELECTED = range(len(COUNTS))
+READ = (DOCUMENTS, FILTERED, EMPTY, FAILED, DESELECTED)
+"""Indices of the counts whose sum is the number of documents that lanes have passed."""
 _TOTALS = ("rows", *COUNTS, "skipped_rows", "dropped")
 STAGES = ("fetch", "read", "transform", "tokenize", "pack", "idle")
 FETCH, READ_SHARDS, TRANSFORM, TOKENIZE, PACK, IDLE = range(len(STAGES))
@@ -67,6 +70,8 @@ class StreamStats:
     """Number of tokens cut off by `one_per_row`."""
     failed: int
     """Number of documents left out by on_error="skip"."""
+    deselected: int
+    """Number of documents that `select` or `drop` left out, which were not read."""
     epoch: float
     """Progress in epochs: 1.5 is halfway through the second epoch. Without a mixture, all streams
     have the same value. With `best_fit`, documents that wait in open rows count as read."""
@@ -432,6 +437,7 @@ class Stats:
     padding: int
     """Number of padding tokens in rows."""
     failed: int
+    deselected: int
     skipped_rows: int
     """Number of rows skipped by `skip`."""
     dropped: int
@@ -491,7 +497,8 @@ class Stats:
     def _streams(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Return the head and the rows of the table of streams."""
         has_masks = any(each.trained is not None for each in self.streams.values())
-        counts = (*COUNTS[1:5], COUNTS[6], *(("trained",) if has_masks else ()))
+        deselected = ("deselected",) if self.deselected else ()
+        counts = (*COUNTS[1:5], COUNTS[6], *deselected, *(("trained",) if has_masks else ()))
         heads = ("stream", "tokens", "share", "epoch", *counts)
         rows = [
             (

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -49,14 +50,16 @@ class Case:
     proportions: tuple[float, ...] | None = None
     repeats: tuple[float, ...] | None = None
     min_tokens: int = 0
+    deselected: frozenset[str] = frozenset()
+    """The texts of the documents that the streams drop."""
 
     def tokens(self, document: str) -> tuple[int, ...]:
         """The tokens of a document, and the eos if the case adds one."""
         return tokenize(document) + (EOS_ID,) * self.eos
 
     def kept(self, document: str) -> tuple[int, ...]:
-        """The tokens of a document that the run puts into rows. A filtered document has none."""
-        if len(self.tokens(document)) < self.min_tokens:
+        """The tokens of a document that the run puts into rows. One that is left out has none."""
+        if len(self.tokens(document)) < self.min_tokens or document in self.deselected:
             return ()
         is_cut = self.packing == "one_per_row" and self.overflow == "cut"
         return self.tokens(document)[: self.seq_len if is_cut else None]
@@ -79,8 +82,13 @@ def cases(
     most_legs: int = 4,
     packings: Sequence[str] = ("concat", "best_fit", "one_per_row"),
     mixtures: Sequence[str] = ("one stream", "one corpus", "repeated", "mixed"),
+    *,
+    may_deselect: bool = False,
 ) -> Case:
-    """Cases whose legs can end inside an epoch, document, exchange window, or round of lanes."""
+    """Cases whose legs can end inside an epoch, document, exchange window, or round of lanes.
+
+    With `may_deselect`, the streams of some cases drop documents.
+    """
     texts = st.text(alphabet="ab<eos>é\0", max_size=draw(st.sampled_from([3, 12, 40])))
     shards = draw(
         st.lists(st.lists(texts, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5)
@@ -117,13 +125,24 @@ def cases(
                 exchange_every=draw(st.integers(1, 4)),
             )
         )
+    min_tokens = draw(st.sampled_from([0, 2])) if how_many_epochs is not None and is_any_long else 0
+    algorithms, shuffle = (
+        ["py1e", "py1br", "py1s", "py2s", "naive", "seekable"],
+        draw(st.booleans()),
+    )
+    deselected: frozenset[str] = frozenset()
+    if may_deselect and draw(st.booleans()):
+        deselected = draw(_deselected(shards, cuts, 1 if eos else max(1, min_tokens)))
+    if deselected and how_many_epochs is None:
+        # an endless lane must not get only documents that are left out
+        nodes, shuffle, algorithms = [1], True, ["naive", "py1s"]
     return Case(
         shards=tuple(shards),
         seq_len=draw(st.integers(1, 17)),
         num_lanes=num_lanes,
         num_canonical_nodes=draw(st.sampled_from(nodes)),
-        shuffle=draw(st.booleans()),
-        shuffle_algo=draw(st.sampled_from(["py1e", "py1br", "py1s", "py2s", "naive", "seekable"])),
+        shuffle=shuffle,
+        shuffle_algo=draw(st.sampled_from(algorithms)),
         shuffle_block_size=draw(st.integers(2, 20)),
         seed=draw(st.integers(0, 1000)),
         epochs=how_many_epochs,
@@ -137,10 +156,23 @@ def cases(
         repeats=tuple(draw(st.sampled_from([1, 2, 1.5, 2.4])) for _ in range(len(cuts) + 1))
         if mixture == "repeated"
         else None,
-        min_tokens=draw(st.sampled_from([0, 2]))
-        if how_many_epochs is not None and is_any_long
-        else 0,
+        min_tokens=min_tokens,
+        deselected=deselected,
     )
+
+
+@st.composite
+def _deselected(
+    draw: st.DrawFn, shards: Sequence[Sequence[str]], cuts: Sequence[int], least: int
+) -> frozenset[str]:
+    """Texts of at most half of each stream's documents. A text of `least` characters is left."""
+    bounds = [0, *cuts, len(shards)]
+    streams = [[text for shard in shards[a:b] for text in shard] for a, b in pairwise(bounds)]
+    chosen = draw(st.sets(st.sampled_from([text for texts in streams for text in texts])))
+    is_left = any(len(text) >= least and text not in chosen for texts in streams for text in texts)
+    counts = [sum(text in chosen for text in texts) for texts in streams]
+    is_fair = all(2 * n <= len(texts) for n, texts in zip(counts, streams, strict=True))
+    return frozenset(chosen) if is_left and is_fair else frozenset()
 
 
 @st.composite
@@ -159,8 +191,23 @@ def write_case(folder: str, case: Case) -> list[Stream]:
         )
         proportion = case.proportions[number] if case.proportions else None
         repeat = case.repeats[number] if case.repeats else None
-        streams.append(Stream(url, proportion=proportion, repeat=repeat, name=f"stream-{number}"))
+        name, drop = f"stream-{number}", write_drops(f"{folder}/{number}.csv", shards, case)
+        streams.append(Stream(url, proportion=proportion, repeat=repeat, name=name, drop=drop))
     return streams
+
+
+def write_drops(path: str, shards: Sequence[Sequence[str]], case: Case) -> str | None:
+    """List the documents of a stream that the case deselects in a file, if there are any."""
+    lines = [
+        f"{shard},{index}"
+        for shard, texts in enumerate(shards)
+        for index, text in enumerate(texts)
+        if text in case.deselected
+    ]
+    if not lines:
+        return None
+    Path(path).write_text("\n".join(["shard,index", *lines]))
+    return path
 
 
 def legs(

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cloudload import Stream
+from cloudload.data.mds.shard_table import parse_index
 from cloudload.errors import CloudloadError
 from testkit.corpora import EOS, random_documents, write_mds
 from testkit.counted import count
@@ -36,6 +37,7 @@ def write_corpora(root: Path) -> list[Path]:
         documents = random_documents(number, size, max_words=30 * (number + 1))
         documents[size // 2] = ""
         write_mds(folder, documents, shard_bytes=3_000)
+        write_drops(folder)
         for transform in (None, keep_most, fail_on_some):
             count(folder, transform=transform, on_error=_on_error(transform))
     return made
@@ -53,6 +55,7 @@ CASES = st.fixed_dictionaries(
         "shuffle_algo": st.sampled_from(["py1e", "naive", "seekable"]),
         "seed": st.integers(0, 3),
         "epochs": st.sampled_from([None, None, 2]),
+        "drops": st.booleans(),
     }
 )
 Shares = tuple[float | None, ...]
@@ -63,6 +66,7 @@ SHARES = st.sampled_from([(None,), (None, None), (1.0, 3.0), (0.5, 1.0, 0.2)])
 def options_of(case: dict[str, Any], shares: Shares = (None,)) -> dict[str, Any]:
     """The options of a loader. A mixture is endless."""
     options = {**case, "on_error": _on_error(case["transform"])}
+    options.pop("drops", None)
     if options["packing"] != "one_per_row":
         del options["overflow"]
     if shares[-1] is not None:
@@ -74,10 +78,30 @@ def _on_error(transform: Any) -> str:
     return "skip" if transform is fail_on_some else "raise"
 
 
-def streams_of(corpora: list[Path], shares: Shares) -> list[Stream]:
-    """The last datasets, with these shares."""
+def streams_of(corpora: list[Path], shares: Shares, case: dict[str, Any]) -> list[Stream]:
+    """The last datasets, with these shares. With the case's `drops`, they drop documents."""
     chosen = zip(corpora[-len(shares) :], shares, strict=True)
-    return [Stream(str(folder), proportion=share) for folder, share in chosen]
+    drops = case.get("drops", False)
+    return [
+        Stream(str(folder), proportion=share, drop=str(drops_of(folder)) if drops else None)
+        for folder, share in chosen
+    ]
+
+
+def drops_of(folder: Path) -> Path:
+    """The file that lists a third of a dataset's documents."""
+    return folder.with_name(f"{folder.name}-drops.csv")
+
+
+def write_drops(folder: Path) -> None:
+    table = parse_index((folder / "index.json").read_bytes(), "")
+    lines = [
+        f"{shard.raw.name},{index}"
+        for number, shard in enumerate(table)
+        for index in range(shard.samples)
+        if (7 * number + 5 * index) % 3 == 1
+    ]
+    drops_of(folder).write_text("\n".join(["shard,index", *lines]))
 
 
 def raise_unexpected(error: CloudloadError) -> None:

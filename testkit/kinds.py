@@ -43,7 +43,8 @@ def every_case(kinds: Sequence[Any] = KINDS, **limits: Any) -> Callable[[Any], A
 
     def decorate(check: Callable[[str, Case], None]) -> Any:
         def run(scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject) -> None:
-            case = data.draw(cases(**kind_of(packing, mixture, ends), **limits))
+            kind = kind_of(packing, mixture, ends)
+            case = data.draw(cases(**kind, may_deselect=True, **limits))
             with tempfile.TemporaryDirectory(dir=scratch) as folder:
                 check(folder, case)
 

@@ -95,7 +95,7 @@ def tiny_recipe(
     config = RowsConfig(streams, **{**usual, "shuffle_algo": "seekable", **options})
     datasets = zip(names, shards, strict=False)
     corpus = Corpus(tuple(tiny_dataset(*each, hashed=hashed) for each in datasets))
-    specs = specify_components(config, corpus)
+    specs = specify_components(config, corpus, (None,) * len(config.streams))
     layout = resolve_layout(config, [(each.num_positions, len(each.shard_sizes)) for each in specs])
     of_streams = ((None, None),) * len(shards) if frames is None else tuple(frames)
     return Recipe(

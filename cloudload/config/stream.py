@@ -104,6 +104,13 @@ class Stream:
     fim: Fim | str | None = choices.SAME
     """Which of this stream's documents have their middle moved to the end, None for none, or
     `same`, which is the loader's `fim`."""
+    select: str | None = None
+    """Which documents to read: the name of a selection that `cloudload select` compiled, the URL of
+    its folder, or a Parquet, JSON Lines or CSV file with the columns `shard` and `index`. The other
+    documents keep their places in the order, but are not read."""
+    drop: str | None = None
+    """A Parquet, JSON Lines or CSV file with the columns `shard` and `index` of documents to leave
+    out, also of those that `select` selects."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.remote, str):
@@ -132,6 +139,27 @@ class Stream:
             token = checks.as_token(f"{name} of {self.label}", getattr(self, name))
             object.__setattr__(self, name, token)
         self._check_source(f" of {self.label}")
+        for name in ("select", "drop"):
+            self._check_selection(name)
+
+    def _check_selection(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+            raise ValueError(
+                f"{name} of {self.label} is {value!r}. Use the name of a selection, or a file"
+            )
+        object.__setattr__(self, name, os.fspath(value))
+        if synthetic.is_synthetic(self.remote):
+            raise ValueError(
+                f"{self.label} has {name}, but all synthetic data is read. Omit {name}"
+            )
+        if self.choose is not None:
+            raise ValueError(
+                f"{self.label} has both {name} and choose, which counts documents of the whole "
+                "dataset. Use repeat instead of choose"
+            )
 
     def _check_source(self, where: str) -> None:
         checks.check_tokens_column(self.tokens_key, self.tokens_dtype, self.labels_key, where)
@@ -169,8 +197,8 @@ class Stream:
 
     def __repr__(self) -> str:
         shown = {
-            "remote": redact(self.remote),
-            **{name: value for name, value in vars(self).items() if name != "remote"},
+            **vars(self),
+            **self.shown_urls,
         }
         given = [
             f"{each.name}={shown[each.name]!r}"
@@ -178,6 +206,12 @@ class Stream:
             if shown[each.name] != each.default
         ]
         return f"Stream({', '.join(given)})"
+
+    @property
+    def shown_urls(self) -> dict[str, str]:
+        """The options that may be URLs, without secrets."""
+        urls = {"remote": self.remote, "select": self.select, "drop": self.drop}
+        return {name: redact(url) for name, url in urls.items() if url is not None}
 
     @property
     def label(self) -> str:

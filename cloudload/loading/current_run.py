@@ -236,7 +236,8 @@ class CurrentRun:
         Raises the errors of `CloudLoader.load_state_dict`.
         """
         saved = read_state(state)
-        resumed = self.resumed(*resume_run(saved, self.opened.recipe, on_change))
+        opened = self.opened
+        resumed = self.resumed(*resume_run(saved, opened.recipe, on_change, opened.cache_root))
         resumed.check_world(member)
         if member.is_first:
             _log_resumed(resumed, saved)
@@ -388,7 +389,8 @@ def _find_lengths(opened: OpenedRun, recipe: Recipe, start: Position) -> _Length
 
 def _has_documents_of(recipe: Recipe, other: Recipe) -> bool:
     """Whether two recipes of one loader have the same documents, so the same lengths hold."""
-    return recipe.corpus is other.corpus and recipe.chats == other.chats
+    is_same_data = recipe.corpus is other.corpus and recipe.selected == other.selected
+    return is_same_data and recipe.chats == other.chats
 
 
 def _log_resumed(run: CurrentRun, saved: Saved) -> None:

@@ -226,7 +226,8 @@ class Documents(torch.utils.data.Dataset[Document]):
         cache_folder.check_cache_folder(root, [stream.url for stream in config.streams])
         corpus = open_corpus([each.locate(retry or Retry()) for each in config.streams], root)
         _check_columns(corpus, columns or ())
-        component = order_corpus(config, corpus)
+        selected = (None,) * len(config.streams)
+        component = order_corpus(config, corpus, selected)
         labels = tuple(stream.label for stream in config.streams)
         self._order = _Order(corpus, component, root, labels)
         self._epochs = epochs

@@ -148,12 +148,16 @@ class Layout:
 
 
 def resolve_layout(
-    config: RowsConfig, sizes: Sequence[tuple[int, int]], saved: Layout | None = None
+    config: RowsConfig,
+    sizes: Sequence[tuple[int, int]],
+    saved: Layout | None = None,
+    num_read: int | None = None,
 ) -> Layout:
     """Choose the layout values that `config` leaves open.
 
-    `sizes` holds (documents in an epoch, shards) for each component. On resume, the `saved` layout
-    replaces these defaults for the components that it has:
+    `sizes` holds (documents in an epoch, shards) for each component. If some of the documents are
+    not selected, `num_read` of them are read, on which the number of lanes depends. On resume, the
+    `saved` layout replaces these defaults for the components that it has:
 
     - Lanes: the largest of 3840, 1920, … 60 for which all components together have at least
       `min(256, max(16, lanes // 4))` documents per lane. With less data, 12. If `config` sets the
@@ -176,7 +180,9 @@ def resolve_layout(
             f"{documents} or fewer"
         )
     lanes = config.num_lanes or (
-        saved.num_lanes if saved else _default_lanes(documents, nodes or 1)
+        saved.num_lanes
+        if saved
+        else _default_lanes(documents if num_read is None else num_read, nodes or 1)
     )
     canonical_nodes, block_sizes = [], []
     for index, (samples, shards) in enumerate(sizes):

@@ -16,6 +16,7 @@
     lane_texts        lanes of a state as text
     saved             a decoded state
     resumed           the recipe and the position of a resume
+    removal           documents removed from a position
     changes           what may change on resume
     streaming_arguments  options of a StreamingDataset
     streaming_state      its state

@@ -57,6 +57,7 @@ FIELD_MEANINGS = {
     state_fields.ENCODE_FIELD: "the functions that make tokens, by stream",
     state_fields.FIM_FIELD: "shares and IDs of fill in the middle, by stream",
     "row_bos": "ID at the start of each row",
+    state_fields.SELECT_FIELD: "digests of the documents that are read, by stream",
     "strip_tokens": "IDs that are removed from the ends of documents",
     "bos_eos": "IDs before and after a document, by stream",
     "choose": "samples in an epoch, by stream or corpus",
@@ -70,6 +71,7 @@ _GROWING_FIELDS = (
         state_fields.CHAT_FIELD,
         state_fields.ENCODE_FIELD,
         state_fields.FIM_FIELD,
+        state_fields.SELECT_FIELD,
         "num_canonical_nodes",
         "shuffle_block_size",
     ),
@@ -77,7 +79,7 @@ _GROWING_FIELDS = (
 # cursors stay valid if these fields change, unless a smaller number of epochs ends before them
 _HARMLESS_FIELDS = (
     *("open_rows", "min_tokens", "max_tokens", "epochs", state_fields.MAX_EPOCHS_FIELD),
-    *("on_error", state_fields.HOOK_FIELD),
+    *("on_error", state_fields.HOOK_FIELD, state_fields.SELECT_FIELD),
 )
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "strip_tokens"),

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import numpy as np
+
 from cloudload.config import RowsConfig
-from cloudload.data import Corpus, cache_folder, join_columns
+from cloudload.data import Corpus, cache_folder, join_columns, selections
 from cloudload.order import (
     EpochOrders,
     Lanes,
@@ -26,7 +28,7 @@ from cloudload.order import (
     identify_order,
     resolve_layout,
 )
-from cloudload.system import Ints
+from cloudload.system import NEVER, Ints
 
 _MOST_BARREN = 100_000
 
@@ -43,6 +45,8 @@ class ComponentSpec:
     """Number of samples in each shard: int64 [shards]."""
     raw_bytes: int
     """Total uncompressed size of the component's shards, in bytes."""
+    num_selected: int
+    """Number of samples that are read, which is less than `num_samples` with a selection."""
     sampling: Sampling | None
     """Number of samples of each stream in an epoch; None if an epoch reads every sample once."""
 
@@ -55,6 +59,11 @@ class ComponentSpec:
     def num_positions(self) -> int:
         """Number of documents in an epoch."""
         return self.num_samples if self.sampling is None else self.sampling.num_positions
+
+    @property
+    def selected_share(self) -> float:
+        """The share of the samples that are read, above 0 and at most 1."""
+        return self.num_selected / max(1, self.num_samples)
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,23 @@ class Component(ComponentSpec):
         """See `identify_order`."""
         return identify_order(self.order, self.sampling)
 
+    def find_samples(self, orders: EpochOrders, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+        """The epoch of each document, and its sample in the corpus; -1 for a hole.
+
+        `lanes` and `ordinals`, and the results, are int64 [documents]. Raises `CacheError` if the
+        order of an epoch is not on disk and cannot be written.
+        """
+        epochs, positions = self.lanes.epoch_positions(lanes, ordinals)
+        samples = np.full_like(positions, -1)
+        is_there = positions < self.lanes.num_positions
+        first, last = int(epochs.min(initial=NEVER)), int(epochs.max(initial=-1))
+        if first == last and is_there.all():
+            return epochs, orders(first)[positions] + np.int64(self.first_sample)
+        for epoch in np.unique(epochs[is_there]).tolist():
+            chosen = np.flatnonzero((epochs == epoch) & is_there)
+            samples[chosen] = orders(epoch)[positions[chosen]] + np.int64(self.first_sample)
+        return epochs, samples
+
     def orders(self, cache_root: Path) -> EpochOrders:
         """The order of each epoch. Orders that are kept on disk are in files under `cache_root`.
 
@@ -93,17 +119,20 @@ class Component(ComponentSpec):
         )
 
 
-def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec]:
+def specify_components(
+    config: RowsConfig, corpus: Corpus, selected: Sequence[selections.Selection | None]
+) -> list[ComponentSpec]:
     """Specify the components of a run, in the order of its streams.
 
-    Raises `ValueError` if a `repeat` or `choose` is invalid or selects no samples.
+    `selected` has the selection of each stream, or None for a stream that is read whole. Raises
+    `ValueError` if a `repeat` or `choose` is invalid or selects no samples.
     """
     num_streams = len(config.streams)
     if config.is_mixed:
-        return [
-            _specify(config, corpus, range(stream, stream + 1)) for stream in range(num_streams)
-        ]
-    return [_specify(config, corpus, range(num_streams))]
+        ranges = [range(stream, stream + 1) for stream in range(num_streams)]
+    else:
+        ranges = [range(num_streams)]
+    return [_specify(config, corpus, streams, selected) for streams in ranges]
 
 
 def build_components(
@@ -127,26 +156,46 @@ def build_components(
     )
 
 
-def order_corpus(config: RowsConfig, corpus: Corpus) -> Component:
+def settle_layout(
+    config: RowsConfig, specs: Sequence[ComponentSpec], saved: Layout | None = None
+) -> Layout:
+    """Choose the layout of components; see `resolve_layout`."""
+    sizes = [(each.num_positions, len(each.shard_sizes)) for each in specs]
+    num_read = sum(round(each.num_positions * each.selected_share) for each in specs)
+    return resolve_layout(config, sizes, saved, num_read)
+
+
+def order_corpus(
+    config: RowsConfig, corpus: Corpus, selected: Sequence[selections.Selection | None]
+) -> Component:
     """Return the only component of a config without a mixture, as a new run orders it.
 
-    Raises `ValueError` as `specify_components` and `resolve_layout` do.
+    `selected` is that of `specify_components`. Raises its errors, and those of `resolve_layout`.
     """
-    specs = specify_components(config, corpus)
-    sizes = [(each.num_positions, len(each.shard_sizes)) for each in specs]
-    [component] = build_components(config, specs, resolve_layout(config, sizes))
+    specs = specify_components(config, corpus, selected)
+    [component] = build_components(config, specs, settle_layout(config, specs))
     return component
 
 
-def _specify(config: RowsConfig, corpus: Corpus, streams: range) -> ComponentSpec:
+def _specify(
+    config: RowsConfig,
+    corpus: Corpus,
+    streams: range,
+    selected: Sequence[selections.Selection | None],
+) -> ComponentSpec:
     datasets = corpus.datasets[streams.start : streams.stop]
     asked = config.streams[streams.start : streams.stop]
     sizes = [each.table.samples for each in datasets]
+    chosen = selected[streams.start : streams.stop]
     return ComponentSpec(
         streams=streams,
         first_sample=int(corpus.stream_starts[streams.start]),
         shard_sizes=join_columns(sizes),
         raw_bytes=sum(int(each.table.raw_bytes.sum()) for each in datasets),
+        num_selected=sum(
+            int(each.sum()) if of is None else of.num_selected
+            for each, of in zip(sizes, chosen, strict=True)
+        ),
         sampling=Sampling.of(
             [int(each.sum()) for each in sizes],
             [len(each) for each in sizes],

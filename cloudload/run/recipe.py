@@ -20,9 +20,9 @@ from urllib.parse import quote
 import numpy as np
 
 from cloudload.config import Chat, DocumentSource, RowsConfig, Stream, TokensColumn, choices
-from cloudload.data import ColumnChoice, Corpus, Retry, open_corpus
+from cloudload.data import ColumnChoice, Corpus, Retry, open_corpus, selections
 from cloudload.errors import TokenizerError
-from cloudload.order import Layout, Mixture, build_mixture, resolve_layout
+from cloudload.order import Layout, Mixture, build_mixture
 from cloudload.rows import (
     ChatTemplate,
     Framing,
@@ -41,6 +41,7 @@ from cloudload.run.components import (
     Component,
     ComponentSpec,
     build_components,
+    settle_layout,
     specify_components,
 )
 from cloudload.run.sources import describe_sources
@@ -110,12 +111,16 @@ class Recipe:
     no stream has any."""
     middles: tuple[MiddleRule | None, ...] = ()
     """How the middles of each stream's documents are moved, likewise."""
+    selected: tuple[selections.Selection | None, ...] = ()
+    """The documents of each stream that are read, likewise; None if all of them are."""
     index_s: float = field(default=0.0, compare=False)
     """Time spent on reading the streams' indexes, in seconds, for the log."""
 
     def __post_init__(self) -> None:
         if not self.chats:
             object.__setattr__(self, "chats", (None,) * len(self.config.streams))
+        if not self.selected:
+            object.__setattr__(self, "selected", (None,) * len(self.config.streams))
         if not self.middles:
             object.__setattr__(self, "middles", (None,) * len(self.config.streams))
 
@@ -131,6 +136,20 @@ class Recipe:
     def framing(self) -> Framing:
         """The bos and eos of each stream's documents, and the padding after a document."""
         return Framing.of(self.tokenizer.frames, multiple=self.config.pad_documents_to)
+
+    @cached_property
+    def selection(self) -> selections.CorpusSelection | None:
+        """The documents of the corpus that are read, or None if all of them are."""
+        if not any(self.selected):
+            return None
+        return selections.CorpusSelection(self.selected, self.corpus.stream_starts)
+
+    @cached_property
+    def read_of_shards(self) -> Ints:
+        """The number of samples of each shard that are read: int64 [shards]."""
+        if self.selection is None:
+            return self.corpus.shard_sizes
+        return self.selection.count_of_shards(self.corpus)
 
     @property
     def num_lanes(self) -> int:
@@ -155,7 +174,7 @@ class Recipe:
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
         has_limits = config.min_tokens > 1 or config.max_tokens is not None
         may_filter = has_limits or any(each.may_mask for each in config.sources)
-        keeps_all = not may_filter and config.on_error == choices.RAISE
+        keeps_all = not (may_filter or any(self.selected)) and config.on_error == choices.RAISE
         has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
         is_one = len(self.components) == 1 and config.streams[0].max_epochs is None
         return is_cut and keeps_all and has_tokens and is_one
@@ -215,6 +234,9 @@ class Recipe:
             ),
             state_fields.FIM_FIELD: ",".join(rule.name if rule else "" for rule in self.middles),
             state_fields.STRIP_FIELD: ",".join(map(str, self.config.strip_tokens)),
+            state_fields.SELECT_FIELD: ",".join(
+                each.digest if each else "" for each in self.selected
+            ),
             state_fields.STREAM_SHARDS_FIELD: self._describe_shards(),
             state_fields.MAX_EPOCHS_FIELD: ",".join(
                 str(each.max_epochs or "") for each in self.config.streams
@@ -260,8 +282,13 @@ class Recipe:
     def take(self, shards: Sequence[int]) -> Recipe:
         """Return a copy that reads only the first `shards[i]` shards of each stream i."""
         corpus = self.corpus.take(shards)
-        layout, components = _settle(self.config, specify_components(self.config, corpus), None)
-        return replace(self, corpus=corpus, layout=layout, components=components)
+        totals = np.diff(corpus.stream_starts).tolist()
+        selected = tuple(
+            each and each.take(total) for each, total in zip(self.selected, totals, strict=True)
+        )
+        specs = specify_components(self.config, corpus, selected)
+        layout, components = _settle(self.config, specs, None)
+        return replace(self, corpus=corpus, selected=selected, layout=layout, components=components)
 
     def reconfigure(self, **options: Any) -> Recipe:
         """Return a copy with changed config options, for which the layout is resolved again."""
@@ -306,7 +333,11 @@ def open_recipe(
         source.check_columns(dataset)
     for token_id in config.strip_tokens:
         spec.check_id("a token ID in strip_tokens", token_id)
-    layout, components = _settle(config, specify_components(config, corpus), None)
+    selected = tuple(
+        selections.open_selection(dataset, stream.select, stream.drop, cache_root)
+        for dataset, stream in zip(corpus.datasets, config.streams, strict=True)
+    )
+    layout, components = _settle(config, specify_components(config, corpus, selected), None)
     return Recipe(
         config=config,
         tokenizer=spec,
@@ -317,6 +348,7 @@ def open_recipe(
         mixture=mixture_of(config),
         chats=opened.chats,
         middles=_find_middles(config, spec),
+        selected=selected,
         index_s=index_s,
     )
 
@@ -457,8 +489,7 @@ def _describe_column(column: TokensColumn | None) -> str:
 def _settle(
     config: RowsConfig, specs: Sequence[ComponentSpec], saved: Layout | None
 ) -> tuple[Layout, tuple[Component, ...]]:
-    sizes = [(spec.num_positions, len(spec.shard_sizes)) for spec in specs]
-    layout = resolve_layout(config, sizes, saved)
+    layout = settle_layout(config, specs, saved)
     return layout, build_components(config, specs, layout)
 
 

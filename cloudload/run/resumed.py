@@ -7,6 +7,7 @@
     the saved bos and eos, if automatic       the document that it is reading
     the rule by which the lanes began         another seq_len: cursors count tokens, so they stay;
     the saved mixture, for rows delivered     open rows are packed again
+                                              another select: see `removal`
 
 The order of documents depends on all of a run's data, so a run reads the same shards until it ends.
 Only a new run reads appended shards:
@@ -23,6 +24,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from cloudload.run.changes import CONTENT_FIELDS, Changes, accept_changes
 from cloudload.run.components import Component
 from cloudload.run.position import LaneArrays, LaneLog, Position
 from cloudload.run.recipe import Recipe
+from cloudload.run.removal import drop_deselected
 from cloudload.run.saved import Saved
 from cloudload.run.sources import read_sources
 from cloudload.run.state_fields import show
@@ -45,16 +48,22 @@ logger = logging.getLogger("cloudload.resume")
 
 
 def resume_run(
-    saved: Saved, opened: Recipe, on_change: Mapping[str, str]
+    saved: Saved, opened: Recipe, on_change: Mapping[str, str], cache_root: Path
 ) -> tuple[Recipe, Position]:
     """Return the recipe and the position with which a saved run continues.
 
-    `opened` is the recipe of a loader's options. Raises the errors of `accept_changes`, and
-    `StreamChangedError` for a saved value that does not suit the recipe.
+    `opened` is the recipe of a loader's options. If the selection changed, orders in the cache
+    folder `cache_root` tell which documents lanes have open. Raises the errors of `accept_changes`,
+    `StreamChangedError` for a saved value that does not suit the recipe, and `CacheError` if an
+    order cannot be built.
     """
     recipe = resume_recipe(saved, opened)
     changes = accept_changes(saved, recipe, on_change)
-    return recipe, resume_position(saved, recipe, changes)
+    position = resume_position(saved, recipe, changes)
+    if state_fields.SELECT_FIELD in changes:
+        arrays = drop_deselected(recipe, position.lanes.arrays, cache_root)
+        position = replace(position, lanes=LaneLog(arrays))
+    return recipe, position
 
 
 # ---------------------------------------------------------------- recipe

@@ -9,7 +9,7 @@ lists are text, which `lane_texts` (cursors, sizes, residues) and `state` encode
     cursors      [[[7, 120], [6, 0], …]]     base64 of int32 or int64
     sizes        [[900, 0, …]]               base64 of uint16, uint32 or uint64
     residues     [[b"…", b"", …]]            base64 of zlib of planes of 16 lanes, joined by "."
-    counts       [[512, 3, 0, 0, 0, 0]]      JSON; a seventh number counts failed documents, if any
+    counts       [[512, 3, 0, 0, 0, 0]]      JSON; up to two more numbers by stream
     numbers      (64, 8)                     "64,8"
     pairs        ((512, 100), (1024, 3))     "512:100,1024:3"
 """
@@ -71,7 +71,7 @@ _COMPARED_FIELDS = (
     *("bos_eos", "token_ids"),
     *(state_fields.SAMPLES_FIELD, state_fields.ORDER_FIELD, state_fields.TOKENS_FIELD),
     *(state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD, state_fields.FIM_FIELD),
-    state_fields.STRIP_FIELD,
+    *(state_fields.STRIP_FIELD, state_fields.SELECT_FIELD),
     *(state_fields.ROW_BOS_FIELD, state_fields.MULTIPLE_FIELD, state_fields.MAX_EPOCHS_FIELD),
     state_fields.HOOK_FIELD,
 )
@@ -221,6 +221,7 @@ def _read_fields(state: Mapping[str, Any]) -> dict[str, Any]:
         state_fields.ENCODE_FIELD: of_no_stream,
         state_fields.FIM_FIELD: of_no_stream,
         state_fields.STRIP_FIELD: "",
+        state_fields.SELECT_FIELD: of_no_stream,
         state_fields.MAX_EPOCHS_FIELD: of_no_stream,
         **state,
     }
@@ -338,10 +339,10 @@ def read_counts(text: Any) -> Ints:
         counts = np.array(json.loads(text))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise damaged("counts", str(error)[:SHOWN_CHARACTERS]) from error
-    if counts.ndim != 2 or counts.shape[1] not in (FAILED, len(COUNTS)):
+    if counts.ndim != 2 or not FAILED <= counts.shape[-1] <= len(COUNTS):
         raise damaged(
             "counts",
-            f"their shape is {counts.shape}, but each stream has {FAILED} or {len(COUNTS)} numbers",
+            f"their shape is {counts.shape}, but each stream has {FAILED} to {len(COUNTS)} numbers",
         )
     if counts.dtype != np.int64 or counts.min() < 0 or counts.max() > _MOST_COUNTED:
         raise damaged(

@@ -95,7 +95,7 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
         for name, kind in _KINDS.items()
         if isinstance(value := getattr(stream, name), kind)
     }
-    return {**kept, **own, "remote": redact(stream.remote)}
+    return {**kept, **own, **stream.shown_urls}
 
 
 def _read_stream(saved: Mapping[str, Any]) -> Stream:

@@ -43,6 +43,8 @@
                             none, there is no such key
     chat, encode, fim       the chat templates, functions that make tokens, and shares and IDs of
                             fill in the middle, by stream; left out if no stream has any
+    select                  digest of the documents that are selected, by stream; "" for a stream
+                            of which all are; absent if all documents are selected
     row_bos                 ID at the start of each row; if there is none, there is no such key
     pad_documents_to        a multiple of it is the size of each document; absent if it is 1
     row_hook                the name of the function that changes rows; absent if there is none
@@ -134,9 +136,11 @@ def _encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
 
 
 def encode_counts(counts: Ints) -> str:
-    rows = counts.tolist()
-    if not any(row[FAILED] for row in rows):
-        rows = [row[:FAILED] for row in rows]
+    rows, last = counts.tolist(), counts.shape[1]
+    # the last counts are newer than the first states
+    while last > FAILED and not any(row[last - 1] for row in rows):
+        last -= 1
+    rows = [row[:last] for row in rows]
     return str(rows).replace(" ", "")  # the same text as `json` writes, several times faster
 
 

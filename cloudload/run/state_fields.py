@@ -35,6 +35,9 @@ stream has one."""
 FIM_FIELD = "fim"
 """The state field with the shares and the tokens of fill in the middle, by stream. A state has it
 only if a stream has some."""
+SELECT_FIELD = "select"
+"""The state field with digests of the documents that `select` and `drop` leave, by stream. A state
+has it only if a document is left out."""
 STRIP_FIELD = "strip_tokens"
 """The state field with the IDs that are removed from the ends of documents, joined by commas. A
 state has it only if there are any."""
@@ -75,7 +78,7 @@ OPTIONAL_FIELDS = frozenset(
             FAIR_FIELD,
         ),
         *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, CHAT_FIELD, ENCODE_FIELD, FIM_FIELD),
-        *(STRIP_FIELD, MAX_EPOCHS_FIELD),
+        *(STRIP_FIELD, MAX_EPOCHS_FIELD, SELECT_FIELD),
     }
 )
 """Fields that a state omits if they are empty or have their default value. They are newer than the

@@ -46,7 +46,7 @@ def test_a_seek_with_lengths_gives_the_rows_the_state_and_the_statistics_that_re
     """Save a run's state, resume it with another `seq_len`, seek, and compare the next rows."""
     before, distance, after = moves
     options = options_of(case, shares)
-    data = streams_of(corpora, shares)
+    data = streams_of(corpora, shares, case)
     first = make_loader(data, seq_len=seq_lens[0], lengths="off", **options)
     try:
         list(first.take(before))

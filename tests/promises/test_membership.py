@@ -44,7 +44,7 @@ def test_ranks_that_leave_and_join_between_batches_read_one_stream(
     parts[-1] = replace(parts[-1], batches=None if is_to_end else 1 + (parts[-1].batches or 0))
 
     def make(**rank: Any) -> CloudLoader:
-        return make_loader(streams_of(corpora, shares), **{**options, **rank})
+        return make_loader(streams_of(corpora, shares, case), **{**options, **rank})
 
     try:
         check_worlds(make, parts, restarts=False)

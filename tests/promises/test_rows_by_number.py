@@ -90,7 +90,7 @@ def test_any_access_gives_the_rows_that_a_loader_hands_out(
 ) -> None:
     fields = ["segment_ids", "position_ids"]
     options = {**options_of(case, shares), **look, "fields": fields}
-    data = streams_of(corpora, shares)
+    data = streams_of(corpora, shares, case)
     try:
         expected = first_rows(make_loader(data, batch_size=case["num_lanes"], **options), 300)
     except DatasetError as error:
@@ -249,10 +249,12 @@ def test_rows_from_a_state_are_those_of_its_run_and_a_loader_continues_from_them
     """A run changes from a loader to `Rows` with another `seq_len` and weights, and back again."""
     options = options_of(case, shares)
     changed = [None if share is None else 2 / share for share in shares]
-    first = make_loader(streams_of(corpora, shares), seq_len=seq_lens[0], batch_size=7, **options)
+    first = make_loader(
+        streams_of(corpora, shares, case), seq_len=seq_lens[0], batch_size=7, **options
+    )
     try:
         list(first.take(moves[0]))
-        state, data = first.state_dict(), streams_of(corpora, tuple(changed))
+        state, data = first.state_dict(), streams_of(corpora, tuple(changed), case)
         loader = make_loader(data, seq_len=seq_lens[1], batch_size=1, **options)
         loader.load_state_dict(state)
         expected = rows_of(loader.take(moves[1] + 30))

@@ -65,7 +65,7 @@ def test_a_chain_of_any_worlds_reads_the_rows_of_one_rank(
 ) -> None:
     """Each leg continues from the previous leg's state, perhaps with a different `seq_len`."""
     options = {**options_of(case, shares), "num_lanes": num_lanes}
-    data, state = streams_of(corpora, shares), None
+    data, state = streams_of(corpora, shares, case), None
     for leg, seq_len in parts:
         plain = ranks(data, **options, seq_len=seq_len, lengths="off")
         counted = ranks(data, **options, seq_len=seq_len, lengths="require")

@@ -5,6 +5,8 @@
     .convert/plan.json    00003/.convert/00000.json   the journal of an unfinished conversion
     lengths/<key>/index-<data>.json                   token lengths
     lengths/<key>/00000-<digest>.lengths
+    selections/<name>/selection.json                  a compiled selection of documents
+    selections/<name>/00000-<digest>.bits
     .shard.00000.mds.zstd.4711.tmp                    a file whose writer was killed
     partitions.json                                   the datasets in the folders of this one
 
@@ -29,7 +31,7 @@ from cloudload.errors import ConvertError
 JOURNAL_FOLDER = ".convert"
 """The folder in which a conversion records its progress until it has stored the index."""
 REPORT_NAME = "convert-report.json"
-LENGTHS_FOLDER = "lengths"
+LENGTHS_FOLDER, SELECTIONS_FOLDER = "lengths", "selections"
 PARTITIONS_NAME = "partitions.json"
 """The list of the datasets in the folders of a location, stored last by their conversion."""
 _MOST_NAMED = 20
@@ -41,18 +43,24 @@ LENGTHS = re.compile(
     rf"{LENGTHS_FOLDER}/(?P<key>[0-9a-f]{{16}})/"
     r"(index-[0-9a-f]{16}\.json|\d{5,}-[0-9a-f]{16}\.lengths(\.[0-9a-f]{12}\.\d+\.part)?)"
 )
+SELECTION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""A name of a compiled selection."""
+SELECTIONS = re.compile(
+    rf"{SELECTIONS_FOLDER}/{SELECTION_NAME.pattern}/"
+    r"(selection\.json|\d{5,}-[0-9a-f]{16}\.bits)(\.[0-9a-f]{12}\.\d+\.part)?"
+)
 TEMPORARY = re.compile(
     _SEGMENT + r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp"
 )
 
 
 def is_of_dataset(name: str) -> bool:
-    """Whether an object belongs to a dataset: its index, report, shards, or token lengths.
+    """Whether an object belongs to a dataset: its index, report, shards, lengths, or selections.
 
     The journal of a conversion does not belong to a dataset, but to its location.
     """
     return name in (shard_entries.INDEX_NAME, REPORT_NAME) or any(
-        pattern.fullmatch(name) for pattern in (SHARD, LENGTHS, TEMPORARY)
+        pattern.fullmatch(name) for pattern in (SHARD, LENGTHS, SELECTIONS, TEMPORARY)
     )
 
 

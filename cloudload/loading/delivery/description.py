@@ -199,6 +199,7 @@ def _cache(plan: WorkerPlan) -> Iterator[Setting]:
         open_current_orders(plan.inputs, plan.share, plan.position),
         own_lanes=plan.share.machine_lanes,
         downloads_at_once=count_downloads(plan.delivery, plan.share),
+        selection=recipe.selection,
     )
     yield Setting("working_set_bytes", needed, DATA, "bytes of shards that this node uses at once")
     limit = plan.delivery.cache_limit_bytes()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.config import DeliveryConfig
-from cloudload.data import Corpus, cache_folder
+from cloudload.data import Corpus, cache_folder, selections
 from cloudload.errors import CacheError
 from cloudload.order import RankShare, SeekableOrder
 from cloudload.rows import tables
@@ -73,6 +73,7 @@ def check_cache_limit(
         orders,
         own_lanes=share.machine_lanes,
         downloads_at_once=count_downloads(delivery, share),
+        selection=recipe.selection,
     )
     if limit_bytes < needed:
         advice = _lower_minimum(limit_bytes, int(cache_folder.cached_bytes(recipe.corpus).max()))
@@ -103,6 +104,7 @@ def measure_working_set(
     *,
     own_lanes: Ints,
     downloads_at_once: int,
+    selection: selections.CorpusSelection | None = None,
 ) -> int:
     """Estimate the peak number of shard bytes that this node uses at a time, including downloads.
 
@@ -111,16 +113,22 @@ def measure_working_set(
     their canonical nodes in step. A shard is then in use from the first to the last step at which
     the component's order reads one of its documents.
     `orders` has the order of one epoch for each component. Components with `repeat` or `choose` are
-    not counted, because they read a shard again later. Shards that are mapped in place count as 0
-    bytes.
+    not counted, because they read a shard again later. Shards that are mapped in place, or have no
+    document in the `selection`, count as 0 bytes.
     """
-    sizes = cache_folder.cached_bytes(corpus)
+    sizes = _used_bytes(corpus, selection)
     needed = sum(
-        _peak_bytes(corpus, component, order, sizes, own_lanes)
+        _peak_bytes(corpus, component, order, sizes=sizes, own_lanes=own_lanes, selection=selection)
         for component, order in zip(components, orders, strict=True)
         if component.sampling is None
     )
     return add_downloads(needed, sizes, downloads_at_once)
+
+
+def _used_bytes(corpus: Corpus, selection: selections.CorpusSelection | None) -> Ints:
+    """The bytes that each shard uses in the cache: int64 [shards]; 0 if it is never fetched."""
+    sizes = cache_folder.cached_bytes(corpus)
+    return sizes if selection is None else sizes * (selection.count_of_shards(corpus) > 0)
 
 
 def open_current_orders(
@@ -164,7 +172,7 @@ def explain_later_working_set(
     if last_epoch is None:
         return None
     found = measure_run(lengths, position, lanes, last_epoch)
-    sizes = cache_folder.cached_bytes(recipe.corpus)
+    sizes = _used_bytes(recipe.corpus, recipe.selection)
     needed = add_downloads(found.bytes, sizes, count_downloads(delivery, share))
     if limit >= needed:
         return None
@@ -199,7 +207,13 @@ def _find_last_epoch(recipe: Recipe, position: Position, share: float) -> int | 
 
 
 def _peak_bytes(
-    corpus: Corpus, component: Component, order: Ints | SeekableOrder, sizes: Ints, own_lanes: Ints
+    corpus: Corpus,
+    component: Component,
+    order: Ints | SeekableOrder,
+    *,
+    sizes: Ints,
+    own_lanes: Ints,
+    selection: selections.CorpusSelection | None,
 ) -> int:
     """Return the peak number of shard bytes that this node uses at any step of an epoch."""
     is_own = np.zeros(component.order.num_canonical_nodes, bool)
@@ -212,7 +226,7 @@ def _peak_bytes(
             found[is_own[uses.nodes]] for found in (shards, uses.first_rounds, uses.stop_rounds - 1)
         )
     else:
-        first_of, last_of = _steps_of_shards(corpus, component, order, is_own)
+        first_of, last_of = _steps_of_shards(corpus, component, order, is_own, selection)
         shards = np.flatnonzero(last_of >= 0)
         first, last = first_of[shards], last_of[shards]
     _, levels = sum_in_use(first, last, sizes[shards])
@@ -220,7 +234,11 @@ def _peak_bytes(
 
 
 def _steps_of_shards(
-    corpus: Corpus, component: Component, order: Ints, is_own: Ints
+    corpus: Corpus,
+    component: Component,
+    order: Ints,
+    is_own: Ints,
+    selection: selections.CorpusSelection | None,
 ) -> tuple[Ints, Ints]:
     """Find the first and last step at which each shard of the corpus is read: int64 [shards] each.
 
@@ -235,7 +253,11 @@ def _steps_of_shards(
         samples = (
             order[start : start + _POSITIONS_AT_ONCE][own].astype(np.int64) + component.first_sample
         )
-        steps, shards = steps[own], corpus.shards_of(samples)
+        steps = steps[own]
+        if selection is not None:
+            is_selected = selection.of(samples)
+            steps, samples = steps[is_selected], samples[is_selected]
+        shards = corpus.shards_of(samples)
         # if an index occurs several times, NumPy keeps the last value
         last[shards] = steps
         is_new = first[shards] < 0
@@ -285,7 +307,7 @@ def _find_uses(
         first = np.maximum(0, stops - units) // row_units
         # a document without tokens is still read, with the row that follows it
         last = np.maximum(first, (stops - 1) // row_units)
-        is_read = found.sizes != tables.Size.ABSENT
+        is_read = (found.sizes != tables.Size.ABSENT) & (found.sizes != tables.Size.DESELECTED)
         shards = recipe.corpus.shards_of(found.samples[is_read])
         yield np.column_stack([epochs[is_read], shards]), first[is_read], last[is_read]
         before = stops[-1]

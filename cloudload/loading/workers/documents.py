@@ -32,7 +32,7 @@ from cloudload.rows import (
     tables,
 )
 from cloudload.run import Position, Recipe, RunInputs, length_files
-from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
+from cloudload.stats import DESELECTED, DOCUMENTS, EMPTY, FILTERED
 from cloudload.system import NEVER, Flags, Ints, Tokens
 
 CHANGED_ADVICE = (
@@ -117,7 +117,7 @@ class LaneDocuments:
         self._orders, self._reader, self._lengths = orders, reader, lengths
         self._text, self._labels = recipe.tokenizer.json, recipe.labels
         self._skips, self._skip_log = recipe.config.on_error == choices.SKIP, SkipLog()
-        self._framing = recipe.framing
+        self._framing, self._selection = recipe.framing, recipe.selection
 
     def find(self, flat_lanes: Ints, ordinals: Ints) -> FoundDocuments:
         """Find the epoch and sample of each document, and omit the holes at the ends of epochs.
@@ -126,31 +126,19 @@ class LaneDocuments:
         epoch is not on disk and cannot be written.
         """
         if len(self._components) == 1:
-            epochs, samples = self._find(0, flat_lanes, ordinals)
+            epochs, samples = self._components[0].find_samples(
+                self._orders[0], flat_lanes, ordinals
+            )
         else:
             epochs, samples = np.empty_like(flat_lanes), np.empty_like(flat_lanes)
             components = flat_lanes // self._num_lanes
             for component in np.unique(components).tolist():
                 own = np.flatnonzero(components == component)
-                epochs[own], samples[own] = self._find(
-                    component, flat_lanes[own] % self._num_lanes, ordinals[own]
+                epochs[own], samples[own] = self._components[component].find_samples(
+                    self._orders[component], flat_lanes[own] % self._num_lanes, ordinals[own]
                 )
         found = FoundDocuments(flat_lanes, ordinals, epochs, samples)
         return found if samples.min(initial=0) >= 0 else found[np.flatnonzero(samples >= 0)]
-
-    def _find(self, index: int, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
-        """The epoch and sample of each document of one component. The sample of a hole is -1."""
-        component, order = self._components[index], self._orders[index]
-        epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
-        samples = np.full_like(positions, -1)
-        is_there = positions < component.lanes.num_positions
-        first, last = int(epochs.min(initial=NEVER)), int(epochs.max(initial=-1))
-        if first == last and is_there.all():
-            return epochs, order(first)[positions] + np.int64(component.first_sample)
-        for epoch in np.unique(epochs[is_there]).tolist():
-            chosen = np.flatnonzero((epochs == epoch) & is_there)
-            samples[chosen] = order(epoch)[positions[chosen]] + np.int64(component.first_sample)
-        return epochs, samples
 
     def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> tables.ReadDocuments:
         """Read and tokenize documents, in their order. Column `START` is 0.
@@ -158,12 +146,18 @@ class LaneDocuments:
         A document that was accepted before is exempt from filtering: a cursor is inside it, a
         residue or a row of the tail contains it, or it is being traced. For such documents,
         `begun_sizes` (int64 [documents]) is the size that they had, or `Size.UNKNOWN`. For all
-        others, it is `Size.ABSENT`.
+        others, it is `Size.ABSENT`. A document that is not selected is not read, unless it was
+        accepted before.
 
         Raises `TokenizerError` if a text cannot be encoded, `StreamChangedError` if a document that
         was accepted now has a different size or is bad, and the errors of `DocumentReader`.
         """
         has_begun = None if begun_sizes is None else begun_sizes != tables.Size.ABSENT
+        if self._selection is not None:
+            is_read = self._selection.of(found.samples)
+            is_read = is_read if has_begun is None else is_read | has_begun
+            if not is_read.all():
+                return self._read_selected(found, begun_sizes, np.flatnonzero(is_read))
         table = self.describe(found)
         streams = table[:, tables.STREAM]
         read = self._reader.read(found.samples)
@@ -187,6 +181,18 @@ class LaneDocuments:
         table[:, tables.COUNT] = np.where(
             is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY)
         )
+        return tables.ReadDocuments(table, buffers)
+
+    def _read_selected(
+        self, found: FoundDocuments, begun_sizes: Ints | None, selected: Ints
+    ) -> tables.ReadDocuments:
+        """Read only the documents at the indices `selected` (int64 [n]); see `read`."""
+        table, buffers = self.describe(found), [np.zeros(0, np.int32).data]
+        table[:, tables.COUNT] = DESELECTED
+        if len(selected):
+            begun = None if begun_sizes is None else begun_sizes[selected]
+            read = self.read(found[selected], begun)
+            table[selected], buffers = read.table, [*read.buffers]
         return tables.ReadDocuments(table, buffers)
 
     def _put(self, table: Ints, part: TokenPart, buffer: int) -> Tokens:
@@ -251,7 +257,7 @@ class LaneDocuments:
 
     def _check_lengths(self, lengths: length_files.CorpusLengths, samples: Ints, now: Ints) -> None:
         """Raise `DatasetError` if a document does not have the length that was counted."""
-        counted = lengths.of(samples)
+        counted = lengths.of_all(samples)
         if (counted == now).all():
             return
         index = int(np.argmax(counted != now))
@@ -294,7 +300,10 @@ class LaneDocuments:
         return self._reader.read(np.array([sample])).failures.get(0)
 
     def prefetch(self, samples: Ints) -> None:
-        """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
+        """Start fetching the shards of those of `samples` (int64 [samples]) that are selected, in
+        the samples' order."""
+        if self._selection is not None:
+            samples = samples[self._selection.of(samples)]
         self._reader.samples.prefetch(samples)
 
 
@@ -302,6 +311,7 @@ def _describe_length(length: int) -> str:
     named: dict[int, str] = {
         tables.Size.FILTERED: "is filtered out",
         tables.Size.FAILED: "is left out as a bad document",
+        tables.Size.DESELECTED: "is not selected",
     }
     return named.get(length) or f"has {length:,} tokens"
 

@@ -18,6 +18,7 @@ from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import BestFitLanes, ConcatLanes, Packing, lane_packer, tables
+from cloudload.stats import DESELECTED
 from cloudload.system import NEVER, Ints, count_within
 
 logger = logging.getLogger("cloudload.workers")
@@ -78,9 +79,12 @@ class LaneReader:
         self._mean_tokens = np.array(
             [
                 max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
+                * each.selected_share
                 for each in self._components
             ]
         )
+        self._shares = np.array([each.selected_share for each in self._components])
+        """The share of the documents of each component that are read: float64 [components]."""
         num_own = len(plan.share.own_lanes(worker)) * len(self._components)
         waiting_bytes = max(1.0, 4 * self._mean_tokens.max() * num_own)
         self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, MOST_EAGERNESS))
@@ -126,8 +130,12 @@ class LaneReader:
         again = self._packer.unread(lanes)
         if len(again[0]):
             self._add(self._documents.find(*again), is_awaited, again=True)
+        # documents that are not selected cost little, so more of them are passed at once
+        shares = self._shares[lanes // self._num_lanes]
         means = np.clip(
-            self._mean_tokens[lanes // self._num_lanes], self._least_filled, self._most_filled
+            self._mean_tokens[lanes // self._num_lanes],
+            self._least_filled * shares,
+            self._most_filled,
         )
         while True:
             # continue with the lanes that still need tokens and have documents left
@@ -136,12 +144,14 @@ class LaneReader:
             short = np.flatnonzero((missing > 0) & (room > 0))
             if not len(short):
                 return
-            lanes, wanted, means = lanes[short], wanted[short], means[short]
+            lanes, wanted = lanes[short], wanted[short]
+            means, shares = means[short], shares[short]
             # read more documents than are needed on average, so that there are few calls, and few
             # lanes turn out to be short. Each round doubles this factor
             needed = missing[short] / means
-            eager = max(1.0, min(eagerness, self._enough_documents / needed.sum()))
-            counts = np.clip(np.ceil(eager * needed), 1, MOST_DOCUMENTS_OF_LANE)
+            eager = max(1.0, min(eagerness, self._enough_documents / (shares * needed).sum()))
+            most = np.ceil(MOST_DOCUMENTS_OF_LANE / shares)
+            counts = np.clip(np.ceil(eager * needed), 1, most)
             counts = np.minimum(counts.astype(np.int64), room[short])
             repeated = np.repeat(lanes, counts)
             ordinals = self.next_ordinals[repeated] + count_within(counts)
@@ -170,9 +180,10 @@ class LaneReader:
         for component in np.unique(components).tolist():
             own = sizes[components == component]
             weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
-            mean = self._mean_tokens[component]
-            self._mean_tokens[component] += weight * (max(1.0, own.mean()) - mean)
-            self._doubt_component(component, own)
+            mean, of = self._mean_tokens[component], self._components[component]
+            self._mean_tokens[component] += weight * (max(of.selected_share, own.mean()) - mean)
+            is_selected = documents.table[components == component, tables.COUNT] != DESELECTED
+            self._doubt_component(component, own[is_selected])
         if sizes.all():
             self._barren[lanes] = 0
         else:
@@ -225,9 +236,9 @@ class LaneReader:
             raise DatasetError(
                 f"lane {lane} of {self._label(index)} has no tokens. Its last "
                 f"{self._barren[flat_lane]:,} documents, which are more than an epoch has, are all "
-                "empty, filtered out, without trained tokens, or left out by on_error='skip'. Set "
-                "an eos, use a different transform, min_tokens, or max_tokens, or start a new run "
-                "with more documents or a smaller num_lanes"
+                "empty, not selected, filtered out, without trained tokens, or left out by "
+                "on_error='skip'. Set an eos, use a different select, transform, min_tokens, or "
+                "max_tokens, or start a new run with more documents or a smaller num_lanes"
             )
 
 

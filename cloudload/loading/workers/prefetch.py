@@ -25,7 +25,10 @@ def count_documents_ahead(
     if predownload is not None:
         own = num_own * len(recipe.components)
         return max(1, predownload // max(1, own))
-    per_shard = of.num_samples / max(1, len(of.shard_sizes))
+    # only shards with selected documents are fetched
+    first = recipe.corpus.shards_of(np.array([of.first_sample]))[0]
+    used = np.count_nonzero(recipe.read_of_shards[first : first + len(of.shard_sizes)])
+    per_shard = of.num_samples / max(1, used)
     return max(1, round(2 * per_shard / (recipe.num_lanes // of.order.num_canonical_nodes)))
 
 

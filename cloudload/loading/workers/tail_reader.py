@@ -22,7 +22,6 @@ from cloudload.loading.workers.piece_reader import PieceReader
 from cloudload.loading.workers.worker_plan import SharedDocuments
 from cloudload.rows import counts_of_sizes, tables
 from cloudload.run import Position, Tails
-from cloudload.stats import FAILED, FILTERED
 from cloudload.system import Ints, count_within
 
 _DOCUMENTS_AT_ONCE = 256
@@ -39,8 +38,8 @@ class TailReader:
 
         `own` and `ends` are int64 [lanes]. The remaining ordinals of lane `own[i]` are those from
         its cursor at `position` to `ends[i] - 1`. The result is int64 [documents]. A size is
-        `Size.ABSENT` for a hole at the end of an epoch, and `Size.FILTERED` or `Size.FAILED` for a
-        document that is left out. Keeps the first documents in memory for the rows of the tail.
+        `Size.ABSENT` for a hole at the end of an epoch, and says why a document is left
+        out. Keeps the first documents in memory for the rows of the tail.
 
         For example, for own 0 1, cursors at ordinals 3 5, and ends 5 6, the result has the sizes of
         documents 3 and 4 of lane 0, and of document 5 of lane 1.
@@ -61,11 +60,10 @@ class TailReader:
             index = np.searchsorted(own, chunk.flat_lanes)
             read = documents.read(chunk, chunk.begun_sizes(position))
             self._reader.held.keep(read)
-            chunk_sizes = read.table[:, tables.SIZE].copy()
-            chunk_sizes[read.table[:, tables.COUNT] == FILTERED] = tables.Size.FILTERED
-            chunk_sizes[read.table[:, tables.COUNT] == FAILED] = tables.Size.FAILED
             # the sizes of a lane are together, by ordinal
-            sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
+            sizes[firsts[index] + chunk.ordinals - heads[index]] = tables.sizes_with_reasons(
+                read.table[:, tables.SIZE], read.table[:, tables.COUNT]
+            )
         return sizes
 
     def cut(self, tails: Tails, components: Ints, rows: Ints) -> tables.CutRows:

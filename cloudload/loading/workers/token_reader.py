@@ -48,10 +48,7 @@ class SampleTokens:
     @property
     def lengths(self) -> Ints:
         """The lengths as `cloudload count` stores them, which may be a `tables.Size`: int64."""
-        lengths = self.sizes.copy()
-        lengths[self.left_out == FILTERED] = tables.Size.FILTERED
-        lengths[self.left_out == FAILED] = tables.Size.FAILED
-        return lengths
+        return tables.sizes_with_reasons(self.sizes, self.left_out)
 
     @property
     def text_bytes(self) -> int:

@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from cloudload.stats import DESELECTED, FAILED, FILTERED
 from cloudload.system import Ints, count_within
 
 NUM_DOCUMENT_COLUMNS = 10
@@ -60,7 +61,12 @@ class Size(IntEnum):
     """There is no document or, in a remnant, the document was counted before."""
     UNKNOWN = -4
     """There is a document, but its size is not known."""
+    DESELECTED = -5
+    """`select` or `drop` leaves the document out, so it is not read."""
 
+
+LEFT_OUT = {Size.FILTERED: FILTERED, Size.FAILED: FAILED, Size.DESELECTED: DESELECTED}
+"""The statistic that documents which are left out count toward, by their `Size`."""
 
 NUM_REMNANT_COLUMNS = 5
 REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range(
@@ -68,7 +74,7 @@ REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range
 )
 """Columns of remnants, int64 [remnants, 5]: tokens [start, stop) of a document that remain in a
 lane when the tail, or a stage of the tail, begins. `REMNANT_SIZE` is the document's size,
-`Size.FILTERED`, or `Size.FAILED`. It is `Size.ABSENT` if the document was counted before."""
+or the `Size` of one that is left out. It is `Size.ABSENT` if the document was counted before."""
 
 
 _ORDINAL_BITS = 40
@@ -122,6 +128,14 @@ def cut_pieces(begins: Ints, stops: Ints, seq_len: int) -> Ints:
     pieces[:, PIECE_START] = np.maximum(begins[of], rows * seq_len)
     pieces[:, PIECE_STOP] = np.minimum(stops[of], (rows + 1) * seq_len)
     return pieces
+
+
+def sizes_with_reasons(sizes: Ints, counts: Ints) -> Ints:
+    """Sizes of documents, with a `Size` for those that are left out according to their `COUNT`."""
+    sizes = sizes.copy()
+    for size, count in LEFT_OUT.items():
+        sizes[counts == count] = size
+    return sizes
 
 
 @dataclass(frozen=True)

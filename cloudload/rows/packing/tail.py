@@ -22,7 +22,7 @@ import numpy as np
 from cloudload.rows.packing import tables
 from cloudload.rows.packing.packers import Packer, Packing
 from cloudload.rows.packing.residue import residue_spans
-from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED
+from cloudload.stats import DOCUMENTS, EMPTY
 from cloudload.system import Ints, count_within
 
 Stages = tuple[tuple[int, int], ...]
@@ -121,7 +121,7 @@ def pack_tail(
 
     At that row, the lanes are at `cursors` (int64 [lanes, 2]) with `residues` ([lanes]). For each
     lane, `sizes` has the sizes of its documents, int64 [documents], beginning with the document
-    that the cursor is in. A size may be `Size.ABSENT`, `Size.FILTERED` or `Size.FAILED`. `stages`
+    that the cursor is in. A size may be a `tables.Size` other than `Size.UNKNOWN`. `stages`
     lists the stages before the run was resumed. Returns only the current stage, whose rows have the
     `seq_len` of `packing`. Raises `ValueError` for an invalid residue, and for a cursor past the
     end of its document.
@@ -154,8 +154,8 @@ def counts_of_sizes(sizes: Ints) -> Ints:
     The values are indices into `stats.COUNTS`, and -1 for `Size.ABSENT`.
     """
     counts = np.where(sizes > 0, DOCUMENTS, EMPTY)
-    counts[sizes == tables.Size.FILTERED] = FILTERED
-    counts[sizes == tables.Size.FAILED] = FAILED
+    for size, count in tables.LEFT_OUT.items():
+        counts[sizes == size] = count
     counts[sizes == tables.Size.ABSENT] = -1
     return counts
 

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.data import Dataset, Location, cache_folder, own_objects
+from cloudload.data import Dataset, Location, cache_folder, own_objects, selections
 from cloudload.errors import CacheError, DatasetError
-from cloudload.rows import MiddleRule
+from cloudload.rows import MiddleRule, tables
 from cloudload.run.lengths.lengths_index import (
     Group,
     LengthsIndex,
@@ -123,6 +123,8 @@ class CorpusLengths:
     """16 hex digits that identify the lengths."""
     locations: tuple[str, ...]
     """The locations of the lengths, without secrets."""
+    selection: selections.CorpusSelection | None = None
+    """The samples that are read; None if all of them are."""
     middles: tuple[MiddleRule | None, ...] = ()
     """How the middles of each dataset's documents are moved, which makes them longer. The stored
     lengths are those before this step."""
@@ -132,10 +134,17 @@ class CorpusLengths:
         return np.searchsorted(self.stream_starts, samples, side="right") - 1
 
     def of(self, samples: Ints) -> Ints:
-        """The length of each sample of the corpus, or `FILTERED` or `FAILED`.
+        """The length of each sample of the corpus, or `FILTERED`, `FAILED` or `DESELECTED`.
 
         Returns int64 with the shape of `samples`.
         """
+        lengths = self.of_all(samples)
+        if self.selection is not None:
+            lengths[~self.selection.of(samples)] = tables.Size.DESELECTED
+        return lengths
+
+    def of_all(self, samples: Ints) -> Ints:
+        """Like `of`, as if all samples were selected."""
         if len(self.datasets) == 1:
             return self._of_dataset(0, samples)
         streams = self.streams_of(samples)

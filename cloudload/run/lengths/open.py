@@ -42,8 +42,15 @@ def open_lengths(found: Sequence[CountedDataset], recipe: Recipe, root: Path) ->
     locations = tuple(dict.fromkeys(str(counted.location) for counted in found))
     if any(recipe.middles):
         digest.update(repr(recipe.middles).encode())
+    if recipe.selection is not None:
+        digest.update(recipe.selection.digest.encode())
     return CorpusLengths(
-        datasets, recipe.corpus.stream_starts, digest.hexdigest()[:16], locations, recipe.middles
+        datasets,
+        recipe.corpus.stream_starts,
+        digest.hexdigest()[:16],
+        locations,
+        recipe.selection,
+        recipe.middles,
     )
 
 

@@ -231,6 +231,7 @@ class NodeForecast:
                 orders,
                 own_lanes=np.flatnonzero(nodes == node),
                 downloads_at_once=self._downloads_at_once,
+                selection=recipe.selection,
             )
             for node in range(self._asked.num_nodes)
         )

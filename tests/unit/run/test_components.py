@@ -36,7 +36,7 @@ def test_streams_end_after_their_own_epochs() -> None:
 
 def test_the_layout_determines_lanes_nodes_and_blocks() -> None:
     recipe = tiny_recipe([30], [40], proportions=[1, 1])
-    specs = specify_components(recipe.config, recipe.corpus)
+    specs = specify_components(recipe.config, recipe.corpus, recipe.selected)
     first, second = build_components(recipe.config, specs, Layout(6, (2, 3), (8, 9)))
     assert (first.lanes.num_lanes, first.lanes.num_positions, first.lanes.num_nodes) == (6, 30, 2)
     assert (second.order.num_canonical_nodes, second.order.shuffle_block_size) == (3, 9)

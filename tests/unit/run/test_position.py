@@ -106,7 +106,7 @@ def test_blank_lanes_have_read_nothing() -> None:
     assert not blank.cursors.any()
     assert blank.residues is not None
     assert blank.residues.tolist() == [[b""] * 3] * 2
-    assert blank.counts.shape == (4, 7)
+    assert blank.counts.shape == (4, 8)
     assert not blank.counts.any()
     assert LaneArrays.blank((1, 2), 1, has_residues=False).residues is None
 
@@ -160,7 +160,7 @@ def test_a_run_starts_at_the_first_document_of_every_lane() -> None:
     assert not start.cursors.any()
     assert start.residues is not None
     assert start.residues.shape == (2, 2)
-    assert start.counts.shape == (2, 7)
+    assert start.counts.shape == (2, 8)
     assert (start.rows, start.table_rows, start.origin) == (0, 0, DATA_START)
     assert not start.is_in_tail
     assert start.residue(1, 0) == b""

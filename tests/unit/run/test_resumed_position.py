@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def save(recipe: Recipe, at: Position | None = None) -> Saved:
 
 
 def resume(saved: Saved, recipe: Recipe, **on_change: str) -> Position:
-    return resume_run(saved, recipe, on_change)[1]
+    return resume_run(saved, recipe, on_change, Path("no-cache"))[1]
 
 
 def test_an_unchanged_run_continues_where_it_was_saved(caplog: pytest.LogCaptureFixture) -> None:
@@ -66,7 +67,7 @@ def test_an_added_stream_starts_at_its_first_document() -> None:
     before.counts[:] = 8
     after = resume(save(one, before), two)
     assert after.cursors.tolist() == [[[2, 1, 3], [1, 0, 0]], [[0, 0, 0], [0, 0, 0]]]
-    assert after.counts.tolist() == [[8] * 7, [0] * 7]
+    assert after.counts.tolist() == [[8] * 8, [0] * 8]
 
 
 def test_all_saved_streams_keep_their_cursors_beside_an_added_one() -> None:
@@ -91,7 +92,7 @@ def test_an_added_stream_has_empty_residues_and_no_tail() -> None:
 def test_a_state_with_the_counts_of_more_streams_is_damaged() -> None:
     recipe = tiny_recipe([9])
     saved = save(recipe)
-    saved = replace(saved, position=saved.position.with_lanes(counts=np.zeros((2, 7), np.int64)))
+    saved = replace(saved, position=saved.position.with_lanes(counts=np.zeros((2, 8), np.int64)))
     with pytest.raises(StreamChangedError, match=r"counts: the state has 2 streams, .* has 1"):
         resume(saved, recipe)
 

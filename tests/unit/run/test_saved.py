@@ -121,14 +121,20 @@ def test_damaged_sizes_are_named(text: Any, message: str) -> None:
 
 
 def test_counts_without_failed_documents_are_six_numbers_as_in_older_states() -> None:
-    counts = np.array([[1, 2, 3, 4, 5, 6, 0], [7, 0, 0, 0, 0, 0, 0]])
+    counts = np.array([[1, 2, 3, 4, 5, 6, 0, 0], [7, 0, 0, 0, 0, 0, 0, 0]])
     assert encode_counts(counts) == "[[1,2,3,4,5,6],[7,0,0,0,0,0]]"
     assert read_counts(encode_counts(counts)).tolist() == counts.tolist()
 
 
 def test_failed_documents_of_one_stream_add_a_number_to_all() -> None:
-    counts = np.array([[1, 2, 3, 4, 5, 6, 0], [7, 0, 0, 0, 0, 0, 8]])
+    counts = np.array([[1, 2, 3, 4, 5, 6, 0, 0], [7, 0, 0, 0, 0, 0, 8, 0]])
     assert encode_counts(counts) == "[[1,2,3,4,5,6,0],[7,0,0,0,0,0,8]]"
+    assert read_counts(encode_counts(counts)).tolist() == counts.tolist()
+
+
+def test_deselected_documents_of_one_stream_add_two_numbers_to_all() -> None:
+    counts = np.array([[1, 2, 3, 4, 5, 6, 0, 0], [7, 0, 0, 0, 0, 0, 0, 9]])
+    assert encode_counts(counts) == "[[1,2,3,4,5,6,0,0],[7,0,0,0,0,0,0,9]]"
     assert read_counts(encode_counts(counts)).tolist() == counts.tolist()
 
 
@@ -140,9 +146,11 @@ def test_the_largest_count_is_2_to_62() -> None:
         read_counts(f"[[{(1 << 62) + 1},0,0,0,0,0]]")
 
 
-@pytest.mark.parametrize("text", ["[[0,0,0,0,0]]", "[[0,0,0,0,0,0,0,0]]", "[0,0]", "[[[0]]]", "7"])
+@pytest.mark.parametrize(
+    "text", ["[[0,0,0,0,0]]", "[[0,0,0,0,0,0,0,0,0]]", "[0,0]", "[[[0]]]", "7"]
+)
 def test_counts_of_another_shape_are_damaged(text: str) -> None:
-    with pytest.raises(StreamChangedError, match=r"counts: their shape is .* has 6 or 7 numbers"):
+    with pytest.raises(StreamChangedError, match=r"counts: their shape is .* has 6 to 8 numbers"):
         read_counts(text)
 
 
@@ -150,7 +158,7 @@ def test_counts_of_another_shape_are_damaged(text: str) -> None:
 def test_counts_that_are_not_a_table_are_damaged(text: Any) -> None:
     with pytest.raises(StreamChangedError, match="counts: "):
         read_counts(text)
-    assert len(COUNTS) == 7
+    assert len(COUNTS) == 8
 
 
 # ------------------------------------------------------------------------- numbers and pairs

@@ -40,6 +40,7 @@ def make_sizes(lengths: list[int], folder: Path, epochs: int | None) -> LaneSize
         first_sample=0,
         shard_sizes=np.array([len(lengths)]),
         raw_bytes=0,
+        num_selected=len(lengths),
         sampling=None,
         order=OrderConfig(False, "py1e", 1 << 18, 1, 0),
         lanes=Lanes(NUM_LANES, len(lengths), epochs),
