@@ -70,6 +70,7 @@ def make_lanes(documents: int, folder: Path, shuffle_algo: str) -> tuple[LaneSiz
         first_sample=0,
         shard_sizes=sizes,
         raw_bytes=0,
+        num_selected=documents,
         sampling=None,
         order=OrderConfig(True, shuffle_algo, 1 << 18, NUM_NODES, 17),
         lanes=Lanes(NUM_LANES, documents, None, NUM_NODES),

@@ -107,6 +107,7 @@ class Documents:
             first_sample=0,
             shard_sizes=np.full(lanes.num_nodes, lanes.num_positions // lanes.num_nodes, np.int64),
             raw_bytes=0,
+            num_selected=lanes.num_positions,
             sampling=None,
             order=OrderConfig(True, "py1e", 1 << 18, lanes.num_nodes, 17),
             lanes=lanes,
