@@ -47,7 +47,7 @@ def as_row_hook(name: str, value: Any) -> RowHook:
     """Return a function. Raises `ValueError` if the value cannot be called."""
     use = (
         "takes the IDs of a row, which of them are trained, and a context, and that changes "
-        "the two arrays"
+        "the two arrays in place"
     )
     function: RowHook = checks.as_function(name, value, use)
     return function

@@ -16,6 +16,7 @@ world and in any process. Only what was delivered or finished counts as done:
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,7 @@ Document = dict[str, Any]
 MOST_AHEAD = 1 << 16
 """The most documents that may be done, or taken, beyond one that is not done."""
 _VERSION = 1
+_MOST_INDEX = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,7 @@ class Documents(torch.utils.data.Dataset[Document]):
             )
         if isinstance(columns, str):
             raise ValueError(f"columns is {columns!r}. Use a list of names")
+        columns = None if columns is None else tuple(columns)
         delivery = DeliveryConfig(
             batch_size=1,
             local=local,
@@ -232,9 +235,7 @@ class Documents(torch.utils.data.Dataset[Document]):
         self._order = _Order(corpus, component, root, labels)
         self._epochs = epochs
         cache_folder.open_cache_folder(root)
-        make = partial(
-            _DocumentSource, self._order, None if columns is None else tuple(columns), delivery
-        )
+        make = partial(_DocumentSource, self._order, columns, delivery)
         self._readers = Spares(make, _DocumentSource.close)
 
     @property
@@ -290,15 +291,15 @@ class Documents(torch.utils.data.Dataset[Document]):
 
     def _check(self, indices: Sequence[int]) -> Ints:
         """Return valid indices: int64 [indices]. Negative ones count from the end, as in lists."""
-        found = np.array([checks.as_integer("index", index) for index in indices], np.int64)
-        if self.end is not None:
-            found = np.where(found < 0, found + self.end, found)
-        end = np.iinfo(np.int64).max if self.end is None else self.end
-        if ((found < 0) | (found >= end)).any():
-            wrong = indices[int(np.argmax((found < 0) | (found >= end)))]
-            size = "have no end" if self.end is None else f"have {self.end:,} indices"
-            raise IndexError(f"index {wrong} is out of range, because the documents {size}")
-        return found
+        given = [checks.as_integer("index", index) for index in indices]
+        end = self.end or 0
+        found = [index + end if index < 0 else index for index in given]
+        most = _MOST_INDEX if self.end is None else min(end, _MOST_INDEX)
+        for wrong, index in zip(given, found, strict=True):
+            if not 0 <= index < most:
+                size = "have no end" if self.end is None else f"have {self.end:,} indices"
+                raise IndexError(f"index {wrong} is out of range, because the documents {size}")
+        return np.array(found, np.int64)
 
     def batches(
         self,
@@ -445,10 +446,12 @@ class DocumentQueue:
 
     It belongs to the one process that controls the rollouts, whose state is the state of the job.
     A document that was taken, but was not done when the state was saved, is handed out again.
+    Threads of the process may share the queue.
     """
 
     def __init__(self, docs: Documents) -> None:
         self._docs = docs
+        self._lock = threading.RLock()  # a signal handler may save a state during a call
         self._frontier = self._next = 0
         self._done: set[int] = set()
 
@@ -460,7 +463,8 @@ class DocumentQueue:
     @property
     def open(self) -> list[int]:
         """The indices that were taken and are not done, ascending."""
-        return [index for index in range(self._frontier, self._next) if index not in self._done]
+        with self._lock:
+            return [index for index in range(self._frontier, self._next) if index not in self._done]
 
     def take(self, number: int) -> list[tuple[int, Document]]:
         """Hand out the next `number` documents, or fewer at the end, with their indices.
@@ -469,19 +473,20 @@ class DocumentQueue:
         `Documents`.
         """
         number = checks.as_integer("number", number, 0)
-        wanted, index = list[int](), self._next
-        while len(wanted) < number and (self._docs.end is None or index < self._docs.end):
-            if index not in self._done:
-                wanted.append(index)
-            index += 1
-        if wanted and wanted[-1] - self._frontier >= MOST_AHEAD:
-            raise DatasetError(
-                f"document {self._frontier:,} was taken but is not done, while documents up to "
-                f"{wanted[-1]:,} are asked for. At most {MOST_AHEAD:,} may be beyond it. Call "
-                "done() for it, even if it failed"
-            )
-        documents = self._docs.__getitems__(wanted)
-        self._next = index
+        with self._lock:
+            wanted, index = list[int](), self._next
+            while len(wanted) < number and (self._docs.end is None or index < self._docs.end):
+                if index not in self._done:
+                    wanted.append(index)
+                index += 1
+            if wanted and wanted[-1] - self._frontier >= MOST_AHEAD:
+                raise DatasetError(
+                    f"document {self._frontier:,} was taken but is not done, while documents up to "
+                    f"{wanted[-1]:,} are asked for. At most {MOST_AHEAD:,} may be beyond it. Call "
+                    "done() for it, even if it failed"
+                )
+            documents = self._docs.__getitems__(wanted)
+            self._next = index
         return list(zip(wanted, documents, strict=True))
 
     def done(self, indices: Iterable[int]) -> None:
@@ -489,29 +494,31 @@ class DocumentQueue:
 
         Raises `ValueError` for an index that was not taken, or that is done already.
         """
-        given = set[int]()
-        for each in indices:
-            index = checks.as_integer("index", each)
-            was_done = index < self._frontier or index in self._done or index in given
-            if not 0 <= index < self._next or was_done:
-                why = "is done already" if was_done and index >= 0 else "was not taken"
-                raise ValueError(f"document {index:,} {why}. Pass each index of take() once")
-            given.add(index)
-        self._done |= given
-        while self._frontier in self._done:
-            self._done.remove(self._frontier)
-            self._frontier += 1
-        # a state may have documents beyond the next one that are done; they are not taken again
-        self._next = max(self._next, self._frontier)
+        with self._lock:
+            given = set[int]()
+            for each in indices:
+                index = checks.as_integer("index", each)
+                was_done = index < self._frontier or index in self._done or index in given
+                if not 0 <= index < self._next or was_done:
+                    why = "is done already" if was_done and index >= 0 else "was not taken"
+                    raise ValueError(f"document {index:,} {why}. Pass each index of take() once")
+                given.add(index)
+            self._done |= given
+            while self._frontier in self._done:
+                self._done.remove(self._frontier)
+                self._frontier += 1
+            # a state may have documents beyond the next one that are done; they are not taken again
+            self._next = max(self._next, self._frontier)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: the frontier, and what is done beyond it; plain JSON types."""
-        return {
-            "version": _VERSION,
-            "frontier": self._frontier,
-            "done": sorted(self._done),
-            **self._docs.describe_order(),
-        }
+        with self._lock:
+            return {
+                "version": _VERSION,
+                "frontier": self._frontier,
+                "done": sorted(self._done),
+                **self._docs.describe_order(),
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with a state: what is not done in it is handed out again.
@@ -524,8 +531,9 @@ class DocumentQueue:
             raise _damaged("done")
         if sorted(set(done)) != done or (done and done[0] <= frontier):
             raise _damaged("done")
-        self._frontier = self._next = frontier
-        self._done = set(done)
+        with self._lock:
+            self._frontier = self._next = frontier
+            self._done = set(done)
 
 
 def _check_state(state: Mapping[str, Any], docs: Documents) -> None:
@@ -550,7 +558,7 @@ def _check_state(state: Mapping[str, Any], docs: Documents) -> None:
 
 def _read_index(state: Mapping[str, Any], name: str) -> int:
     index = state.get(name)
-    if type(index) is not int or not 0 <= index < 1 << 62:
+    if type(index) is not int or not 0 <= index < _MOST_INDEX:
         raise _damaged(name)
     return index
 

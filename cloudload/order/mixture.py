@@ -148,7 +148,9 @@ class Mixture:
         `config` is the mixture of the config, and `row` is the first row that is not delivered yet.
         Raises `ValueError` for an unknown stream and for invalid weights.
         """
-        if unknown := sorted(set(weights) - set(self.names)):
+        if not isinstance(weights, Mapping):
+            raise ValueError(f"weights is {weights!r}. Use a dict of weights by stream")
+        if unknown := [name for name in weights if name not in self.names]:
             raise ValueError(
                 f"weights: {unknown} are not streams. Use names from {list(self.names)}"
             )
@@ -255,11 +257,14 @@ def _row(row: object) -> int:
 
 
 def _weight(weight: object) -> float:
-    if not isinstance(weight, Real) or isinstance(weight, bool):
-        raise ValueError(
-            f"proportion or schedule: a weight is {weight!r}. Use a finite number of at least 0"
-        )
-    return float(weight)
+    try:
+        if isinstance(weight, Real) and not isinstance(weight, bool):
+            return float(weight)
+    except OverflowError:
+        pass
+    raise ValueError(
+        f"proportion or schedule: a weight is {weight!r:.40}. Use a finite number of at least 0"
+    )
 
 
 def merge_entries(schedule: Sequence[tuple[int, Weights]]) -> tuple[tuple[int, Weights], ...]:

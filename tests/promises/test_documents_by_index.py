@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,10 @@ def test_it_is_a_sequence_of_documents_with_the_columns_asked_for(folder: str) -
     assert docs[-1] == every[-1]
     assert docs[0].keys() == {"text"}
     assert Documents(folder, columns=[])[0] == {}
+    assert Documents(folder, columns=iter(["text"]))[0] == docs[0]  # type: ignore[arg-type]
     assert docs.__getitems__([5, 3, 5]) == [every[5], every[3], every[5]]
     assert pickle.loads(pickle.dumps(docs))[7] == every[7]
-    for index in (len(TEXTS), -len(TEXTS) - 1):
+    for index in (len(TEXTS), -len(TEXTS) - 1, 10**30):
         with pytest.raises(IndexError, match="have 103 indices"):
             docs[index]
     endless = Documents(folder, epochs=None)
@@ -180,6 +182,22 @@ def test_a_queue_finishes_each_document_once_in_any_order_and_through_restarts(
     finished.update(left)
     assert finished == Counter(range(len(docs)))
     assert (queue.frontier, queue.state_dict()["done"]) == (len(docs), [])
+
+
+def test_threads_share_a_queue(folder: str) -> None:
+    queue, taken = Documents(folder, epochs=3).queue(), list[int]()
+
+    def work(_: int) -> None:
+        while documents := queue.take(2):
+            indices = [index for index, _ in documents]
+            taken.extend(indices)
+            assert {*indices} <= {*queue.open}
+            queue.done(indices)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert sorted(taken) == list(range(queue.frontier))
+    assert queue.state_dict()["done"] == queue.open == []
 
 
 def test_a_document_that_never_finishes_is_named_before_the_state_grows(

@@ -149,11 +149,26 @@ def leave_vocabulary(ids: Any, *_: Any) -> None:
     ids[2] = 5_000
 
 
+def give_copies(ids: Any, is_trained: Any, _: Any) -> Any:
+    return ids[::-1].copy(), is_trained
+
+
+def give_later(ids: Any, *_: Any) -> Any:
+    yield ids
+
+
+def fold(ids: Any, *_: Any) -> None:
+    ids.shape = (-1, 2)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
         (fail, r"(?s)row_hook failed on row \d+:.*KeyError: 'lost'.*Fix the function"),
+        (give_copies, r"row_hook returned tuple for row \d+, .*Change the values .* in place"),
+        (give_later, "row_hook returned generator for row"),
+        (fold, r"row_hook changed the dtype or the shape of row \d+"),
         (leave_vocabulary, r"row_hook set token 2 of row \d+ to 5,000, which is not an ID from 0"),
     ],
 )

@@ -138,12 +138,17 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing(
     with make_loader(data) as loader:
         list(loader.take(2))
         state = loader.state_dict()
-        for weights, at_row, message in (
+        refused: list[tuple[Any, int | None, str]] = [
             ({"c": 1.0}, None, "'c'.* are not streams"),
+            ({"c": 1.0, 3: 1.0}, None, "'c', 3.* are not streams"),
+            ([0.5, 0.5], None, r"weights is \[0.5, 0.5\]. Use a dict"),
+            (None, None, "weights is None"),
+            ({"a": 10**400}, None, r"a weight is 1000.*Use a finite number"),
             ({"a": -1.0}, None, "weight -1"),
             ({"a": 0.0}, None, "all weights are 0"),
             (AFTER, 7, "at_row is 7. Use an integer from 8"),
-        ):
+        ]
+        for weights, at_row, message in refused:
             with pytest.raises(ValueError, match=message):
                 loader.set_weights(weights, at_row=at_row)
         assert loader.state_dict() == state

@@ -134,16 +134,14 @@ def _open_virtual(
     return OpenedIndex(found.folder, shards, shards.fingerprints[INDEX], version, before_s)
 
 
-def read_index(
-    location: Location, unless: Callable[[Version], bool] | None = None
-) -> tuple[bytes, Version]:
+def read_index(location: Location) -> tuple[bytes, Version]:
     """Read the index of a stream's dataset, and return its bytes and its version.
 
-    `unless` is as in `Location.read_version`. Raises `DatasetError` if the location has something
-    else, such as raw files, and `StoreError` if the index cannot be read for another reason.
+    Raises `DatasetError` if the location has something else, such as raw files, and `StoreError` if
+    the index cannot be read for another reason.
     """
     try:
-        return _read_index(location, unless)
+        return _read_index(location)
     except StoreError as error:
         _explain_missing(error, location)
         raise
@@ -152,6 +150,7 @@ def read_index(
 def _read_index(
     location: Location, unless: Callable[[Version], bool] | None = None
 ) -> tuple[bytes, Version]:
+    """`unless` is as in `Location.read_version`."""
     if urls.scheme_of(location.url) in ("hf", "http", "https"):
         wrong_input.refuse_hub_name(location)
     index = location.join(shard_entries.INDEX_NAME)

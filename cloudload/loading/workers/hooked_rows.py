@@ -8,6 +8,7 @@ Lanes, lengths, and traces know only the rows before it.
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def _change(recipe: Recipe, tokens: Tokens, row: int) -> Tokens:
     ids, is_trained = ids_of(tokens), tokens >= 0
     ids[is_pad] = 0  # padding within documents has no ID yet
     try:
-        hook(ids, is_trained, RowContext(row, recipe.config.seed))
+        made: Any = hook(ids, is_trained, RowContext(row, recipe.config.seed))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # otherwise, sys.exit() would look like a dead worker
@@ -51,6 +52,12 @@ def _change(recipe: Recipe, tokens: Tokens, row: int) -> Tokens:
         raise DatasetError(
             f"row_hook failed on row {row:,}:\n{traceback.format_exc()}{advice}"
         ) from error
+    if made is not None:
+        raise DatasetError(
+            f"row_hook returned {type(made).__name__} for row {row:,}, but what it returns is not "
+            "used. Change the values of the two arrays in place, such as ids[:] = …, and return "
+            "nothing"
+        )
     _check(recipe, ids, is_trained, row)
     changed = mark_untrained(ids, is_trained)
     return np.where(is_pad, tokens, changed)
@@ -58,8 +65,11 @@ def _change(recipe: Recipe, tokens: Tokens, row: int) -> Tokens:
 
 def _check(recipe: Recipe, ids: Tokens, is_trained: Flags, row: int) -> None:
     size = recipe.tokenizer.vocab_size
-    if ids.dtype != np.int32 or is_trained.dtype != np.bool_:
-        raise DatasetError(f"row_hook changed the dtype of row {row:,}. Change only values")
+    has_dtypes = ids.dtype == np.int32 and is_trained.dtype == np.bool_
+    if not has_dtypes or ids.ndim != 1 or ids.shape != is_trained.shape:
+        raise DatasetError(
+            f"row_hook changed the dtype or the shape of row {row:,}. Change only values"
+        )
     if len(wrong := np.flatnonzero((ids < 0) | (ids >= size))):
         raise DatasetError(
             f"row_hook set token {wrong[0]:,} of row {row:,} to {ids[wrong[0]]:,}, which is not an "

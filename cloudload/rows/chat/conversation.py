@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,15 @@ def find_columns(names: Collection[str], chat: Chat) -> tuple[str, ...]:
         return ()
     used = [*itertools.chain(*formats), "input", "system", chat.tools_key, KWARGS_KEY]
     return tuple(name for name in dict.fromkeys(used) if name in names)
+
+
+def list_texts(value: Any) -> Iterator[str]:
+    """Yield all strings in a value of JSON types, without the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from list_texts(each)
 
 
 def show_briefly(value: Any) -> str:

@@ -12,11 +12,11 @@ the rest of such a name, or end with the start of any, and only these are render
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from cloudload.rows.chat.conversation import ChatError
+from cloudload.rows.chat.conversation import ChatError, list_texts
 from cloudload.rows.chat.literals import (
     Names,
     Range,
@@ -58,7 +58,7 @@ class SplitNames:
         messages, *others = row
         # templates make names of roles, which are few
         values = [each for one in messages for name, each in one.items() if name != "role"]
-        return any(map(self._is_part, _list_texts([values, others])))
+        return any(map(self._is_part, list_texts([values, others])))
 
     def check(
         self, text: str, row: Sequence[Any], render: Render, literal: Sequence[Range]
@@ -98,12 +98,3 @@ class SplitNames:
         start, stop = len(text) - len(text.lstrip()), len(text.rstrip())
         rest = text[start + 1 : stop]
         return f"{text[: start + 1]}{private}{rest}{private if rest else ''}{text[stop:]}"
-
-
-def _list_texts(value: Any) -> Iterator[str]:
-    """Yield all strings in a value of JSON types."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _list_texts(each)

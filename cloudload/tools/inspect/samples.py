@@ -292,7 +292,7 @@ class _Filter:
             return True, None
         if self.json_columns:
             values = shard.read_columns(sample, self.json_columns)
-            return any(map(self.pattern.search, _list_texts(values))), None
+            return any(map(self.pattern.search, conversation.list_texts(values))), None
         [text] = shard.read_texts([sample], shard.column_index(self.text_key))
         match = self.pattern.search(text)
         return match is not None, match and match.span()
@@ -317,15 +317,6 @@ def _find_json(dataset: Dataset, text_key: str | None) -> tuple[str, ...]:
     names = [name for name in sets[0] if all(each.get(name) in _OF_CHATS for each in sets)]
     has_text = any(TEXT_KEY in encodings for encodings in sets)
     return () if has_text else conversation.find_columns(names, Chat())
-
-
-def _list_texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _list_texts(item)
 
 
 _OpenShard = Callable[
