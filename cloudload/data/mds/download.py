@@ -115,27 +115,38 @@ def _decompress(
     return None
 
 
-def check_header(path: Path, info: shard_entries.ShardInfo) -> str | None:
+def check_header(
+    path: Path, info: shard_entries.ShardInfo, *, checks_samples: bool = False
+) -> str | None:
     """Check a raw shard's size, sample count, offsets and columns; return the fault or None.
 
+    With `checks_samples`, also checks the samples of a virtual shard, whose header has their hash.
     Raises `FileNotFoundError` if there is no file.
     """
     try:
-        Shard(path, info)
+        shard = Shard(path, info)
     except DatasetError as error:
         # drop the path, which may be temporary, and the advice
         return str(error).removeprefix(f"{path} ").removesuffix(f". {REPAIR_ADVICE}")
-    return None
+    return _check_samples(shard) if checks_samples else None
 
 
-def check_hash(path: Path, info: shard_entries.ShardInfo) -> str | None:
-    """Check a raw shard's size, and its hash if the index has one; return the fault or None.
+def check_shard(path: Path, info: shard_entries.ShardInfo) -> str | None:
+    """Check a raw shard's hash and header; return the fault or None.
 
     A virtual shard is checked with the hash in its own header. Raises `FileNotFoundError` if there
     is no file.
     """
     if info.is_virtual:
-        return check_header(path, info) or _check_samples(Shard(path, info))
+        return check_header(path, info, checks_samples=True)
+    return check_hash(path, info) or check_header(path, info)
+
+
+def check_hash(path: Path, info: shard_entries.ShardInfo) -> str | None:
+    """Check a raw shard's size, and its hash if the index has one; return the fault or None.
+
+    Raises `FileNotFoundError` if there is no file.
+    """
     with path.open("rb") as file:
         return _check_file(file, info.raw, True)
 

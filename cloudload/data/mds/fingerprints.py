@@ -1,11 +1,13 @@
 """Fingerprints of datasets, which a state stores and a resume compares.
 
 index      SHA-256 of `index.json`, in 64 hex digits; only for the table of a whole index
-data       sample counts, columns, raw sizes and raw hashes of the shards, in order
+data       sample counts, columns, and identities (raw sizes and raw hashes) of the shards, in order
 samples    sample counts, columns and `SAMPLES_HASH` of the shards, in order
 
 `data` and `samples` do not depend on the location. A shard's header names its compression, hashes,
-and size limit, so `data` depends on these. `samples` does not.
+and size limit, so `data` depends on these. `samples` does not. The index of a copy lists the
+identities of the original shards, so `data` is the same for both. A virtual shard has an identity,
+but no `SAMPLES_HASH`.
 """
 
 from __future__ import annotations
@@ -105,8 +107,7 @@ def _encode(table: ShardTable) -> Iterator[dict[str, bytes]]:
         if shard.columns is not last:
             last = shard.columns
             columns = str([(column.name, column.encoding) for column in last])
-        data = f"{shard.raw.bytes} {sorted(shard.raw.hashes.items())}"
         yield {
-            DATA: f"{shard.samples} {data} {columns}\n".encode(),
+            DATA: f"{shard.samples} {shard.identity} {columns}\n".encode(),
             SAMPLES: f"{shard.samples} {shard.samples_hash} {columns}\n".encode(),
         }

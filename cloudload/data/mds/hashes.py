@@ -4,6 +4,8 @@ xxh64, sha1, …     of a stored file, or of a raw shard
 samples-xxh128     of only the samples of a shard. It stays the same if they are written with
                    another compression or other hashes. `mds.writer` lists it among the hashes of
                    the raw shard
+identity           no hash, but beside them in an index: the `ShardInfo.identity` of the shard from
+                   which this one was copied
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import xxhash
 
 from cloudload.system import Ints
 
-SAMPLES_HASH = "samples-xxh128"
+SAMPLES_HASH, IDENTITY = "samples-xxh128", "identity"
 
 
 def new_hash(algorithm: str) -> Any:

@@ -97,11 +97,13 @@ def open_index(
     try:
         data, version = _read_index(location, is_shared)
     except StoreError as error:
-        if error.is_missing and wrong_input.has_parquet(location):
-            found = virtual_index.find_parquet_files(location)
-            return _open_virtual(found, root, choice)
-        _explain_missing(error, location)
-        raise
+        if not error.is_missing:
+            raise
+        survey = wrong_input.survey(location)
+        if not wrong_input.has_parquet(location, survey):
+            wrong_input.raise_clearer(error, location, survey)
+            raise
+        return _open_virtual(virtual_index.find_parquet_files(location), root, choice)
     if root is not None and is_shared is not None and is_shared(version):
         shards, version = _open_shared(
             location, root / INDEXES_FOLDER, version, partial(_read_alone, location)
@@ -143,7 +145,8 @@ def read_index(location: Location) -> tuple[bytes, Version]:
     try:
         return _read_index(location)
     except StoreError as error:
-        _explain_missing(error, location)
+        if error.is_missing:
+            wrong_input.raise_clearer(error, location)
         raise
 
 
@@ -155,12 +158,6 @@ def _read_index(
         wrong_input.refuse_hub_name(location)
     index = location.join(shard_entries.INDEX_NAME)
     return index.read_version(shard_entries.MOST_INDEX_BYTES, unless)
-
-
-def _explain_missing(error: StoreError, location: Location) -> None:
-    """Raise a clearer error about a location without an index, if the reason is known."""
-    if error.is_missing:
-        wrong_input.raise_clearer(error, location)
 
 
 def _is_large(version: Version) -> bool:

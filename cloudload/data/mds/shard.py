@@ -162,7 +162,12 @@ class Shard:
     @property
     def samples_hash(self) -> str:
         """The `SAMPLES_HASH` of the shard, in hex digits."""
-        return hash_samples(self.sample_bytes(), self.data[self._starts[0] :])
+        return hash_samples(self.sample_bytes(), self.samples)
+
+    @property
+    def samples(self) -> memoryview:
+        """The bytes of all samples, one after another, without copying them."""
+        return self.data[self._starts[0] :]
 
     @property
     def listed_samples_hash(self) -> str | None:

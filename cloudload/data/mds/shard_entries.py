@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cloudload.data.mds.hashes import SAMPLES_HASH, fastest_hash
+from cloudload.data.mds.hashes import IDENTITY, SAMPLES_HASH, fastest_hash
 from cloudload.data.storage import urls
 from cloudload.system import temp_files
 
@@ -65,6 +65,8 @@ MOST_SHARD_BYTES = (1 << 32) - 1
 
 # the cache appends up to 18 bytes, and file systems allow 255 bytes per path component
 _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
+
+_IDENTITY = re.compile(r"\d{1,10} [ -~]{1,4096}")
 
 _CACHE_SUFFIXES = (temp_files.PART_SUFFIX, temp_files.LOCK_SUFFIX)
 
@@ -155,6 +157,21 @@ class ShardInfo:
     compression: str | None
     samples_hash: str | None = None
     """The `SAMPLES_HASH` of the shard; None if the index does not list it."""
+    original: str | None = None
+    """The identity of the shard from which this one was copied; None if it is no copy."""
+
+    @property
+    def identity(self) -> str:
+        """What identifies the shard's samples in fingerprints: the size and hashes of its raw form.
+
+        A copy has the identity of its original, also if that is virtual, or stored in another form.
+        """
+        return self.original or f"{self.raw.bytes} {sorted(self.raw.hashes.items())}"
+
+    @property
+    def identity_bytes(self) -> int:
+        """The size of the raw shard in the identity."""
+        return int(self.identity.partition(" ")[0])
 
     @property
     def stored(self) -> FileInfo:
@@ -244,6 +261,9 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
         raise ValueError(f"a shard has format {entry['format']!r}, not 'mds'")
     samples, hashes = _natural(entry["samples"], "samples"), _parse_hashes(entry["raw_data"])
     samples_hash = hashes.pop(SAMPLES_HASH, None) or None
+    original = hashes.pop(IDENTITY, None)
+    if original is not None and not _IDENTITY.fullmatch(original):
+        raise ValueError(f"the identity {original[:100]!r} of a shard is not a size and hashes")
     raw = _parse_file(entry["raw_data"], hashes)
     if raw.bytes < 4 * (samples + 2):
         raise ValueError(f"{raw.name!r} has {raw.bytes:,} bytes, too few for {samples:,} samples")
@@ -266,6 +286,7 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
         zipped=stored,
         compression=compression,
         samples_hash=samples_hash,
+        original=original,
     )
 
 

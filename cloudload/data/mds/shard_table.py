@@ -26,7 +26,7 @@ from cloudload.data.mds import shard_entries
 from cloudload.errors import CacheError, DatasetError
 from cloudload.system import Flags, Ids, Ints, array_files, verified_files
 
-_FORMAT = 2
+_FORMAT = 3
 """The version of the file's format. Increase it when the arrays or facts of the file change."""
 _SAMPLES, _RAW_BYTES, _STORED_BYTES, _FORM = range(4)
 _AT_ONCE = 1 << 12
@@ -43,6 +43,8 @@ class Form(NamedTuple):
     zipped_hashes: tuple[str, ...] | None
     """The names of the hashes of the stored file; None for an uncompressed shard."""
     has_samples_hash: bool
+    has_original: bool
+    """Whether the index has the identity of each shard's original."""
 
 
 class SharedTable(NamedTuple):
@@ -111,6 +113,16 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
     def raw_bytes(self) -> Ints:
         """Bytes of each raw shard: int64 [shards]. May be read-only."""
         return self._column(_RAW_BYTES)
+
+    @property
+    def identity_bytes(self) -> Ints:
+        """The size in the identity of each shard: int64 [shards]. May be read-only.
+
+        It is the number of raw bytes, except for a copy, where it is that of the original.
+        """
+        if not any(form.has_original for form in self._forms):
+            return self.raw_bytes
+        return np.array([shard.identity_bytes for shard in self], np.int64)
 
     @property
     def stored_bytes(self) -> Ints:
@@ -262,7 +274,10 @@ class TableBuilder:
             words += [zipped.name, *zipped.hashes.values()]
         if shard.samples_hash is not None:
             words.append(shard.samples_hash)
-        rest = shard.compression, tuple(raw.hashes), zipped_hashes, shard.samples_hash is not None
+        if shard.original is not None:
+            words.append(shard.original)
+        own = shard.samples_hash is not None, shard.original is not None
+        rest = shard.compression, tuple(raw.hashes), zipped_hashes, *own
         # most shards share one columns object, and looking up its ID is faster than comparing it
         if (form := self._known.get((id(shard.columns), rest))) is None:
             form = self._forms.setdefault(Form(shard.columns, *rest), len(self._forms))
@@ -338,8 +353,9 @@ def _make_shard(
         hashes = {each: next(words) for each in form.zipped_hashes}
         zipped = shard_entries.FileInfo(name, stored_bytes, hashes)
     samples_hash = next(words) if form.has_samples_hash else None
+    original = next(words) if form.has_original else None
     return shard_entries.ShardInfo(
-        samples, form.columns, raw, zipped, form.compression, samples_hash
+        samples, form.columns, raw, zipped, form.compression, samples_hash, original
     )
 
 
@@ -348,11 +364,11 @@ def _encode_column(column: shard_entries.Column) -> list[Any]:
 
 
 def _decode_form(values: list[Any]) -> Form:
-    columns, compression, raw_hashes, zipped_hashes, has_samples_hash = values
+    columns, compression, raw_hashes, zipped_hashes, *own = values
     return Form(
         tuple(shard_entries.Column(*column) for column in columns),
         compression,
         tuple(raw_hashes),
         None if zipped_hashes is None else tuple(zipped_hashes),
-        has_samples_hash,
+        *own,
     )

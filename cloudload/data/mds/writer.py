@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cloudload.data.mds import shard_entries
 from cloudload.data.mds.array_values import encode_shape
 from cloudload.data.mds.codecs import compress, compression_extension
-from cloudload.data.mds.hashes import SAMPLES_HASH, hash_bytes, hash_samples, new_hash
+from cloudload.data.mds.hashes import IDENTITY, SAMPLES_HASH, hash_bytes, hash_samples, new_hash
 from cloudload.system import Ints
 
 DEFAULT_SHARD_BYTES = 1 << 26
@@ -167,12 +167,15 @@ def pack_shard(
     sizes: Ints,
     samples: Iterable[bytes | memoryview],
     buffer: ShardBuffer | None = None,
+    *,
+    original: str = "",
 ) -> PackedShard:
     """Build, compress and hash the shard with index `index`.
 
     `samples` are the encoded samples, in order, as pieces of any size. `sizes` are the sizes of the
     samples in bytes, int64 [samples]. A shard that will be compressed is joined in `buffer`, if
-    given. Raises `ValueError` if the shard would have 4 GiB or more.
+    given. `original` is the identity of the shard of which this is a copy, if it is one. Raises
+    `ValueError` if the shard would have 4 GiB or more.
     """
     head = encode_shard_head(form, sizes)
     name, zipped = f"shard.{index:05}.mds", None
@@ -184,6 +187,8 @@ def pack_shard(
     raw_entry = _describe_file(form, name, raw)
     if form.hashes:
         raw_entry["hashes"][SAMPLES_HASH] = hash_samples(sizes, memoryview(raw)[len(head) :])
+    if original:
+        raw_entry["hashes"][IDENTITY] = original
     if form.compression:
         stored = compress(form.compression, raw)
         name = f"{name}.{compression_extension(form.compression)}"

@@ -81,19 +81,23 @@ def refuse_hub_name(location: Location) -> None:
     )
 
 
-def has_parquet(location: Location) -> bool:
-    """Whether a location without an index has Parquet files, and fewer of any other format.
-
-    The location is a folder or a glob. It is surveyed as for an explanation. Raises `DatasetError`
-    for a folder of splits, because one run seldom reads several.
-    """
+def survey(location: Location) -> Survey:
+    """Survey a location, which is a folder or a glob. Finds nothing if it cannot be listed."""
     location = location.within(DEADLINE_S)
     try:
         glob = find_glob(location)
-        found = _survey_folder(location.at(glob.folder) if glob else location)
+        return _survey_folder(location.at(glob.folder) if glob else location)
     except (StoreError, ValueError):
-        return False
-    if glob:
+        return Survey([], [], [], [], is_complete=False)
+
+
+def has_parquet(location: Location, found: Survey) -> bool:
+    """Whether a location without an index has Parquet files, and fewer of any other format.
+
+    `found` is its survey. Raises `DatasetError` for a folder of splits, because one run seldom
+    reads several.
+    """
+    if glob := find_glob(location):
         files = [name for name in found.files if glob.matches(name)]
         return bool(files) and all(map(virtual_index.is_parquet, files))
     taken = _choose_files([name for name in found.files if not is_of_dataset(name)])
@@ -110,13 +114,14 @@ def has_parquet(location: Location) -> bool:
     return True
 
 
-def raise_clearer(error: StoreError, location: Location) -> None:
+def raise_clearer(error: StoreError, location: Location, found: Survey | None = None) -> None:
     """Raise a clearer error than `error` about a location that has no index.
 
-    Raises `DatasetError` if the location has something else, such as raw files, and `StoreError` if
-    nothing is stored there. Returns if the reason is not known.
+    `found` is the survey of the location, if there is one. Raises `DatasetError` if the location
+    has something else, such as raw files, and `StoreError` if nothing is stored there. Returns if
+    the reason is not known.
     """
-    if reason := _explain(location):
+    if reason := _explain(location, found):
         raise DatasetError(reason) from None
     what = f"read the dataset in {location}"
     advice = "Check the location, or convert a corpus to it: cloudload convert INPUT "
@@ -124,16 +129,18 @@ def raise_clearer(error: StoreError, location: Location) -> None:
     raise_if_nothing(error, location, what, noun="folder", advice=advice)
 
 
-def _explain(location: Location) -> str | None:
+def _explain(location: Location, found: Survey | None) -> str | None:
     """Explain what a location contains if it has no index; None if that is unknown."""
     location = location.within(DEADLINE_S)
     remote = location.at(location.remote)
     try:
         if glob := find_glob(remote):
-            return _explain_glob(remote, glob)
+            # a survey of the location with its split is of another glob
+            known = found if remote.url == location.url else None
+            return _explain_glob(remote, glob, known or survey(remote))
         if _is_file(remote):
             return _explain_file(remote.url, location.split)
-        return _explain_location(location)
+        return _explain_location(location, found or survey(location))
     except StoreError:
         return None
 
@@ -148,8 +155,8 @@ def _advise_on_hub_name(location: str) -> str:
     )
 
 
-def _explain_glob(location: Location, glob: Glob) -> str | None:
-    root, found = glob.folder, _survey_folder(location.at(glob.folder))
+def _explain_glob(location: Location, glob: Glob, found: Survey) -> str | None:
+    root = glob.folder
     files, folders = (
         [urls.join_url(root, name) for name in names if glob.matches(name)]
         for names in (found.files, found.datasets)
@@ -178,9 +185,8 @@ def _explain_file(url: str, split: str | None) -> str:
     return _end(f"{redact(url)} is a file, not the folder of an MDS dataset", advice)
 
 
-def _explain_location(location: Location) -> str | None:
+def _explain_location(location: Location, found: Survey) -> str | None:
     """Explain a folder, or if the subfolder `split` does not exist, its parent folder."""
-    found = _survey_folder(location)
     if found.datasets:
         prefix = f"{location.split}/" if location.split else ""
         names = [prefix + name for name in found.datasets]
@@ -208,7 +214,7 @@ def _advise_split(missing: str, url: str, names: Sequence[str]) -> str:
     )
 
 
-def _explain_folder(url: str, split: str | None, found: _Survey) -> str | None:
+def _explain_folder(url: str, split: str | None, found: Survey) -> str | None:
     """Explain a folder without datasets; None if it is empty."""
     files = found.files
     if found.unfinished:
@@ -270,7 +276,7 @@ def _is_file(location: Location) -> bool:
 
 
 @dataclass(frozen=True)
-class _Survey:
+class Survey:
     """The contents of a folder and its subfolders, without hidden files.
 
     Names are relative to the folder.
@@ -288,8 +294,8 @@ class _Survey:
     """Whether the survey covers every file and folder."""
 
 
-def _survey_folder(location: Location) -> _Survey:
-    """_Survey a folder and its subfolders, level by level, at most 20 folders in total.
+def _survey_folder(location: Location) -> Survey:
+    """Survey a folder and its subfolders, level by level, at most 20 folders in total.
 
     Sends one request per folder. A folder that does not exist is empty. Raises `StoreError` if a
     folder cannot be listed.
@@ -314,7 +320,7 @@ def _survey_folder(location: Location) -> _Survey:
             shown = [name for name in names if not hidden_part(name)]
             waiting += [folder + name for name in shown if name.endswith("/")]
             files += [folder + name for name in shown if not name.endswith("/")]
-    return _Survey(files, datasets, unfinished, tables, is_complete and not waiting)
+    return Survey(files, datasets, unfinished, tables, is_complete and not waiting)
 
 
 def _peek(location: Location) -> list[str]:
@@ -326,7 +332,7 @@ def _peek(location: Location) -> list[str]:
         raise
 
 
-def _count(found: _Survey, files: Sequence[str]) -> str:
+def _count(found: Survey, files: Sequence[str]) -> str:
     return ("" if found.is_complete else "at least ") + _count_kinds(files)
 
 

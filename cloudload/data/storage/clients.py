@@ -61,11 +61,11 @@ def skip_bytes(stream: Any, count: int) -> None:
         count -= skipped
 
 
-def range_header(start: int, stop: int | None) -> str:
-    """The header `Range` for the bytes from `start` to before `stop`; "" for a whole object."""
+def range_header(start: int, stop: int | None) -> dict[str, str]:
+    """The header `Range` for the bytes from `start` to before `stop`; empty for a whole object."""
     if stop is None:
-        return f"bytes={start}-" if start else ""
-    return f"bytes={start}-{stop - 1}"
+        return {"Range": f"bytes={start}-"} if start else {}
+    return {"Range": f"bytes={start}-{stop - 1}"}
 
 
 def check_tag(url: str, expected: str, found: str) -> None:

@@ -65,12 +65,11 @@ class GCSStore(Backend):
         # before a range is complete
         base = client._connection.API_BASE_URL
         payer = {"userProject": found.user_project} if found.user_project else {}
-        header = clients.range_header(start, stop)
         answer = client._http.get(
             f"{base}/download/storage/v1{found.blob(key).path}",
             params={"alt": "media"} | payer,
             # request the stored bytes, because decoding gzip would change the size that is checked
-            headers={"Accept-Encoding": "gzip"} | ({"Range": header} if header else {}),
+            headers={"Accept-Encoding": "gzip"} | clients.range_header(start, stop),
             stream=True,
             timeout=self._timeout_s,
         )

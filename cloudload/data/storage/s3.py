@@ -124,8 +124,7 @@ class S3Store(Backend):
         self, url: str, start: int = 0, tag: str = "", stop: int | None = None
     ) -> ObjectStream:
         bucket, key = urls.split_url(url)
-        header = clients.range_header(start, stop)
-        part = {"Range": header} if header else {}
+        part = clients.range_header(start, stop)
         answer = self._client().get_object(Bucket=bucket, Key=key, **part, **self._payer(bucket))
         clients.check_tag(url, tag, _tag(answer))
         body = clients.LengthCheckedReader(answer["Body"], answer.get("ContentLength"))

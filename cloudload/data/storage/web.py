@@ -41,10 +41,10 @@ class WebStore(Backend):
 
         return requests.Session()
 
-    def _send(self, method: str, url: str, range: str = "") -> Any:
+    def _send(self, method: str, url: str, part: Mapping[str, str] | None = None) -> Any:
         """Send a request, whose body is not read yet. The answer may have any status."""
         # request the stored bytes, because a decoded body has another size
-        headers = {"Accept-Encoding": "identity", **({"Range": range} if range else {})}
+        headers = {"Accept-Encoding": "identity", **(part or {})}
         return self._session.request(
             method, url, headers=headers, stream=True, timeout=self._timeout_s, allow_redirects=True
         )
@@ -69,7 +69,7 @@ class WebStore(Backend):
     def list(self, url: str) -> Iterator[StoredObject]:
         answer = self._send("HEAD", url)
         if answer.status_code in _NOT_HEAD:
-            answer = self._send("GET", url, "bytes=0-0")
+            answer = self._send("GET", url, clients.range_header(0, 1))
         answer.close()
         answer.raise_for_status()
         path = urlsplit(answer.url).path

@@ -146,17 +146,20 @@ def index_name(data: str) -> str:
 
 
 def cut_groups(shards: ShardTable, key: LengthsKey) -> Iterator[ShardRange]:
-    """Group consecutive shards. A group ends after 1,048,576 samples or 1 GiB of raw bytes."""
-    first = first_sample = samples = raw_bytes = group = 0
-    sizes = zip(shards.samples.tolist(), shards.raw_bytes.tolist(), strict=True)
+    """Group consecutive shards. A group ends after 1,048,576 samples or 1 GiB of raw bytes.
+
+    A copy of a dataset has the same groups.
+    """
+    first = first_sample = samples = num_bytes = group = 0
+    sizes = zip(shards.samples.tolist(), shards.identity_bytes.tolist(), strict=True)
     for stop, (own_samples, own_bytes) in enumerate(sizes, 1):
-        samples, raw_bytes = samples + own_samples, raw_bytes + own_bytes
-        if samples >= GROUP_SAMPLES or raw_bytes >= GROUP_BYTES or stop == len(shards):
+        samples, num_bytes = samples + own_samples, num_bytes + own_bytes
+        if samples >= GROUP_SAMPLES or num_bytes >= GROUP_BYTES or stop == len(shards):
             where = first_sample if key.has_seed else ""
             digest = _identify(shards[first:stop], key, where)
             yield ShardRange(group, first, stop, samples, digest)
             first_sample += samples
-            first, samples, raw_bytes, group = stop, 0, 0, group + 1
+            first, samples, num_bytes, group = stop, 0, 0, group + 1
 
 
 def _identify(
@@ -169,8 +172,7 @@ def _identify(
     digest = hashlib.sha256(f"{key.digest}{first_sample}".encode())
     for shard in shards:
         columns = [(column.name, column.encoding) for column in shard.columns]
-        hashes = sorted(shard.raw.hashes.items())
-        digest.update(f"{shard.samples} {shard.raw.bytes} {hashes} {columns}\n".encode())
+        digest.update(f"{shard.samples} {shard.identity} {columns}\n".encode())
     return digest.hexdigest()[:16]
 
 

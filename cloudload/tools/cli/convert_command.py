@@ -12,6 +12,7 @@ examples:
   cloudload convert s3://bucket/raw s3://bucket/mds --engine ray --address auto
   cloudload convert s3://bucket/raw s3://bucket/mds --worker 3/64
   cloudload convert https://host out --inputs-from https://host/files.paths.gz
+  cloudload convert --like s3://bucket/parquet-index s3://bucket/mds
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ def add_convert(parser: command.CommandParser) -> None:
         _convert,
         after_interrupt="To resume, run the same command again, without --overwrite",
     )
-    names = "inputs out inputs_from format quoting errors text_key id_key keep "
-    names += "partition_by split splits compression hashes shard_bytes segment_bytes tokenizer "
-    names += "transform transform_id chat on_error processes worker finish skip_bad rejects "
-    names += "overwrite append"
+    names = "inputs out inputs_from like format quoting errors text_key tokens_key all_columns "
+    names += "id_key keep partition_by split splits compression hashes shard_bytes segment_bytes "
+    names += "tokenizer transform transform_id chat on_error processes worker finish skip_bad "
+    names += "rejects overwrite append"
     add_declared(
         add,
         convert_to_mds,
         names,
-        inputs={"nargs": "+", "metavar": "INPUT"},
+        inputs={"nargs": "*", "metavar": "INPUT"},
         processes=command.COUNT,
     )
     command.add_engine_options(add)
@@ -77,19 +78,22 @@ def _check_apart(options: argparse.Namespace) -> None:
     """Raise `ValueError` if the report, or redirected output, is a file of an input."""
     from cloudload.tools.convert.output_location import check_file
 
+    inputs = [*options.inputs, *([options.like] if "like" in options else [])]
     written = {"the standard output": "/dev/stdout", "the standard error": "/dev/stderr"}
     files = {what: os.path.realpath(path) for what, path in written.items()}
     if options.report:
-        check_file("report (--report)", str(options.report), options.inputs)
+        check_file("report (--report)", str(options.report), inputs)
     for what, path in files.items():
         if os.path.isfile(path):
-            check_file(what, path, options.inputs)
+            check_file(what, path, inputs)
 
 
 def _print_outline(asked: Mapping[str, Any], options: argparse.Namespace) -> int:
     from cloudload.tools.convert.dry_run import outline_conversion
 
-    names = ("inputs", "inputs_from", "format", "split", "partition_by", "segment_bytes")
-    outline = outline_conversion(**{name: asked[name] for name in names if name in asked})
+    names = "inputs inputs_from like text_key tokens_key all_columns format split partition_by "
+    names += "segment_bytes"
+    given = {name: asked[name] for name in names.split() if name in asked}
+    outline = outline_conversion(**given)
     print_result(outline, outline.describe(), as_json=options.json)
     return 0

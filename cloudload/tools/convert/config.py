@@ -33,7 +33,7 @@ _EXAMPLE = "train=0.999,val=0.001"
 _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 
 _JSON = ":json"
-_ADDED = {"splits": None, "quoting": choices.CSV_QUOTING, "errors": choices.STRICT}
+_ADDED = {"like": False, "splits": None, "quoting": choices.CSV_QUOTING, "errors": choices.STRICT}
 
 SEGMENT_FOLDER = re.compile(r"\d{5,}")
 
@@ -78,8 +78,12 @@ class ConvertConfig:
     """Bytes that are not UTF-8, and unpaired surrogates, make a record bad (`strict`), or are
     replaced with U+FFFD (`replace`)."""
 
+    like: bool = False
+    """Whether each shard is a copy of a shard of the input, with its columns. If so, `text_key`
+    only says which column to count."""
+
     def __post_init__(self) -> None:
-        if self.text_key is None and not self.keep:
+        if self.text_key is None and not self.keep and not self.like:
             raise ValueError(
                 "keep is empty and text_key is None, so there is nothing to write. Set keep to "
                 "the fields of the documents, such as ['messages'] (--keep messages)"
@@ -143,6 +147,8 @@ class ConvertConfig:
     @property
     def own_columns(self) -> dict[str, str]:
         """The encodings of the columns that are always written, by name."""
+        if self.like:
+            return {}
         return {"text": "str", "id": "str"} if self.has_text else {"id": "str"}
 
     @property

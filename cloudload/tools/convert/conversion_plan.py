@@ -296,7 +296,8 @@ def _url(root: str, name: str) -> str:
 def list_versions(config: ConvertConfig, formats: Iterable[str]) -> dict[str, str]:
     """Return the versions of the packages that affect the bytes of the output.
 
-    These are cloudload, the compression library, and the libraries that read the inputs.
+    These are cloudload, the compression library, and the libraries that read the inputs. `formats`
+    are their formats and compressions.
     """
     codec = (config.compression or "").partition(":")[0]
     names = {

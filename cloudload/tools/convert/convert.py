@@ -11,17 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from cloudload.config import Chat, OnError, RowsConfig, Transform, checks, choices
+from cloudload.config import TEXT_KEY, Chat, OnError, RowsConfig, Transform, checks, choices
 from cloudload.data import Location, urls, writer
 from cloudload.system import option_help
 from cloudload.tools.convert import input_records, rerun_check
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.listed_files import join_list
+from cloudload.tools.convert.inputs import join_inputs
 from cloudload.tools.convert.output_location import (
     Output,
     check_file,
@@ -41,6 +41,9 @@ from cloudload.tools.count.group import CountWork
 from cloudload.tools.count.new_shards import join_count_work, open_count_work
 from cloudload.tools.engines.units import Share, count_processes
 
+_LIKE_OPTIONS = ("like", "text_key", "compression", "hashes")
+"""The options in a config that `like` allows."""
+
 
 @option_help.suggests_names
 def convert_to_mds(
@@ -48,7 +51,10 @@ def convert_to_mds(
     out: str | os.PathLike[str],
     *,
     inputs_from: str | os.PathLike[str] | None = None,
+    like: str | os.PathLike[str] | None = None,
     text_key: str | None = "text",
+    tokens_key: str | None = None,
+    all_columns: bool = False,
     id_key: str = "id",
     keep: Sequence[str] = (),
     format: choices.InputFormat = "auto",
@@ -98,13 +104,22 @@ def convert_to_mds(
             and comments that begin with `#`. The files are read in this order. `inputs` is then the
             folder or URL below which relative lines are, such as `https://data.commoncrawl.org`, or
             an empty list if there are none.
+        like: copy each shard of this index to a shard with the same samples, columns, and order, so
+            that a run that began on the index continues on the copies, exact to the token. It is
+            the location of a stored index, of Parquet files, or of an MDS dataset, as for a loader.
+            `inputs` must be an empty list. No document is left out, and a bad one stays bad, so
+            options that would change documents or shards are refused.
         out: the location of the dataset: a folder or URL that neither contains an input nor is
             inside one.
         text_key: the field that contains the document. `meta.url` is the field `url` in `meta`.
             With `messages:json`, the document is the JSON of the field `messages`, which a
             transform can render. None is for data without a text, such as conversations: only the
             fields in `keep` are written, and the first of them, which is the document, must not be
-            missing or null.
+            missing or null. With `like`, the column that holds the document; it keeps its name.
+        tokens_key: with `like`, the column that holds the documents as token IDs, instead of
+            `text_key`.
+        all_columns: with `like` and Parquet files, copy all columns, as for a run with a transform
+            or with conversations. A stored index says which columns it has.
         id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
             is `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row.
             For a file that is one document (format `text`), it is the file name alone. In a file of
@@ -197,7 +212,7 @@ def convert_to_mds(
         if isinstance(value, str):
             raise ValueError(f"{name} is the string {value!r}. Pass a list: {name}=[{value!r}]")
     config = ConvertConfig(
-        text_key=text_key,
+        text_key=None if like and tokens_key else text_key,
         id_key=id_key,
         keep=tuple(keep),
         format=format,
@@ -208,8 +223,17 @@ def convert_to_mds(
         splits=_join_shares(splits),
         quoting=quoting,
         errors=errors,
+        like=like is not None,
     )
-    inputs = join_list(inputs, inputs_from)
+    if like is not None:
+        _check_like(
+            config,
+            {"inputs": inputs, "inputs_from": inputs_from, "partition_by": partition_by}
+            | {"split": split, "append": append, "skip_bad": skip_bad, "rejects": rejects},
+        )
+    inputs = join_inputs(
+        inputs, inputs_from, like, text_key=text_key, tokens_key=tokens_key, all_columns=all_columns
+    )
     processes = count_processes(processes)
     segment_bytes = checks.as_integer("segment_bytes", segment_bytes, 1)
     if rejects is not None and partition_by is not None:
@@ -239,6 +263,11 @@ def convert_to_mds(
     read = read_recipe if partition_by is None else read_recipe_of_any
     stored = read(location) if finish else {}
     config = config.completed(stored)
+    if config.like and like is None:
+        raise ValueError(
+            f"the conversion to {location} copies the shards of an index. To finish it, pass the "
+            "index as like (--like)"
+        )
     if segment_bytes == DEFAULT_SEGMENT_BYTES:
         segment_bytes = stored.get(rerun_check.SEGMENT_BYTES, segment_bytes)
     check_output(location.url, config.split_names, inputs)
@@ -255,6 +284,8 @@ def convert_to_mds(
             **{"transform": transform, "transform_id": transform_id},
             **{"chat": chat, "on_error": on_error},
         },
+        text_key if like else TEXT_KEY,
+        tokens_key,
     )
     if count is None and (key := stored.get(rerun_check.LENGTHS_FIELD)):
         count = join_count_work(location, key)
@@ -288,11 +319,36 @@ def _join_shares(splits: str | Mapping[str, float] | None) -> str | None:
     return None if splits is None else "".join(splits.split())
 
 
+def _check_like(config: ConvertConfig, given: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if options are set that `like` contradicts."""
+    changed = [
+        each.name
+        for each in fields(config)
+        if each.name not in _LIKE_OPTIONS and getattr(config, each.name) != each.default
+    ]
+    if refused := [*(name for name, value in given.items() if value), *changed]:
+        raise ValueError(
+            f"like (--like) copies the shards of an index as they are, so {refused[0]} cannot be "
+            f"set. Omit {refused[0]}, or convert without like"
+        )
+
+
 def _open_count(
-    location: Location, tokenizer: Any, documents: Mapping[str, Any]
+    location: Location,
+    tokenizer: Any,
+    documents: Mapping[str, Any],
+    text_key: str | None,
+    tokens_key: str | None,
 ) -> CountWork | None:
+    if tokenizer is not None and tokens_key is not None:
+        raise ValueError(
+            "tokenizer (--tokenizer) counts the tokens of texts, but with tokens_key "
+            "(--tokens-key), the documents are token IDs. Omit the tokenizer, and run cloudload "
+            f"count --tokens-key {tokens_key} after the conversion"
+        )
     if tokenizer is not None:
-        return open_count_work(location, tokenizer, **documents)
+        column = {} if text_key is None else {"text_key": text_key}
+        return open_count_work(location, tokenizer, **documents, **column)
     for name, value in documents.items():
         if value != getattr(RowsConfig, name):
             raise ValueError(

@@ -18,8 +18,7 @@ from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.conversion_plan import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
 from cloudload.tools.convert.conversion_report import describe_hidden_files, order
 from cloudload.tools.convert.found_files import FolderFiles
-from cloudload.tools.convert.inputs import list_hidden, list_inputs, list_units
-from cloudload.tools.convert.listed_files import join_list
+from cloudload.tools.convert.inputs import join_inputs, list_hidden, list_inputs, list_units
 from cloudload.tools.convert.partition_files import divide
 
 _ROWS = "datasets and iterators"
@@ -79,18 +78,18 @@ class Outline:
 def outline_conversion(
     inputs: Any,
     *,
-    inputs_from: str | None = None,
     format: str = "auto",
     split: str | None = None,
     partition_by: str | None = None,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    **others: Any,
 ) -> Outline:
     """List the inputs, and outline the conversion that `convert_to_mds` would run.
 
-    Raises the same errors as `convert_to_mds` for inputs that are invalid or not found. Rows of
-    datasets and iterators are not counted.
+    `others` are options of `join_inputs`. Raises the same errors as `convert_to_mds` for inputs
+    that are invalid or not found. Rows of datasets and iterators are not counted.
     """
-    listed = list_inputs(join_list(inputs, inputs_from), format, split)
+    listed = list_inputs(join_inputs(inputs, **others), format, split)
     files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]
     divided = {} if partition_by is None else divide(listed, partition_by)
     parts = {name: [file for item in of for file in item.files] for name, of in divided.items()}

@@ -78,7 +78,7 @@ class InputFile:
     format: str = choices.AUTO
     """One of `config.choices.INPUT_FORMATS`; `auto` until the format is chosen."""
     compression: str | None = None
-    """`gz`, `bz2`, `xz`, `zstd` or None."""
+    """`gz`, `bz2`, `xz`, `zstd` or None. For a shard that is copied, that of the shard."""
     shard: shard_entries.ShardInfo | None = None
     """The file's entry in the index of its dataset, for format `mds`."""
     tag: str = ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,8 +23,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cloudload.config import choices
+from cloudload.config import TEXT_KEY, Stream, choices
 from cloudload.data import (
+    ColumnChoice,
     codecs,
     contains_secrets,
     file_kinds,
@@ -39,9 +41,10 @@ from cloudload.system import counted
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.found_files import FolderFiles, find_files, find_listed, root_of
 from cloudload.tools.convert.hub_dataset import HubName, find_hub_files
+from cloudload.tools.convert.indexed_shards import ShardIndex
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.input_records import InputUnit
-from cloudload.tools.convert.listed_files import FileList
+from cloudload.tools.convert.listed_files import FileList, read_list
 from cloudload.tools.convert.output_location import check_twice, is_hub_name
 from cloudload.tools.convert.readers.arrow import ArrowUnit
 from cloudload.tools.convert.readers.csv import CsvUnit
@@ -73,6 +76,32 @@ _UNITS: dict[str, Callable[[InputFile, input_files.Range | None], InputUnit]] = 
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 _MARKS = (_STATE, _INFO, _SPLITS)
+
+
+def join_inputs(
+    inputs: Any,
+    inputs_from: str | os.PathLike[str] | None = None,
+    like: str | os.PathLike[str] | None = None,
+    *,
+    text_key: str | None = TEXT_KEY,
+    tokens_key: str | None = None,
+    all_columns: bool = False,
+) -> Any:
+    """Return the inputs, those of the list at `inputs_from`, or the index `like`.
+
+    The other options are the columns that an index has. Raises `ValueError` if they are set without
+    `like`, and the errors of `read_list`.
+    """
+    if like is not None:
+        if tokens_key is not None and text_key != TEXT_KEY:
+            raise ValueError("text_key and tokens_key are both set. Omit one of them")
+        key = tokens_key or text_key
+        choice = ColumnChoice(key, has_others=all_columns or key is None)
+        return [ShardIndex(Stream(os.fspath(like)).url, choice)]
+    if tokens_key is not None or all_columns:
+        name = "tokens_key (--tokens-key)" if tokens_key else "all_columns (--all-columns)"
+        raise ValueError(f"{name} applies only to like (--like). Set like, too, or remove it")
+    return inputs if inputs_from is None else read_list(inputs, inputs_from)
 
 
 def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles | InputUnit]:
@@ -114,6 +143,8 @@ def list_units(inputs: Iterable[FolderFiles | InputUnit], block_bytes: int) -> l
 
 
 def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUnit:
+    if isinstance(item, ShardIndex):
+        return item.find()
     if isinstance(item, FileList):
         return _choose_data(item.root, find_listed(item), format)
     if isinstance(item, str | Path):

@@ -45,11 +45,6 @@ class FileList:
             return list(pool.map(_find_file, self.urls))
 
 
-def join_list(inputs: Any, inputs_from: str | os.PathLike[str] | None) -> Any:
-    """Return the inputs, or those of the list at `inputs_from`, if there is one."""
-    return inputs if inputs_from is None else read_list(inputs, inputs_from)
-
-
 def read_list(inputs: Any, inputs_from: str | os.PathLike[str]) -> list[FileList]:
     """Read the list at a path or URL. `inputs` is the base of its relative lines, or is empty.
 

@@ -31,6 +31,7 @@ from cloudload.data import (
     urls,
 )
 from cloudload.errors import ConvertError, StoreError
+from cloudload.tools.convert.indexed_shards import ShardIndex
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.listed_files import FileList
 
@@ -231,7 +232,7 @@ def is_hub_name(location: str) -> bool:
 def _list_locations(inputs: Any) -> Iterator[str]:
     """Yield the inputs that are locations of files."""
     for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
-        if isinstance(item, FileList):
+        if isinstance(item, FileList | ShardIndex):
             yield from item.urls
             continue
         location = os.fspath(item) if isinstance(item, str | os.PathLike) else "-"

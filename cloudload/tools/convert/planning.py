@@ -194,7 +194,8 @@ def make_plan(
     base: Mapping[str, Any] | None = None,
 ) -> ConversionPlan:
     """Create a plan, which is not stored. The arguments are as for `agree_on_plan`."""
-    formats = {file.format for item in folders for file in item.files}
+    files = (file for item in folders for file in item.files)
+    formats = {name for file in files for name in (file.format, file.compression or "")}
     # a plan has neither the index entries of MDS shards nor the file order of saved datasets
     must_list = not is_files or not formats.isdisjoint({"mds", "arrow"})
     versions = conversion_plan.list_versions(config, formats)

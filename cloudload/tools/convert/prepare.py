@@ -21,6 +21,7 @@ from cloudload.tools.convert.conversion_plan import ConversionPlan
 from cloudload.tools.convert.conversion_report import ConvertReport
 from cloudload.tools.convert.dry_run import describe_inputs, list_left_out
 from cloudload.tools.convert.found_files import FolderFiles
+from cloudload.tools.convert.indexed_shards import list_columns
 from cloudload.tools.convert.inputs import list_hidden, list_inputs, list_roots, list_units
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.listed_files import digest_lists
@@ -193,6 +194,8 @@ def _agree(
         return Complete(run, report, journal, listed, units)
     blocks = PeekableBlocks(read_blocks(units, InputPosition(), run.config))
     infer = partial(infer_columns, run.config, blocks)
+    if run.config.like:
+        infer = partial(list_columns, folders)
     plan = agree_on_plan(journal, run.config, folders, infer, is_files=is_files, append=append)
     if not is_files:
         return Planned(run, plan, units=units, blocks=blocks)

@@ -32,7 +32,7 @@ from cloudload.tools.convert.run import open_engine_for, segment_target, segment
 from cloudload.tools.convert.sample_encoding import ShardContext
 from cloudload.tools.convert.segment import SegmentWork, Target, convert_units
 from cloudload.tools.convert.segment_journal import SegmentJournal
-from cloudload.tools.convert.shard_files import ShardJob, StoredShard
+from cloudload.tools.convert.shard_files import ShardJob, StoredShard, build_shard
 from cloudload.tools.engines.units import run_units
 
 logger = logging.getLogger("cloudload.convert")
@@ -165,7 +165,7 @@ def _store_if_lost(
     segment: _DamagedSegment, context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob
 ) -> StoredShard:
     """Build a shard, compare it with the index, and store it if it is missing."""
-    shard = writer.pack_shard(context.form, job.index, job.sizes, job.parts, buffer)
+    shard = build_shard(context, buffer, job)
     location, name = context.journal.output.home, name_in(segment.folder, shard.name)
     found = JoinedShards()
     found.add(segment.folder, [shard.entry])

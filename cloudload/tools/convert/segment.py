@@ -46,7 +46,13 @@ from cloudload.tools.convert.segment_journal import (
     SegmentJournal,
     check_documents,
 )
-from cloudload.tools.convert.shard_files import ShardCutter, ShardJob, StoredShard, store_shard
+from cloudload.tools.convert.shard_files import (
+    ShardCopier,
+    ShardCutter,
+    ShardJob,
+    StoredShard,
+    store_shard,
+)
 from cloudload.tools.convert.values import PeekableBlocks
 from cloudload.tools.count.group import CountWork
 
@@ -220,12 +226,17 @@ def convert_units(
     # one thread stores, so that shards are stored in order
     reader, storer = (DaemonThreadPool(1, f"cloudload-{name}") for name in ("read", "store"))
     try:
-        unread = iter(blocks) if blocks and is_begun else read_blocks(units, position, work.config)
         form = work.config.shard_format(columns)
         context = ShardContext(work.config, form, journal, rejects is not None, work.count)
-        cutter = ShardCutter(form, done, position.counts)
-        ahead = _read_ahead(unread, units, reader)
-        jobs = cutter.cut(_encode(context, ahead, work.skip_bad, on_bytes, rejects))
+        cutter: ShardCutter | ShardCopier
+        if work.config.like:
+            cutter = ShardCopier(units, position.counts, work.config.text_key)
+            jobs = cutter.copy(position.unit, on_bytes)
+        else:
+            unread = blocks if blocks and is_begun else read_blocks(units, position, work.config)
+            ahead = _read_ahead(iter(unread), units, reader)
+            cutter = ShardCutter(form, done, position.counts)
+            jobs = cutter.cut(_encode(context, ahead, work.skip_bad, on_bytes, rejects))
         stored = run_in_order(partial(storer.submit, store, context, writer.ShardBuffer()), jobs, 1)
         for job, shard in stored:
             done.entries[job.split].append(shard.entry)

@@ -1,21 +1,24 @@
-"""Cut encoded samples into shards, store each shard, and list it in the journal.
+"""Cut encoded samples into shards, or copy shards, store each one, and list it in the journal.
 
-samples of consecutive blocks ─► ShardCutter ─► ShardJob
+samples of consecutive blocks ─► ShardCutter ─┬─► ShardJob
+shards of an index ────────────► ShardCopier ─┘
 
 ShardJob ─ store_shard ─► compress, hash ─► count its tokens ─► entry of the journal ─► store
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cloudload.data import Location, parse_index, writer
+from cloudload.data import Location, Shard, parse_index, shard_entries, writer
 from cloudload.system import Ints
+from cloudload.tools.convert import input_records
 from cloudload.tools.convert.conversion_report import Counts
+from cloudload.tools.convert.readers.mds import open_shard
 from cloudload.tools.convert.sample_encoding import EncodedBlock, EncodedSamples, ShardContext
 from cloudload.tools.convert.segment_journal import FinishedWork, InputPosition
 from cloudload.tools.count.new_shards import measure_shard
@@ -30,7 +33,7 @@ class ShardJob:
     `parts` are the encoded samples, to be joined in order. `sizes` is int64 [samples], in bytes.
     `next` is the position at which the next shard of the split begins, or None after the last one.
     `counts` covers the blocks before the one in which the next shard begins; for the last shard,
-    all blocks.
+    all blocks. `original` is the shard of which this is a copy, or None.
     """
 
     entry: int
@@ -40,6 +43,7 @@ class ShardJob:
     sizes: Ints
     next: InputPosition | None
     counts: Counts
+    original: shard_entries.ShardInfo | None = None
 
 
 class StoredShard(NamedTuple):
@@ -144,14 +148,61 @@ class _SplitCutter:
         return job
 
 
+class ShardCopier:
+    """Copies each of the `units`, which are shards, to a shard with the same samples.
+
+    `counts` covers the shards before the first one to copy, and later also those that were copied.
+    Bytes of text are those of the column `text_key`.
+    """
+
+    def __init__(
+        self, units: Sequence[input_records.InputUnit], counts: Counts, text_key: str | None
+    ) -> None:
+        self.counts, self._units, self._text_key = counts, units, text_key
+
+    def copy(self, first: int, on_bytes: Callable[[int], object]) -> Iterator[ShardJob]:
+        """Yield the shards from the unit with index `first` on.
+
+        Raises the errors of `open_shard`.
+        """
+        for index, unit in enumerate(self._units[first:], first):
+            [file] = unit.files
+            assert file.shard is not None
+            with open_shard(file, file.shard) as shard:
+                self.counts = self.counts.plus(self._count(shard, file.bytes or 0))
+                more = index + 1 < len(self._units)
+                following = InputPosition(index + 1, counts=self.counts) if more else None
+                parts, sizes = (shard.samples,), shard.sample_bytes()
+                yield ShardJob(index, "", index, parts, sizes, following, self.counts, file.shard)
+            on_bytes(file.bytes or 0)
+
+    def _count(self, shard: Shard, stored_bytes: int) -> Counts:
+        text_bytes, names = 0, [column.name for column in shard.info.columns]
+        if self._text_key in names:
+            every = np.arange(shard.info.samples)
+            starts, stops = shard.find_values(every, names.index(self._text_key))
+            text_bytes = int((stops - starts).sum())
+        return Counts(shard.info.samples, input_bytes=stored_bytes, text_bytes=text_bytes)
+
+
+def build_shard(
+    context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob
+) -> writer.PackedShard:
+    """Build, compress, and hash a shard. A copy has the columns and identity of its original."""
+    form, identity = context.form, ""
+    if job.original is not None:
+        form, identity = replace(form, columns=job.original.columns), job.original.identity
+    return writer.pack_shard(form, job.index, job.sizes, job.parts, buffer, original=identity)
+
+
 def store_shard(context: ShardContext, buffer: writer.ShardBuffer, job: ShardJob) -> StoredShard:
-    """Build, compress, and hash a shard, count its tokens, list it in the journal, and store it.
+    """Build a shard, count its tokens, list it in the journal, and store it.
 
     `buffer` may be used again after the call. Raises `StoreError` if the shard or its journal entry
     cannot be written, `ConvertError` if another conversion wrote another shard, and the errors of
     `measure_shard`.
     """
-    shard = writer.pack_shard(context.form, job.index, job.sizes, job.parts, buffer)
+    shard = build_shard(context, buffer, job)
     location = context.journal.output.shards(job.split)
     lengths = _count(context, location, shard)
     context.journal.record(

@@ -40,7 +40,7 @@ class MdsUnit(input_records.FileUnit):
         info = self.file.shard
         assert info is not None
         columns = _choose_columns(self.file, info, fields)
-        with self._open(info) as shard:
+        with open_shard(self.file, info) as shard:
             places = [shard.column_index(column.name) for column in columns]
             values, size, first = list[tuple[bytes, ...]](), 0, start.line - 1
             for sample in range(first, info.samples):
@@ -54,41 +54,49 @@ class MdsUnit(input_records.FileUnit):
                     start = BlockStart(0, sample + 2, stored)
                     values, size = [], 0
 
-    @contextmanager
-    def _open(self, info: shard_entries.ShardInfo) -> Iterator[Shard]:
-        """Fetch and check the shard. Raises `ConvertError` if it is damaged or cannot be copied."""
-        try:
-            with (
-                temp_files.explained_full_disk(),
-                tempfile.TemporaryDirectory(prefix="cloudload-") as folder,
-            ):
-                path, fault = self._fetch(info, Path(folder))
-                if fault is not None:
-                    raise DatasetError(f"{self.file.display_name} {fault}")
-                yield Shard(path, info)
-        except DatasetError as error:
-            raise ConvertError(str(error)) from error
-        except OSError as error:
-            raise ConvertError(
-                f"cannot read {self.file.display_name}: {error}. Check the file. If the disk is "
-                "full, free space for a copy of the file, or set TMPDIR to a folder on another disk"
-            ) from error
 
-    def _fetch(self, info: shard_entries.ShardInfo, folder: Path) -> tuple[Path, str | None]:
-        """Return the path of the raw shard, and a description of its fault, or None if valid."""
-        if urls.is_local(self.file.url) and info.zipped is None:
-            path = urls.local_path(self.file.url)
-            return path, check_hash(path, info)
-        path = folder / "shard.mds"
-        with path.open("w+b") as file:
-            found = download_shard(
-                self.file.long_location,
-                info,
-                cast(BinaryIO, file),
-                checks_hash=True,
-                count_bytes=lambda _: None,
-            )
-        return path, found.fault
+@contextmanager
+def open_shard(file: input_files.InputFile, info: shard_entries.ShardInfo) -> Iterator[Shard]:
+    """Fetch and check a shard. It stays readable after the context.
+
+    Raises `ConvertError` if it is damaged or cannot be copied, and `StoreError` if it cannot be
+    read, or has changed since it was listed.
+    """
+    try:
+        with (
+            temp_files.explained_full_disk(),
+            tempfile.TemporaryDirectory(prefix="cloudload-") as folder,
+        ):
+            path, fault = _fetch(file, info, Path(folder))
+            if fault is not None:
+                raise DatasetError(f"{file.display_name} {fault}")
+            yield Shard(path, info)
+    except DatasetError as error:
+        raise ConvertError(str(error)) from error
+    except OSError as error:
+        raise ConvertError(
+            f"cannot read {file.display_name}: {error}. Check the file. If the disk is full, free "
+            "space for a copy of the file, or set TMPDIR to a folder on another disk"
+        ) from error
+
+
+def _fetch(
+    file: input_files.InputFile, info: shard_entries.ShardInfo, folder: Path
+) -> tuple[Path, str | None]:
+    """Return the path of the raw shard, and a description of its fault, or None if valid."""
+    if urls.is_local(file.url) and info.zipped is None:
+        path = urls.local_path(file.url)
+        return path, check_hash(path, info)
+    path = folder / "shard.mds"
+    with path.open("w+b") as target:
+        found = download_shard(
+            file.long_location,
+            info,
+            cast(BinaryIO, target),
+            checks_hash=True,
+            count_bytes=lambda _: None,
+        )
+    return path, found.fault
 
 
 def _choose_columns(
