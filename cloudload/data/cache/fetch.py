@@ -49,7 +49,7 @@ from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.download import (
     Download,
     check_header,
-    check_shard,
+    check_raw_shard,
     describe_second_fault,
     download_shard,
 )
@@ -177,7 +177,7 @@ class Fetcher:
             # a modified file cannot be verified without a hash, and neither can another user's
             return verified_files.is_marked(found)
         with contextlib.suppress(FileNotFoundError):
-            fault_found = check_shard(path, info)
+            fault_found = check_raw_shard(path, info)
             if fault_found is None:
                 verified_files.mark_verified(path)
                 return True

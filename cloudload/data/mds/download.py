@@ -131,7 +131,7 @@ def check_header(
     return _check_samples(shard) if checks_samples else None
 
 
-def check_shard(path: Path, info: shard_entries.ShardInfo) -> str | None:
+def check_raw_shard(path: Path, info: shard_entries.ShardInfo) -> str | None:
     """Check a raw shard's hash and header; return the fault or None.
 
     A virtual shard is checked with the hash in its own header. Raises `FileNotFoundError` if there
