@@ -29,11 +29,8 @@ _OPENS = ("open", "os.listdir", "os.scandir")
 _MOST_OPEN_FILES = 10_240
 
 
-def hide_linux() -> list[str]:
-    """Hide from this process what macOS lacks, and return the deleted names, such as `os.eventfd`.
-
-    Call this before other modules are imported.
-    """
+def hide_linux() -> None:
+    """Hide from this process what macOS lacks. Call this before other modules are imported."""
     sysconfig.get_config_vars()  # from files that are named after the platform, kept in memory
     sys.platform = "darwin"
     scproxy: Any = ModuleType("_scproxy")  # the module from which urllib reads proxies on macOS
@@ -42,15 +39,11 @@ def hide_linux() -> list[str]:
     _limit_open_files()
     os.stat, os.lstat = _hide_from(os.stat), _hide_from(os.lstat)
     sys.addaudithook(_refuse)
-    return [f"{module}.{name}" for module in _MODULES for name in _delete_names(module)]
-
-
-def _delete_names(module: str) -> Iterator[str]:
-    found = importlib.import_module(module)
-    for name in sorted(names_of(module, "linux") - names_of(module, "darwin")):
-        if hasattr(found, name):
-            delattr(found, name)
-            yield name
+    for module in _MODULES:
+        found = importlib.import_module(module)
+        for name in names_of(module, "linux") - names_of(module, "darwin"):
+            if hasattr(found, name):  # another version of Python may not have it
+                delattr(found, name)
 
 
 def names_of(module: str, platform: str) -> set[str]:

@@ -50,7 +50,6 @@ def test_a_first_try_without_what_macos_lacks_reads_the_same_rows(tmp_path: Path
     assert len(macos["platforms"]) == 3, "this process, and the worker before and after the resume"
     assert set(macos["platforms"]) == {"darwin"}
     assert macos["result"] == linux["result"]
-    assert all(status == 0 for status, _ in linux["result"]["said"].values())
 
 
 def test_what_is_hidden_is_what_the_package_replaces() -> None:
