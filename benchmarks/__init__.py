@@ -5,6 +5,7 @@
     throughput.race         loaders and bare tokenizers on the same documents (`make bench`)
     throughput.convert      the converter, compared with other ways to write MDS
     throughput.count        `cloudload count`, compared with the tokenizer alone
+    throughput.balance      rows balanced over ranks, compared with rows as they are dealt
     throughput.first_pass   the first pass over new text, compared with a later one
     throughput.chats        conversations, compared with TRL and transformers
     throughput.check_rules  each rule of `cloudload check`
@@ -39,7 +40,7 @@
 
     quality.fill            the share of real tokens in the rows of each packing
     quality.fair            how fair a sample the first rows of `best_fit` are
-    quality.balance         what balanced rows would save the ranks of a machine
+    quality.balance         what balanced rows save the ranks of a machine
     quality.window          the shards in use at a time, by the shuffle window
     quality.drift           how far lanes drift apart
     quality.forecast        the figures of `cloudload plan`, compared with those of real runs

@@ -2,11 +2,12 @@
 
     python -m benchmarks.quality.balance --corpus FOLDER --tokenizer FOLDER
 
-With documents kept apart, the attention of a row costs the sum of the squares of its documents'
+With documents kept apart, the attention of a row costs the sum of the squares of its segments'
 lengths, and the slowest rank sets the pace of a step. The rows of a step are dealt to ranks as the
-loader deals them, or the rows of each machine of 8 ranks are divided anew: the most expensive row
-first, to the rank with the least cost, with equal numbers of rows for each rank. A cell is the cost
-of the slowest rank of a step over the mean, dealt → balanced, and what a step would then save.
+loader deals them, or are divided anew among the 8 ranks of each machine, as with its option
+`balance`. `slowest / mean` is the cost of the slowest rank of a step over the mean, dealt →
+balanced. `a step saves` is what a step then saves if ranks wait for each other only at its end, and
+`of 1 row` if they wait after each micro-batch of one row, as fully sharded ranks do.
 
 The cost of a token is that of its attention plus that of everything else, for a model of width
 4,096 (about 7 billion parameters). Attention over a context of `n` tokens costs `n / 12 / 4,096` of
@@ -26,8 +27,9 @@ from benchmarks.documents import add_documents, read_documents
 from benchmarks.figures import Row
 from benchmarks.options import Options
 from benchmarks.quality.sizes import count_tokens, draw_sizes, repeat_shuffled
+from cloudload.order.balance import deal_by_work
 from cloudload.rows.packing.packers import Packing
-from cloudload.system.arrays import Floats, Ints
+from cloudload.system.arrays import Ints
 
 SEQ_LENS = (8_192, 32_768, 131_072)
 RANKS, BATCHES, OF_MACHINE = (8, 64, 1_024), (1, 2, 8), 8
@@ -65,36 +67,37 @@ def measure_kind(sizes: Ints, tokens: int) -> list[Row]:
                 {"packing": packing, "seq_len": seq_len, "ranks": ranks, "rows": batch, **gains}
                 for ranks in RANKS
                 for batch in BATCHES
-                if (gains := compare(costs, ranks, batch)) is not None
+                if (gains := compare(costs, seq_len, ranks, batch)) is not None
             ]
     return found
 
 
-def list_costs(sizes: Ints, packing: str, seq_len: int, tokens: int) -> Floats:
-    """The cost of the attention of each row, relative to everything else: float64 [rows]."""
+def list_costs(sizes: Ints, packing: str, seq_len: int, tokens: int) -> Ints:
+    """The sum of the squares of the segments of each row: int64 [rows]."""
     need = min(tokens // seq_len, STEPS * max(RANKS) * max(BATCHES)) * seq_len
     number = int(need // sizes.mean()) + 1
     documents = repeat_shuffled(sizes.tolist(), number)
     costs = [_pack_lane(documents[lane::NUM_LANES], packing, seq_len) for lane in range(NUM_LANES)]
     rows = min(map(len, costs))
     # row g is a row of lane g % NUM_LANES
-    dealt: Floats = np.stack([each[:rows] for each in costs], axis=1).reshape(-1)
+    dealt: Ints = np.stack([each[:rows] for each in costs], axis=1).reshape(-1)
     return dealt
 
 
-def _pack_lane(documents: list[int], packing: str, seq_len: int) -> Floats:
+def _pack_lane(documents: list[int], packing: str, seq_len: int) -> Ints:
     packer = Packing(packing, seq_len, 16, "cut").packer()
     costs = []
     for ordinal, size in enumerate(documents):
         packer.add(ordinal, int(size))
         while packer.rows:
             pieces = packer.rows.popleft().pieces
-            lengths = np.array([stop - start for _, start, stop, _ in pieces], np.float64)
-            costs.append(float((lengths**2).sum()) / (12 * WIDTH) / seq_len)
+            lengths = [int(stop - start) for _, start, stop, _ in pieces]
+            lengths.append(seq_len - sum(lengths))
+            costs.append(sum(length**2 for length in lengths))
     return np.array(costs)
 
 
-def compare(costs: Floats, ranks: int, batch: int) -> Row | None:
+def compare(costs: Ints, seq_len: int, ranks: int, batch: int) -> Row | None:
     """Compare a step's slowest rank with the mean, as dealt and balanced; None for too few rows."""
     step = ranks * batch
     steps = min(STEPS, len(costs) // step)
@@ -102,34 +105,32 @@ def compare(costs: Floats, ranks: int, batch: int) -> Row | None:
         return None
     # rank r has rows r, r + ranks, …
     dealt = costs[: steps * step].reshape(steps, batch, ranks)
-    of_ranks = dealt.sum(axis=1)
-    machines = dealt.reshape(steps, batch, ranks // OF_MACHINE, OF_MACHINE)
-    balanced = np.array(
-        [
-            max(
-                balance(machines[number, :, machine].reshape(-1), batch)
-                for machine in range(ranks // OF_MACHINE)
-            )
-            for number in range(steps)
-        ]
-    )
-    mean, slowest = of_ranks.mean(axis=1), of_ranks.max(axis=1)
-    before, after = batch + slowest, batch + balanced
+    of_machines = dealt.reshape(steps, batch, -1, OF_MACHINE).transpose(0, 2, 1, 3)
+    work = of_machines.reshape(-1, batch * OF_MACHINE)
+
+    def balance(sizes: list[int]) -> Ints:
+        taken = np.take_along_axis(
+            work, deal_by_work(work, OF_MACHINE, sizes).reshape(len(work), -1), axis=1
+        )
+        # back to steps, rows of a rank, ranks
+        by_rank = taken.reshape(steps, ranks, batch)
+        rows: Ints = by_rank.transpose(0, 2, 1)
+        return rows
+
+    whole, single = balance([batch]), balance([1] * batch)
+    attention = 1 / (12 * WIDTH * seq_len)
+    mean = dealt.sum(axis=1).mean(axis=1)
+    before, after = (each.sum(axis=1).max(axis=1) for each in (dealt, whole))
+
+    def saved(before: Ints, after: Ints) -> str:
+        return f"{1 - (batch + after * attention).sum() / (batch + before * attention).sum():.1%}"
+
     return {
-        "attention / rest": float(mean.mean() / batch),
-        "slowest / mean": f"{np.median(slowest / mean):.2f} → {np.median(balanced / mean):.2f}",
-        "a step saves": f"{1 - float((after / before).mean()):.1%}",
+        "attention / rest": float(mean.mean() * attention / batch),
+        "slowest / mean": f"{np.median(before / mean):.2f} → {np.median(after / mean):.2f}",
+        "a step saves": saved(before, after),
+        "of 1 row": saved(dealt.max(axis=2).sum(axis=1), single.max(axis=2).sum(axis=1)),
     }
-
-
-def balance(costs: Floats, batch: int) -> float:
-    """The cost of the slowest rank of a machine after its rows are divided among its ranks."""
-    loads, counts = np.zeros(OF_MACHINE), np.zeros(OF_MACHINE, np.int64)
-    for cost in np.sort(costs)[::-1]:
-        rank = int(np.argmin(np.where(counts < batch, loads, np.inf)))
-        loads[rank] += cost
-        counts[rank] += 1
-    return float(loads.max())
 
 
 if __name__ == "__main__":

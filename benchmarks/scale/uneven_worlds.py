@@ -73,7 +73,13 @@ def measure_world(world: tuple[int, int, tuple[int, ...]], packing: Packing) -> 
     hosts = np.repeat(np.arange(len(machines)), machines)
     dealing, global_batch = share_lanes(lanes, hosts), BATCH_SIZE * len(hosts)
     starts = range(0, TURNS * num_lanes, global_batch)
-    dealt = np.stack([dealing.deal(start, global_batch) for start in starts])
+    dealt = np.stack(
+        [
+            start
+            + np.argsort(dealing.deal(start, global_batch), kind="stable").reshape(-1, BATCH_SIZE)
+            for start in starts
+        ]
+    )
     with tempfile.TemporaryDirectory() as folder:
         documents = Documents(lanes, packing, Path(folder))
         counted = [

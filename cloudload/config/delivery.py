@@ -102,6 +102,11 @@ class DeliveryConfig:
     """Maximum number of rows per batch, if a step has several batches per rank. The rank's rows of
     a step are divided evenly among them, and masked filler rows make all equally large. By default,
     a step is one batch per rank."""
+    balance: Literal["attention"] | None = None
+    """What to balance among the ranks of each machine by dividing their rows of a step anew:
+    `attention`, if documents are kept apart. The work of a row is then the sum of the squares of
+    its documents' lengths, which needs token lengths. The rows of a step and the states stay the
+    same, but which rank has a row depends on the data."""
     tail: TailMode = "pad"
     """What to do with the last global batch of a finite run if it is not full: `pad` it with masked
     rows, or `drop` it."""
@@ -228,6 +233,7 @@ def alone(batch_size: int = 1) -> dict[str, Any]:
         "batch_size": batch_size,
         "global_batch_size": None,
         "micro_batch_size": None,
+        "balance": None,
         "dp_rank": 0,
         "dp_world_size": 1,
         "device_mesh": None,

@@ -96,7 +96,7 @@ def _open_run(
     spec.check_id("pad_id", delivery.pad_id)
     start_log.log_opened(recipe, backend)
     with activity.doing("looking for token lengths"):
-        found = find_lengths(recipe, lengths)
+        found = find_lengths(recipe, lengths, balances=delivery.balance is not None)
     return OpenedRun(recipe, backend, cache_root, lengths, found)
 
 
@@ -209,6 +209,12 @@ class CurrentRun:
         """Raise `ValueError` if the ranks of a member's world cannot share the run's lanes, or the
         rows of a step."""
         size, has_lengths = member.shape.world_size, self._lengths is not None
+        if member.delivery.balance is not None and not has_lengths:
+            raise ValueError(
+                "balance needs token lengths, but this run has none, because its documents are not "
+                "those of the loader's lengths. Run cloudload count for the data as it is, or omit "
+                "balance"
+            )
         check_world(self.recipe.num_lanes, size, has_lengths=has_lengths)
 
     def check_knows_all_lanes(self) -> None:

@@ -71,7 +71,8 @@ def take_share(
         num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
     num_workers = min(max(1, num_workers), max(1, recipe.num_lanes // world.size))
     lanes = [component.lanes for component in recipe.components]
-    return share_rows(lanes, world, StepShape.of(delivery, world.size), num_workers)
+    shape, balances = StepShape.of(delivery, world.size), delivery.balance is not None
+    return share_rows(lanes, world, shape, num_workers, balances=balances)
 
 
 def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
@@ -90,7 +91,7 @@ def foresee(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> WorkerPlan
     if lengths is None or not plan.recipe.has_tails or plan.ending is not None:
         return plan
     share = plan.share
-    is_needed = (exchange.is_alone and share.world_size > 1) or not share.is_even
+    is_needed = (exchange.is_alone and share.world_size > 1) or not share.has_whole_lanes
     if not lengths.can_foresee(plan.position, is_needed=is_needed):
         return plan
     pauses = len(set(share.world.hosts)) > 1 and share.is_even and not exchange.is_alone
@@ -108,7 +109,8 @@ def find_known(run: CurrentRun, plan: WorkerPlan, exchange: Exchange) -> progres
     if plan.share.world_size == 1 or lengths is None:
         return None
     # computing all best_fit lanes takes time, and workers know their own lanes anyway
-    is_exchanged = plan.recipe.packing.has_residue and plan.share.is_even and not exchange.is_alone
+    has_lanes = plan.share.has_whole_lanes
+    is_exchanged = plan.recipe.packing.has_residue and has_lanes and not exchange.is_alone
     is_known = plan.ending is not None or not plan.recipe.has_tails
     return progress.KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
 

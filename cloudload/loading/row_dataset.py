@@ -51,7 +51,7 @@ Item = dict[str, torch.Tensor]
 
 _OF_THE_TRAINING_LOOP = (
     *("batch_size", "num_workers", "prefetch_batches", "predownload", "start_method", "stop_every"),
-    *("exchange_every", "exchange_timeout_s", "pin_memory", "tail"),
+    *("exchange_every", "exchange_timeout_s", "pin_memory", "tail", "balance"),
     *("dp_rank", "dp_world_size", "device_mesh"),
 )
 

@@ -8,7 +8,7 @@
     streaming_shuffles  Streaming's, bit for bit      ranks           row to rank, and to worker
     seekable            our shuffle, by position      mixture         row to stream, and back
     bijection           keyed permutation             mixture_counts  rows per lane and stream
-    order_cache         orders cached on disk
+    order_cache         orders cached on disk         balance         rows among ranks, by work
 
 Only `order_cache` touches the disk or starts a process. Orders, layouts and mixtures do not depend
 on the world size.

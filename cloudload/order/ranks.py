@@ -17,7 +17,8 @@ Each lane has a point on a line: the index of its canonical node, plus a fractio
 the lanes of a node. A machine gets the same part of this line in every batch. So it reads
 neighboring canonical nodes, and few of its shards are also read by other machines. Within a
 machine, a rank keeps the rows of the lanes that it owns, up to its seats in the batch. The surplus
-goes to ranks that have too few rows.
+goes to ranks that have too few rows. With the option `balance`, the rows that a machine has of a
+batch are then divided among its ranks by their work (`balance`).
 
 All of this is a pure function of the rows and the world, so the ranks agree on it. It decides
 who computes a row, never what the row holds.
@@ -32,9 +33,12 @@ from functools import cached_property
 import numpy as np
 
 from cloudload.config import DeliveryConfig
+from cloudload.order.balance import deal_by_work
 from cloudload.order.lanes import Lanes
 from cloudload.system import Floats, Ints
 
+FILLER = -1
+"""The index of a filler row, which is in no run."""
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -129,6 +133,18 @@ class StepShape:
         """Rows per batch of the loader, with filler rows."""
         return -(-self.rank_rows // self.num_batches)
 
+    def divide(self, num_rows: int) -> list[int]:
+        """Divide a rank's rows into micro-batches: the first row of each, then `num_rows`.
+
+        Filler rows complete each micro-batch.
+        """
+        return [num_rows * batch // self.num_batches for batch in range(self.num_batches + 1)]
+
+    def sort_micro_batches(self, rows: Ints) -> Ints:
+        """Sort the rows of each of a rank's micro-batches: int64 [rows]."""
+        parts = np.split(rows, self.divide(len(rows))[1:-1])
+        return np.concatenate([np.sort(part) for part in parts])
+
 
 @dataclass(frozen=True)
 class RankShare:
@@ -143,6 +159,9 @@ class RankShare:
     """Number of workers of the rank, at least 1."""
     dealing: UnevenDeal | None
     """The assignment of rows to ranks in an uneven world; None if the world is even."""
+    is_balanced: bool = False
+    """Whether the rows that a machine has of a step are then divided among its ranks by their
+    work."""
 
     @property
     def index(self) -> int:
@@ -156,11 +175,16 @@ class RankShare:
 
     @property
     def is_even(self) -> bool:
-        """Whether the world size divides the number of lanes, so that a rank owns whole lanes.
+        """Whether the world size divides the number of lanes."""
+        return self.dealing is None
+
+    @property
+    def has_whole_lanes(self) -> bool:
+        """Whether a rank makes all rows of the lanes that it owns.
 
         Otherwise, rows are dealt to ranks, which find the documents of a row from token lengths.
         """
-        return self.dealing is None
+        return self.is_even and not self.is_balanced
 
     @property
     def global_batch(self) -> int:
@@ -199,20 +223,62 @@ class RankShare:
         """The lanes of all ranks on this rank's machine, ascending: int64 [lanes]."""
         return np.flatnonzero(self.lane_hosts == self.hosts[self.index])
 
+    @cached_property
+    def machine_ranks(self) -> Ints:
+        """The virtual indices of the ranks on this rank's machine, ascending: int64 [ranks]."""
+        return np.flatnonzero(self.hosts == self.hosts[self.index])
+
     def own_lanes(self, worker: int) -> Ints:
         """The lanes of one of the rank's workers, ascending: int64 [lanes]."""
         return np.flatnonzero((self.owners == self.index) & (self.workers == worker))
 
+    def ranks_of(self, start: int) -> Ints:
+        """The rank of each row in the global batch that begins at row `start`: int64 [rows].
+
+        If the share `is_balanced`, the ranks of a machine may then exchange rows.
+        """
+        if self.dealing is not None:
+            return self.dealing.deal(start, self.global_batch)
+        return np.arange(start, start + self.global_batch) % self.world_size
+
+    def list_machine_rows(self, firsts: Sequence[int]) -> Ints:
+        """The rows of this rank's machine in the global batches from rows `firsts` on.
+
+        Each row of the result has those of a batch: -1 for each filler row that completes the rows
+        of a rank, then the others, ascending. It is int64 [batches, ranks * rows of a rank].
+        """
+        host, width = self.hosts[self.index], len(self.machine_ranks) * self.shape.rank_rows
+        listed = np.full((len(firsts), width), FILLER)
+        for of_batch, first in zip(listed, firsts, strict=True):
+            rows = first + np.flatnonzero(self.hosts[self.ranks_of(first)] == host)
+            of_batch[width - len(rows) :] = rows
+        return listed
+
+    def balance(self, rows: Ints, work: Ints, filler_work: int) -> tuple[Ints, Ints]:
+        """Divide the rows of this rank's machine among its ranks, so that their work is balanced.
+
+        `rows` is the result of `list_machine_rows`, and `work` (int64 [rows]) that of each row that
+        is not a filler row, in their order. Returns the rows of each rank, and their work, in the
+        order of the rank's micro-batches: int64 [batches, ranks, rows of a rank] each.
+        """
+        all_work = np.full(rows.shape, filler_work)
+        all_work[rows != FILLER] = work
+        sizes = np.diff(self.shape.divide(self.shape.rank_rows)).tolist()
+        dealt = deal_by_work(all_work, len(self.machine_ranks), sizes)
+        batches = np.arange(len(rows))[:, None, None]
+        return rows[batches, dealt], all_work[batches, dealt]
+
     def rank_rows(self, start: int, stop: int) -> range | Ints:
         """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].
 
-        They are a range if the world is even.
+        They are a range if the world is even. If the share `is_balanced`, they are the rows before
+        the ranks of a machine exchange rows.
         """
         index, size = self.index, self.world_size
         if self.dealing is None:
             return range(start + (index - start) % size, stop, size)
         first_rows = range(start, stop, self.global_batch)
-        dealt = [self.dealing.deal(first, self.global_batch)[index] for first in first_rows]
+        dealt = [first + np.flatnonzero(self.ranks_of(first) == index) for first in first_rows]
         rows: Ints = np.concatenate(dealt)
         return rows
 
@@ -246,15 +312,22 @@ class RankShare:
 
 
 def share_rows(
-    lanes: Sequence[Lanes], world: World, shape: StepShape | None = None, num_workers: int = 1
+    lanes: Sequence[Lanes],
+    world: World,
+    shape: StepShape | None = None,
+    num_workers: int = 1,
+    *,
+    balances: bool = False,
 ) -> RankShare:
     """The share of the world's rank in a run, given the `lanes` of each component.
 
-    By default, a step has one row per rank.
+    By default, a step has one row per rank. With `balances`, the rows of a step are balanced among
+    the ranks of each machine, if any machine has several ranks.
     """
     dealing = deal_lanes(lanes, np.array(world.hosts))
     shape = shape or StepShape(world.size, world.size)
-    return RankShare(world, lanes[0].num_lanes, shape, num_workers, dealing)
+    balances = balances and len(set(world.hosts)) < world.size
+    return RankShare(world, lanes[0].num_lanes, shape, num_workers, dealing, balances)
 
 
 # ---------------------------------------------------------------- uneven worlds
@@ -271,10 +344,10 @@ class UnevenDeal:
     hosts: Ints
     """The machine of each rank: int64 [ranks]."""
 
-    def deal(self, start: int, global_batch: int) -> list[Ints]:
-        """The rows of each rank in the global batch that begins at row `start`: int64 [rows] each.
+    def deal(self, start: int, global_batch: int) -> Ints:
+        """The rank of each row in the global batch that begins at row `start`: int64 [rows].
 
-        Each rank's rows ascend. Rank `r` has as many as there are rows `g` with `g % ranks == r`.
+        Rank `r` has as many rows as there are rows `g` with `g % ranks == r`.
         """
         rows = np.arange(start, start + global_batch)
         lanes, num_ranks = rows % len(self.owners), len(self.hosts)
@@ -285,12 +358,11 @@ class UnevenDeal:
             np.repeat(self.hosts, seats)
         )
         # a rank keeps the rows of its lanes that its machine has, up to its seats
-        ranks = self.owners[lanes]
+        ranks: Ints = self.owners[lanes]
         is_own = self.hosts[ranks] == row_hosts
         is_own[is_own] = index_in_group(ranks[is_own]) < seats[ranks[is_own]]
         self._fill_up(ranks, np.flatnonzero(~is_own), row_hosts, seats)
-        dealt: list[Ints] = np.split(rows[np.argsort(ranks, kind="stable")], np.cumsum(seats)[:-1])
-        return dealt
+        return ranks
 
     def _fill_up(self, ranks: Ints, left: Ints, row_hosts: Ints, seats: Ints) -> None:
         """Assign the rows `left` to ranks of their machine that have too few. Changes `ranks`."""

@@ -132,6 +132,12 @@ def test_balance_reports_what_a_step_would_save() -> None:
         assert all(row["attention / rest"] > 0 for row in rows)
 
 
+def test_balance_reports_what_it_costs_a_worker(corpus: Path) -> None:
+    [rows] = run_json("throughput.balance", "--corpus", str(corpus)).values()
+    assert {row["packing"] for row in rows} == {"concat", "best_fit"}
+    assert all(row["on / off"] > 0 for row in rows)
+
+
 def test_uneven_worlds_reports_what_is_read_twice() -> None:
     [[even, uneven, *_]] = run_json("scale.uneven_worlds").values()
     assert (even["ranks"], uneven["ranks"]) == (6, 7)

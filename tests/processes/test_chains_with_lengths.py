@@ -39,12 +39,13 @@ TO_THE_END = 10_000
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a chain. Its ranks run with or without lengths, and cannot communicate if they are
-    `alone`."""
+    """A part of a chain. Its ranks run with or without lengths, cannot communicate if they are
+    `alone`, and exchange rows with `balance`."""
 
     run: Run
     lengths: str = ON
     alone: bool = False
+    balance: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class Chain:
 
 def part(ranks: int, batch_size: int, batches: int, lengths: str = ON, **more: Any) -> Part:
     """Make a part that is killed unless it runs to the end. Pass `killed` to override this."""
-    alone = more.pop("alone", False)
+    alone, balance = more.pop("alone", False), more.pop("balance", None)
     more = {"workers": 1, "killed": batches < TO_THE_END, **more}
-    return Part(Run(ranks, batch_size, batches=batches, **more), lengths, alone)
+    return Part(Run(ranks, batch_size, batches=batches, **more), lengths, alone, balance)
 
 
 CHAINS = {
@@ -127,6 +128,18 @@ CHAINS = {
         2,
     ),
     "cut rows": Chain([part(3, 4, 30, alone=True), part(2, 2, TO_THE_END, OFF)], "cut", 1),
+    "balanced to the end": Chain(
+        [
+            part(2, 6, 20, balance="attention"),
+            part(3, 4, 10, OFF),
+            part(4, 3, 20, nodes=2, balance="attention"),
+            part(2, 6, TO_THE_END, workers=2, balance="attention"),
+        ],
+        epochs=1,
+    ),
+    "balanced with best_fit": Chain(
+        [part(4, 2, 5, balance="attention"), part(3, 2, 4), part(2, 3, 4, OFF)], "best_fit"
+    ),
 }
 UNEVEN = {
     "1, 3, 7, 5, 4": Chain(
@@ -160,7 +173,7 @@ CHAINS |= UNEVEN
 # chains that run with the short tests; `make test-long` runs all chains
 SHORT = (
     *("without communication", "to the end", "a mixture to its end"),
-    "to the end on 7, 5 without communication",
+    *("to the end on 7, 5 without communication", "balanced to the end"),
 )
 
 
@@ -194,7 +207,7 @@ def test_ranks_killed_and_resumed_with_and_without_lengths_read_one_stream(
     chain = CHAINS[name]
     found: dict[int, list[int]] = {}
     for number, each in enumerate(chain.parts):
-        settings = {**PACKINGS[chain.packing], "lengths": each.lengths}
+        settings = {**PACKINGS[chain.packing], "lengths": each.lengths, "balance": each.balance}
         options = {"epochs": chain.epochs, "alone": each.alone, "settings": settings}
         save_on = number % each.run.ranks
         continue_run(corpus, tmp_path, number, each.run, found, save_on=save_on, **options)

@@ -130,6 +130,7 @@ STEPS = st.builds(
     batches=st.integers(1, 3),
     global_batch=st.integers(6, 20),
     micro_batch=st.none() | st.integers(1, 4),
+    ranks_per_node=st.sampled_from([None, 1, 2, 3]),
 )
 
 
@@ -137,6 +138,7 @@ STEPS = st.builds(
     packing=st.sampled_from(["concat", "best_fit", "one_per_row"]),
     is_mixed=st.booleans(),
     has_lengths=st.booleans(),
+    is_balanced=st.booleans(),
     epochs=st.none() | st.just(1),
     legs=st.lists(STEPS, min_size=1, max_size=3),
 )
@@ -147,6 +149,7 @@ def test_a_chain_of_steps_reads_the_rows_of_one_rank(
     packing: str,
     is_mixed: bool,
     has_lengths: bool,
+    is_balanced: bool,
     epochs: int | None,
     legs: list[Leg],
 ) -> None:
@@ -162,6 +165,7 @@ def test_a_chain_of_steps_reads_the_rows_of_one_rank(
         epochs=epochs,
         lengths="require" if has_lengths else "off",
         num_lanes=30 if has_lengths else 12,
+        balance="attention" if has_lengths and is_balanced else None,
     )
     state = other = None
     for leg in [*legs, replace(legs[-1], ranks=4, batches=None if epochs else 2)]:

@@ -36,7 +36,11 @@ LEGS = legs(
     case=CASES,
     num_lanes=st.sampled_from([12, 30, 60]),
     shares=SHARES,
-    parts=st.lists(st.tuples(LEGS, st.sampled_from([16, 50])), min_size=1, max_size=4),
+    parts=st.lists(
+        st.tuples(LEGS, st.sampled_from([16, 50]), st.sampled_from([None, "attention"])),
+        min_size=1,
+        max_size=4,
+    ),
 )
 @example(
     # lanes that miss the only document with tokens for several epochs
@@ -53,7 +57,10 @@ LEGS = legs(
     },
     num_lanes=30,
     shares=(0.5, 1.0, 0.2),
-    parts=[(Leg(15, 0, 3, 4, exchange_every=2), 50), (Leg(11, 0, 4, 4, exchange_every=2), 50)],
+    parts=[
+        (Leg(15, 0, 3, 4, exchange_every=2), 50, None),
+        (Leg(11, 0, 4, 4, exchange_every=2), 50, None),
+    ],
 )
 @settings(max_examples=EXAMPLES)
 def test_a_chain_of_any_worlds_reads_the_rows_of_one_rank(
@@ -61,14 +68,15 @@ def test_a_chain_of_any_worlds_reads_the_rows_of_one_rank(
     case: dict[str, Any],
     num_lanes: int,
     shares: Shares,
-    parts: list[tuple[Leg, int]],
+    parts: list[tuple[Leg, int, str | None]],
 ) -> None:
-    """Each leg continues from the previous leg's state, perhaps with a different `seq_len`."""
+    """Each leg continues from the previous leg's state, perhaps with a different `seq_len`, and
+    with balanced rows or without."""
     options = {**options_of(case, shares), "num_lanes": num_lanes}
     data, state = streams_of(corpora, shares, case), None
-    for leg, seq_len in parts:
+    for leg, seq_len, balance in parts:
         plain = ranks(data, **options, seq_len=seq_len, lengths="off")
-        counted = ranks(data, **options, seq_len=seq_len, lengths="require")
+        counted = ranks(data, **options, seq_len=seq_len, lengths="require", balance=balance)
         alone = Leg(1, 0, leg.ranks * leg.batch_size, leg.batches)
         try:
             expected, expected_states = run_leg(plain, alone, state)

@@ -60,7 +60,6 @@ def join_blocks(
     if shape.num_batches > 1 and plan.ending is not None:
         # the rows after the end of the run are padding, as filler rows are
         num_rows = int(np.searchsorted(np.asarray(rows), plan.ending.end))
-    bounds = [num_rows * batch // shape.num_batches for batch in range(shape.num_batches + 1)]
     return [
         _join(
             [
@@ -71,7 +70,7 @@ def join_blocks(
             shape.batch_rows,
             plan,
         )
-        for start, stop in pairwise(bounds)
+        for start, stop in pairwise(shape.divide(num_rows))
     ]
 
 

@@ -172,6 +172,9 @@ def _ranks(plan: WorkerPlan, delivered: DeliveryStats) -> Iterator[Setting]:
     yield Setting("batch_size", shape.rank_rows, DIVIDED if is_global else GIVEN, note)
     note = f"rows on {counted(share.world_size, 'rank')}"
     yield Setting("global_batch", share.global_batch, GIVEN if is_global else DERIVED, note)
+    if plan.delivery.balance is not None:
+        note = f"among the {counted(len(share.machine_ranks), 'rank')} of this node"
+        yield Setting("balance", plan.delivery.balance, GIVEN, note)
     yield _workers(plan)
     rate = delivered.tokens_per_s(share.num_workers)
     note = f"(known after {MEASURED_S} s of work, not counting the start)"

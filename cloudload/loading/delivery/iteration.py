@@ -42,6 +42,7 @@ from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.tail_sharing import share_documents
+from cloudload.loading.workers.block import join_dealt
 from cloudload.loading.workers.token_reader import UntrainedCheck
 from cloudload.loading.workers.worker_plan import Phase, Request, WorkerPlan
 from cloudload.run import Ending, LaneLog, Position, end_corpus, join_ranges
@@ -209,35 +210,41 @@ class Iteration(Iterator[Batch]):
             return None
         if not self._blocks.is_open:
             self._blocks.open(plan)
-            for first, last in plan.replays():
-                self._take_rows(plan.share.rank_rows(first, last), last)
-        rows = plan.share.rank_rows(start, stop)
-        batch_rows = self._take_rows(rows, stop)
+            for replay in plan.replays():
+                self._take_rows(*replay, is_balanced=False)
+        rows, batch_rows = self._take_rows(start, stop, is_balanced=plan.share.is_balanced)
         current, index = self._blocks.current, self._blocks.index
         batches = join_blocks(current, index, batch_rows, rows, plan)
         self._fetched_rows = stop
         return _Fetched(batches, stop, *self._start_exchange(stop))
 
-    def _take_rows(self, rows: range | Ints, stop: int) -> list[slice | Ints]:
+    def _take_rows(
+        self, start: int, stop: int, *, is_balanced: bool
+    ) -> tuple[range | Ints, list[slice | Ints]]:
         """Advance the workers to this rank's next batch, and append its report to `_reports`.
 
-        The batch has this rank's `rows` of the global batch that ends before row `stop`. Returns,
-        for each worker, the indices of the worker's rows within this rank's batch.
+        The global batch has the rows [start, stop). Returns this rank's rows, int64 [rows], and for
+        each worker, the indices of the worker's rows within these.
         """
         plan = self._plan
         self._blocks.advance()
-        batch_rows = plan.share.rows_by_worker(rows)
+        rows: range | Ints
+        if is_balanced:
+            rows, batch_rows = join_dealt(self._blocks.current, self._blocks.index)
+        else:
+            rows = plan.share.rank_rows(start, stop)
+            batch_rows = plan.share.rows_by_worker(rows)
         is_foreseen = plan.ending is not None and plan.ending.packed is None
         if is_foreseen or self._known is not None:
             progress.check_not_dry(self._blocks.current, stop, plan.recipe.num_lanes)
         if self._known is not None:
-            return batch_rows
+            return rows, batch_rows
         current, index = self._blocks.current, self._blocks.index
         report = progress.report_batch(
             current, index, batch_rows, stop=stop, rank_index=plan.share.index
         )
         self._reports.append(report)
-        return batch_rows
+        return rows, batch_rows
 
     def _start_exchange(
         self, stop: int

@@ -39,6 +39,7 @@ def list_facts(
         "batch_size": delivery.batch_size,
         "global_batch_size": delivery.global_batch_size,
         "micro_batch_size": delivery.micro_batch_size,
+        "balance": delivery.balance,
         "tail": delivery.tail,
         "exchange_every": delivery.exchange_every,
         "stop_every": delivery.stop_every,

@@ -140,8 +140,8 @@ def open_current_orders(
     each. Raises `CacheError` if an order cannot be written.
     """
     current: list[Ints | SeekableOrder] = []
-    # in an uneven world, rows of all lanes may be dealt to a rank
-    own = np.flatnonzero((share.owners == share.index) | (not share.is_even))
+    # unless a rank has whole lanes, rows of all lanes may be dealt to it
+    own = np.flatnonzero((share.owners == share.index) | (not share.has_whole_lanes))
     for component, cursors in zip(inputs.recipe.components, position.cursors, strict=True):
         orders, lanes = component.orders(inputs.cache_root), component.lanes
         last = (lanes.epochs or NEVER) - 1

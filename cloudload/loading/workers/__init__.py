@@ -26,6 +26,7 @@ The modules:
     worker           make blocks
     lane_reader      documents to fill rows
     piece_reader     documents of any rows
+    dealt_rows       rows of other lanes, balance
     held_documents   documents in memory
     hooked_rows      rows that `row_hook` changed
     tail_reader      the end of a finite run

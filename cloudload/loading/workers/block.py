@@ -32,6 +32,8 @@ from cloudload.system import NEVER, Ints, Tokens
 _ROWS_AT_ONCE, _ROWS_AT_ONCE_IF_FAST = 128, 1024
 _TOKENS_OF_ROW = 2_048
 
+NUM_DEALT_COLUMNS = 2
+
 
 def limit_batches(inputs: RunInputs, share: RankShare) -> int:
     """Return the maximum number of batches in a block, the same for every worker."""
@@ -76,6 +78,9 @@ class Block:
     first_dry: int
     """The first of the worker's rows, as an index in the run, that its lane could not fill; `NEVER`
     if there is none so far. This row and all later ones are invalid."""
+    dealt: Ints
+    """int64 [rows, 2]: the index of each row in the run, and its index among the rank's rows of the
+    batch. Empty unless the batches are balanced, because the rank's share determines both."""
     doubts: Mapping[int, str] = field(default_factory=dict)
     """Warnings about streams whose documents do not look like text, by stream index."""
 
@@ -128,14 +133,37 @@ def add_reports(block: Block, dropped: Sequence[Block]) -> Block:
     return replace(block, traffic=traffic, doubts=doubts)
 
 
+def join_dealt(blocks: Sequence[Block], batch: int) -> tuple[Ints, list[slice | Ints]]:
+    """The rows of a batch that were dealt to a rank, from the blocks of its workers.
+
+    Returns their indices in the run, int64 [rows], and for each worker, the indices of its rows
+    within these: int64 [rows], or a slice if there is only one worker.
+    """
+    parts = [block.dealt[block.rows_of(batch)] for block in blocks]
+    if len(parts) == 1:
+        return parts[0][:, 0], [slice(None)]
+    joined = np.concatenate(parts)
+    rows = np.empty(len(joined), np.int64)
+    rows[joined[:, 1]] = joined[:, 0]
+    return rows, [part[:, 1] for part in parts]
+
+
 class BlockBuilder:
     """Collects the rows of a block, and their cursors, residues and statistics.
 
-    `rows` is int64 [rows], indices in the run; `bounds` is int64 [batches + 1], as in `Block`.
+    `rows` is int64 [rows], indices in the run; `bounds` and `dealt` are as in `Block`.
     """
 
-    def __init__(self, rows: Ints, bounds: Ints, packing: Packing, num_streams: int) -> None:
+    def __init__(
+        self,
+        rows: Ints,
+        bounds: Ints,
+        packing: Packing,
+        num_streams: int,
+        dealt: Ints | None = None,
+    ) -> None:
         self.rows, self._bounds, self._packing = rows, bounds, packing
+        self._dealt = np.empty((0, NUM_DEALT_COLUMNS), np.int64) if dealt is None else dealt
         self._batches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         """The index of each row's batch: int64 [rows]."""
         self._cursors = np.zeros((len(rows), tables.NUM_CURSOR_COLUMNS), np.int64)
@@ -214,5 +242,6 @@ class BlockBuilder:
             traffic=traffic.take(),
             first_fetch=traffic.take_first_fetch(),
             first_dry=first_dry,
+            dealt=self._dealt,
             doubts=doubts,
         )

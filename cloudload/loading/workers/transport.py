@@ -1,6 +1,6 @@
 """Send a block from a worker to the training process through a slot of shared memory.
 
-slot    tokens [rows, seq_len] | header | bounds, lengths, cursors, spans, counts, sizes | residues
+slot    tokens [rows, seq_len] | header | bounds, lengths, …, sizes of residues | residues
 sent    PackedBlock: the slot, the sizes of its parts, and any part that did not fit in the slot
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cloudload.data import FirstFetch
-from cloudload.loading.workers.block import Block
+from cloudload.loading.workers.block import NUM_DEALT_COLUMNS, Block
 from cloudload.rows import split_residues, tables
 from cloudload.stats import COUNTS, Traffic
 from cloudload.system import SharedMemoryRing, Tokens
@@ -85,7 +85,8 @@ class Slots:
     def pack(self, block: Block) -> PackedBlock:
         """Write the rest of a block after its tokens if it fits, and return the message to send."""
         sizes = np.array([len(residue) for residue in block.residues], np.int64)
-        arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts, sizes]
+        arrays = [block.bounds, block.lengths, block.cursors, block.spans, block.counts]
+        arrays += [block.dealt, sizes]
         lengths = [array.size for array in arrays]
         header = np.array([*lengths, block.first_dry, *block.traffic], np.int64)
         values = np.concatenate([header, *(array.ravel() for array in arrays)])
@@ -107,7 +108,7 @@ class Slots:
         return packed
 
 
-_NUM_ARRAYS = 6
+_NUM_ARRAYS = 7
 _HEADER = _NUM_ARRAYS + 1 + len(Traffic._fields)
 
 
@@ -128,7 +129,7 @@ def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
     header = np.frombuffer(rest, np.int64, _HEADER).tolist()
     stops = list(itertools.accumulate(header[:_NUM_ARRAYS], initial=_HEADER))
     body = np.frombuffer(rest, np.int64, stops[-1])
-    bounds, lengths, cursors, spans, counts, sizes = np.split(body, stops)[1:-1]
+    bounds, lengths, cursors, spans, counts, dealt, sizes = np.split(body, stops)[1:-1]
     num_streams = len(counts) // max(1, (len(bounds) - 1) * len(COUNTS))
     return Block(
         bounds=bounds,
@@ -141,5 +142,6 @@ def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
         traffic=Traffic(*header[_NUM_ARRAYS + 1 :]),
         first_fetch=packed.first_fetch,
         first_dry=header[_NUM_ARRAYS],
+        dealt=dealt.reshape(-1, NUM_DEALT_COLUMNS),
         doubts=packed.doubts,
     )

@@ -4,8 +4,8 @@
 
 A worker owns a share of the rank's lanes. Its blocks cover every batch, even batches in which it
 has no row. It reads, tokenizes and packs the documents of several batches together, and yields
-their rows as one block. In a world whose size does not divide the number of lanes, its rows are
-dealt, and some of them belong to lanes of other workers (`DealtRows`).
+their rows as one block. In a world whose size does not divide the number of lanes, and with
+`balance`, its rows are dealt, and some of them belong to lanes of other workers (`DealtRows`).
 
     rows of own lanes ────┐
     rows of other lanes ──┴─► pieces, from token lengths ─► PieceReader ─► CutRows
@@ -20,30 +20,25 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
 from cloudload.data import Corpus, Shard, open_shard_start
 from cloudload.errors import StoreError, StreamChangedError
 from cloudload.loading.workers.block import Block, BlockBuilder, limit_batches
+from cloudload.loading.workers.dealt_rows import DealtRows
 from cloudload.loading.workers.document_reader import DocumentReader
-from cloudload.loading.workers.documents import (
-    FoundDocuments,
-    LaneDocuments,
-    open_cache,
-    open_documents,
-)
+from cloudload.loading.workers.documents import LaneDocuments, open_cache, open_documents
 from cloudload.loading.workers.held_documents import HeldDocuments
 from cloudload.loading.workers.hooked_rows import change_rows
 from cloudload.loading.workers.lane_reader import LaneReader, find_ends
 from cloudload.loading.workers.piece_reader import PieceReader
-from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.tail_reader import TailReader, open_shared
 from cloudload.loading.workers.worker_plan import NextPhase, Request, WorkerPlan
 from cloudload.order import RankShare
-from cloudload.rows import fill_rows, list_spans, row_lengths, tables
-from cloudload.run import Recipe, RowFinder, lengths_index
+from cloudload.rows import fill_rows, list_spans, row_lengths
+from cloudload.run import Recipe, lengths_index
 from cloudload.system import NEVER, Ints, Tokens, count_within
 
 logger = logging.getLogger("cloudload.workers")
@@ -121,7 +116,9 @@ class _Rows:
         self._packing = recipe.packing
         self._framing = replace(recipe.framing, pad=plan.delivery.pad_id)
         self._dealt = (
-            None if plan.share.is_even else DealtRows(plan, worker.index, worker.documents, reader)
+            None
+            if plan.share.has_whole_lanes
+            else DealtRows(plan, worker.index, worker.documents, reader)
         )
         self._first_dry, self._is_awaited = NEVER, True
 
@@ -171,11 +168,18 @@ class _Rows:
 
         The first batch begins at row `start`, and batch `i` ends before row `stops[i]`.
         """
-        plan = self._plan
-        rows = plan.share.worker_rows(self._worker, start, stops[-1])
-        bounds = np.searchsorted(rows, [start, *stops])
+        plan, dealt = self._plan, None
+        if plan.share.is_balanced and keeps_tokens:
+            assert self._dealt is not None
+            dealt = self._dealt.deal(start, stops[-1])
+            rows = dealt[:, 0]
+        else:
+            rows = plan.share.worker_rows(self._worker, start, stops[-1])
+        # a batch's rows need not ascend
+        batches = np.searchsorted(stops, rows, side="right")
+        bounds = np.searchsorted(batches, np.arange(len(stops) + 1))
         tokens = self._new_tokens(len(rows) if keeps_tokens else 0, self._packing.seq_len)
-        block = BlockBuilder(rows, bounds, self._packing, len(plan.recipe.labels))
+        block = BlockBuilder(rows, bounds, self._packing, len(plan.recipe.labels), dealt)
         if self._first_dry == NEVER:
             self._cut(block, num_batches=len(stops))
             cut = block.join()
@@ -247,36 +251,6 @@ class _Rows:
         dry = block.rows[block_rows[~is_cut]]
         self._first_dry = min(self._first_dry, int(dry.min(initial=NEVER)))
         block.take(cut, block_rows[is_cut])
-
-
-class DealtRows:
-    """Reads the rows before the tail that are dealt to a worker. The plan must have lengths.
-
-    Most rows belong to the worker's own lanes, whose documents it reads only once. If a row of
-    another worker contains a part of such a document, that worker also reads the document.
-    """
-
-    def __init__(
-        self, plan: WorkerPlan, worker: int, documents: LaneDocuments, reader: PieceReader
-    ) -> None:
-        self._reader = reader
-        self._finder = RowFinder(plan.inputs.open_run_lengths(), plan.position)
-        cursors = plan.position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
-        self._next_ordinals = cursors[:, tables.CURSOR_ORDINAL].copy()
-        self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, find_ends(plan))
-
-    def read(self, rows: Ints, *, is_awaited: bool) -> tables.CutRows:
-        """Read the documents of `rows` (int64 [rows]). `is_awaited` is as for `Prefetcher.fetch`.
-
-        Raises the errors of `RowFinder.find` and `PieceReader.read`.
-        """
-        pieces = self._finder.find_in_lanes(rows, np.arange(len(rows)))
-        return self._reader.read(pieces, prefetch=partial(self._prefetch, is_awaited))
-
-    def _prefetch(self, is_awaited: bool, found: FoundDocuments) -> None:
-        np.maximum.at(self._next_ordinals, found.flat_lanes, found.ordinals)
-        self._prefetcher.fetch(found, is_awaited=is_awaited)
-        self._prefetcher.build_orders(found.flat_lanes)
 
 
 def check_some_lengths(recipe: Recipe, documents: LaneDocuments) -> None:

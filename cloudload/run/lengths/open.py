@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from cloudload.config import choices
 from cloudload.data import Location
@@ -54,22 +55,48 @@ def open_lengths(found: Sequence[CountedDataset], recipe: Recipe, root: Path) ->
     )
 
 
-def find_lengths(recipe: Recipe, asked: str) -> list[CountedDataset] | None:
+class _Need(NamedTuple):
+    """Why a run cannot do without token lengths."""
+
+    why: str
+    instead: str
+    """How to read the data without lengths."""
+
+
+_ASKED = _Need("lengths are required", "with lengths='auto'")
+_BALANCE = _Need("balance needs token lengths to know the work of each row", "without balance")
+_ENDS = _Need(
+    "a mixture with epochs or max_epochs needs token lengths to know where its streams end",
+    "without epochs and max_epochs, and with take(n)",
+)
+
+
+def find_lengths(
+    recipe: Recipe, asked: str, *, balances: bool = False
+) -> list[CountedDataset] | None:
     """Find the lengths of all streams. Makes one request per stream.
 
     Returns None if lengths are off, or if they are optional and a stream has none. Raises
     `DatasetError` if lengths are damaged, or if required lengths are missing. Lengths are required
-    if the user requests them, or if streams of a mixture end. Raises `StoreError` if a requested
-    store cannot be read, and `ValueError` if lengths are required but off.
+    if the user requests them, if streams of a mixture end, or if the run `balances` rows. Raises
+    `StoreError` if a requested store cannot be read, and `ValueError` if lengths are required but
+    off.
     """
-    if _needs_lengths(recipe):
-        asked = _ask_for_needed(asked)
+    need = _ASKED
+    if balances or (recipe.config.is_mixed and recipe.has_tails):
+        need = _BALANCE if balances else _ENDS
+        if asked == choices.OFF:
+            raise ValueError(
+                f"lengths is 'off', but {need.why}. Set lengths='auto', and run cloudload count "
+                "for each stream"
+            )
+        asked = choices.REQUIRE if asked == choices.AUTO else asked
     if asked == choices.OFF or (found := _search(recipe, asked)) is None:
         return None
     datasets, locations = recipe.corpus.datasets, _list_locations(recipe, asked)
     missing = [stream for stream, counted in enumerate(found) if counted is None]
     if missing and asked != choices.AUTO:
-        raise _missing(recipe, missing, locations)
+        raise _missing(recipe, missing, locations, need)
     if 0 < len(missing) < len(found):
         logger.info(
             "%d of %d streams (such as %s) have no token lengths, so the run uses none",
@@ -105,20 +132,6 @@ def find_resumed_lengths(
     return [each for each in counted if each is not None] if all(counted) else None
 
 
-def _needs_lengths(recipe: Recipe) -> bool:
-    """Whether streams of a mixture end, so that lengths tell whose rows follow."""
-    return recipe.config.is_mixed and recipe.has_tails
-
-
-def _ask_for_needed(asked: str) -> str:
-    if asked == choices.OFF:
-        raise ValueError(
-            "lengths is 'off', but a mixture with epochs or max_epochs needs token lengths to know "
-            "where its streams end. Set lengths='auto', and run cloudload count for each stream"
-        )
-    return choices.REQUIRE if asked == choices.AUTO else asked
-
-
 def _list_locations(recipe: Recipe, asked: str) -> list[Location]:
     location = None if asked in (choices.AUTO, choices.REQUIRE) else asked
     return [lengths_location(dataset, location) for dataset in recipe.corpus.datasets]
@@ -147,7 +160,9 @@ def _search(recipe: Recipe, asked: str) -> list[CountedDataset | None] | None:
     ]
 
 
-def _missing(recipe: Recipe, missing: list[int], locations: list[Location]) -> DatasetError:
+def _missing(
+    recipe: Recipe, missing: list[int], locations: list[Location], need: _Need
+) -> DatasetError:
     what, command = "text column, and transform", _count_command(recipe, missing[0])
     if (chat := recipe.chats[missing[0]]) is not None:
         what = f"chat template, and options of Chat ({chat.name})"
@@ -155,14 +170,10 @@ def _missing(recipe: Recipe, missing: list[int], locations: list[Location]) -> D
     if len(locations) > 1:
         verb = "has" if len(missing) == 1 else "have"
         who = f"{len(missing):,} of {len(locations):,} streams {verb}"
-    why, instead = "lengths are required", "with lengths='auto'"
-    if _needs_lengths(recipe):
-        why = "a mixture with epochs or max_epochs needs token lengths"
-        instead = "without epochs and max_epochs, and with take(n)"
     return DatasetError(
-        f"{why}, but {who} none for this tokenizer, {what} in {locations[missing[0]]}. Run: "
+        f"{need.why}, but {who} none for this tokenizer, {what} in {locations[missing[0]]}. Run: "
         f"{command}. It counts only shards without lengths, such as appended ones. A CloudLoader "
-        f"can also read the data {instead}, but Rows needs the lengths"
+        f"can also read the data {need.instead}, but Rows needs the lengths"
     )
 
 

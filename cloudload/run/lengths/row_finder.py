@@ -7,6 +7,8 @@ With `best_fit`, the lane is played from the nearest mark. This finds a document
 
     row      ─► its lane, played from the nearest mark before the row ─► pieces
     document ─► its lane, played from the nearest mark before the document ─► rows
+
+The pieces of a row tell the work of its attention, too.
 """
 
 from __future__ import annotations
@@ -89,6 +91,22 @@ class RowFinder:
             )
             parts.append(pieces)
         return _in_order(parts)
+
+    def measure_attention(self, pieces: Ints, num_rows: int) -> Ints:
+        """The work of the attention in each of `num_rows` rows: int64 [rows].
+
+        It is the sum of the squares of the numbers of tokens in the row's segments: its pieces,
+        and the padding at its end.
+        """
+        rows, lengths = (
+            pieces[:, tables.PIECE_ROW],
+            pieces[:, tables.PIECE_STOP] - pieces[:, tables.PIECE_START],
+        )
+        padding = np.full(num_rows, self._recipe.packing.seq_len)
+        np.subtract.at(padding, rows, lengths)
+        work: Ints = padding**2
+        np.add.at(work, rows, lengths**2)
+        return work
 
 
 def _in_order(parts: Sequence[Ints]) -> Ints:

@@ -8,7 +8,7 @@
     request     the run to forecast       nodes        caches, downloads
     budget      tokens, steps, or epochs to rows      result       the result and its figures
     cases       real or sampled lengths               plan_report  the result as text
-    node_reads  the documents that nodes read
+    node_reads  the documents that nodes read         slowest_rank  the attention of ranks
 
 A forecast value is a `Figure`: exact, or an estimate with its range.
 """

@@ -143,17 +143,13 @@ class NodeReads:
 
 def find_nodes(share: RankShare, lanes: Ints, rows: Ints) -> Ints:
     """Return the node that computes each row: int64 [rows]. `lanes` are the rows' lanes."""
-    dealing, global_batch = share.dealing, share.global_batch
-    nodes: Ints = share.lane_hosts[lanes]
-    if dealing is None or not len(rows):
+    if share.is_even or not len(rows):
+        nodes: Ints = share.lane_hosts[lanes]
         return nodes
-    batches, indices = np.unique(rows // global_batch, return_inverse=True)
-    by_batch = np.empty((len(batches), global_batch), np.int64)
-    for index, start in enumerate((batches * global_batch).tolist()):
-        dealt = dealing.deal(start, global_batch)
-        for host, rows_of_rank in zip(share.hosts.tolist(), dealt, strict=True):
-            by_batch[index, rows_of_rank - start] = host
-    dealt_nodes: Ints = by_batch[indices, rows % global_batch]
+    batches, indices = np.unique(rows // share.global_batch, return_inverse=True)
+    starts = (batches * share.global_batch).tolist()
+    ranks = np.stack([share.ranks_of(start) for start in starts])
+    dealt_nodes: Ints = share.hosts[ranks[indices, rows % share.global_batch]]
     return dealt_nodes
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from cloudload.tools.forecast.result import Figure, NodePlan, RunPlan, StreamPlan
+from cloudload.system import counted
+from cloudload.tools.forecast.result import BalancePlan, Figure, NodePlan, RunPlan, StreamPlan
 
 _MOST_WORLDS, _MOST_NODES, _MOST_EPOCHS = 40, 16, 6
 _CACHES = {
@@ -40,6 +41,8 @@ def _list_sections(plan: RunPlan) -> Iterator[tuple[str, _Lines]]:
     yield "worlds", [("ranks", _describe_worlds(plan))]
     yield "shard cache of a node", _list_cache(plan)
     yield "downloads", _list_downloads(plan)
+    if plan.balance is not None:
+        yield "attention, with documents apart", _list_balance(plan.balance)
     if plan.first_batch_s is not None:
         yield "measured on this machine", _list_speed(plan)
 
@@ -136,6 +139,15 @@ def _describe_epochs(node: NodePlan) -> str:
     elif used < len(sizes):
         shown.append("then none" if used else "none")
     return f"{', '.join(shown)} on node {node.node}"
+
+
+def _list_balance(balance: BalancePlan) -> _Lines:
+    return [
+        ("a token attends", f"within {balance.attended.with_unit('tokens', 'token')}, on average"),
+        ("slowest rank", f"{balance.dealt} times the mean of all ranks, without balance"),
+        ("with balance", f"{balance.balanced} times the mean"),
+        ("based on", counted(balance.steps, "step")),
+    ]
 
 
 def _list_speed(plan: RunPlan) -> Iterator[tuple[str, str]]:

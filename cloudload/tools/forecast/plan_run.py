@@ -36,7 +36,8 @@ from cloudload.tools.forecast.budget import parse_tokens
 from cloudload.tools.forecast.cases import Cases, open_cases
 from cloudload.tools.forecast.nodes import NodeForecast
 from cloudload.tools.forecast.request import ForecastRequest
-from cloudload.tools.forecast.result import Figure, RunPlan, StreamPlan
+from cloudload.tools.forecast.result import BalancePlan, Figure, RunPlan, StreamPlan
+from cloudload.tools.forecast.slowest_rank import plan_balance
 
 _MOST_EPOCHS = 4
 _SAMPLE = 0.01
@@ -178,6 +179,7 @@ class _Forecast:
             cache_limit_bytes=self._limit,
             least_cache_bytes=least,
             node_plans=node_plans,
+            balance=self._plan_balance(),
             first_batch_s=None,
             tokens_per_worker_s=None,
             workers=None,
@@ -278,6 +280,12 @@ class _Forecast:
         rows = min(case.extent.rows for case in self._found)
         return replace(found, high=found.high * (1 + open_rows / max(1, rows)))
 
+    def _plan_balance(self) -> BalancePlan | None:
+        if not self._share.is_balanced:
+            return None
+        # there is one case, because balance needs token lengths
+        return plan_balance(self._found[0].reading, is_exact=self._cases.is_exact)
+
     # ------------------------------------------------------------ warnings
 
     def _warn(self, found: RunPlan) -> list[str]:
@@ -297,6 +305,11 @@ class _Forecast:
             warnings.append(
                 f"the run reads its data {found.epochs.value:,.0f} times. Its first "
                 f"{played.steps:,} steps were computed, and the rest was extrapolated from them"
+            )
+        if self._asked.delivery.balance is not None and not self._share.is_balanced:
+            warnings.append(
+                "balance has no effect with one rank on each node, because rows do not move "
+                "between nodes. Set ranks_per_node"
             )
         warnings += self._warn_of_cache(found)
         if not self._cases.is_exact and self._cases.samples:

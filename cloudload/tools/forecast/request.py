@@ -29,6 +29,7 @@ class Case:
 
     extent: Extent
     uses: FoundUses
+    reading: NodeReads
 
     def of_node(self, node: int) -> tuple[ShardUses, ShardUses]:
         """Return the shard uses of one node, without and with read-ahead."""
@@ -102,7 +103,7 @@ class ForecastRequest:
                 is_whole=is_whole,
                 measures_rest=self.inputs.lengths is None,
             )
-            found.append(Case(extent, find_uses(reading)))
+            found.append(Case(extent, find_uses(reading), reading))
         return found
 
     def _find_extent(self, run: RunLengths) -> Extent:

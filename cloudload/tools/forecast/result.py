@@ -143,6 +143,20 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
+class BalancePlan:
+    """The attention of the ranks without and with the option `balance`, if documents are apart."""
+
+    steps: int
+    """Number of steps that were computed, at equal distances."""
+    attended: Figure
+    """The mean length of a token's segment: its document's part of the row, or padding."""
+    dealt: Figure
+    """The work of a step's slowest rank over the mean of all ranks, without `balance`."""
+    balanced: Figure
+    """The same with `balance`."""
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """The reads and requirements of a run."""
 
@@ -173,6 +187,8 @@ class RunPlan:
     least_cache_bytes: int
     """The cache limit in bytes below which a loader refuses to start."""
     node_plans: tuple[NodePlan, ...]
+    balance: BalancePlan | None
+    """None without the option `balance`, or if a node has a single rank."""
     first_batch_s: Figure | None
     """Seconds from an empty cache to the first batch, measured on this machine."""
     tokens_per_worker_s: Figure | None

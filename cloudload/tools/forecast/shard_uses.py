@@ -253,12 +253,12 @@ def _list_others(reading: NodeReads, index: int, find: _ShardFinder, firsts: Int
         found, rows = walker.measure(lanes, ordinals), later[ordinals, lanes]
         is_there = found.sizes != tables.Size.ABSENT
         is_passed = is_there & (found.tokens == 0) & (rows < NEVER)
-        # if several nodes make rows of a lane, no row needs the lane's documents without tokens
+        # a rank that makes rows of other ranks' lanes never reads their documents without tokens
         yield from find.list_uses(
             lanes[is_passed],
             ordinals[is_passed],
             rows[is_passed],
-            is_ahead=reading.sharers is not None,
+            is_ahead=not reading.share.has_whole_lanes,
         )
         if not is_over:
             is_ahead = is_there & ~is_passed
