@@ -102,7 +102,7 @@ class Chat:
                 f"template_kwargs of Chat has {taken[0]!r}, which comes from the rows. Remove it"
             )
         try:
-            json.dumps(self.template_kwargs)
+            json.dumps(self.template_kwargs, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"template_kwargs of Chat cannot be written to a state: {error}. Use values of "

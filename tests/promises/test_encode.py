@@ -19,7 +19,7 @@ from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.provenance import open_run, trace_steps
 from cloudload.run import lengths_index
 from cloudload.testing import Leg, check_resume, run_leg, run_legs
-from testkit.awkward import few_legs, without_end
+from testkit.awkward import PACKINGS, few_legs, without_end
 from testkit.conversations import chat_tokenizer
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
@@ -29,11 +29,6 @@ from testkit.loaders import make_loader, ranks
 TOKENIZER = byte_tokenizer()
 SEED = 17
 DOCUMENTS = random_documents(3, 60)
-PACKINGS: list[dict[str, Any]] = [
-    {"packing": "concat"},
-    {"packing": "best_fit", "open_rows": 3},
-    {"packing": "one_per_row", "overflow": "rows"},
-]
 LEGS = [Leg(2, batches=3), Leg(3, workers=2, batches=2), Leg(1, batch_size=5, batches=None)]
 
 

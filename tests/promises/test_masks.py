@@ -20,7 +20,7 @@ from cloudload import Rows, Stream, Text, export_rows
 from cloudload.errors import DatasetError
 from cloudload.segments import IGNORED_LABEL
 from cloudload.testing import Leg, Row, run_legs
-from testkit.awkward import few_legs, without_end
+from testkit.awkward import PACKINGS, few_legs, without_end
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
 from testkit.examples import EXAMPLES
@@ -30,12 +30,6 @@ HIDDEN = "abcdefgh 0123456789"
 TOKENIZER = byte_tokenizer()
 HIDDEN_IDS = frozenset(TOKENIZER.encode(HIDDEN).ids)
 SPACES = re.compile(f"[^{HIDDEN}]+")
-PACKINGS: list[dict[str, Any]] = [
-    {"packing": "concat"},
-    {"packing": "best_fit", "open_rows": 3},
-    {"packing": "one_per_row"},
-    {"packing": "one_per_row", "overflow": "rows"},
-]
 
 
 def hide(sample: dict[str, Any]) -> Text:

@@ -28,19 +28,13 @@ from cloudload.provenance import (
 )
 from cloudload.segments import FIELDS, IGNORED_LABEL
 from cloudload.testing import Leg, Row, check_resume, run_legs
-from testkit.awkward import few_legs
+from testkit.awkward import PACKINGS, few_legs
 from testkit.corpora import EOS, EOS_ID, byte_tokenizer, random_documents
 from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
 from testkit.loaders import list_settings, make_loader, ranks
 
 BOS_ID = 7
-PACKINGS: list[dict[str, Any]] = [
-    {"packing": "concat"},
-    {"packing": "best_fit", "open_rows": 3},
-    {"packing": "one_per_row"},
-    {"packing": "one_per_row", "overflow": "rows"},
-]
 OF_THE_RULE = ("seq_len", "row_bos", "tail")
 
 

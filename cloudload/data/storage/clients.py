@@ -76,7 +76,8 @@ def check_tag(url: str, expected: str, found: str) -> None:
     if expected and found and expected != found:
         raise StoreError(
             f"{redact(url)} changed since it was listed: its version was {expected}, and is now "
-            f"{found}. Restore the previous version, or start over (cloudload convert --overwrite)"
+            f"{found}. Restore the previous version, or start the run again, or the conversion "
+            "with cloudload convert --overwrite"
         )
 
 

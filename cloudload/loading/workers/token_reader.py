@@ -25,7 +25,7 @@ from cloudload.loading.workers.document_reader import (
 from cloudload.rows import DocumentTokenizer, tables
 from cloudload.run import Recipe
 from cloudload.stats import DOCUMENTS, FAILED, FILTERED, TOKENIZE
-from cloudload.system import NEVER, Flags, Ints, Tokens, activity, stage
+from cloudload.system import NEVER, Flags, Ints, Tokens, activity, counted, stage
 
 MOST_UNTRAINED = 1_000
 """If so many first documents of a stream are filtered out, and no other, the stream is wrong."""
@@ -221,7 +221,9 @@ class UntrainedCheck:
         chat, tokens = self._chats[stream], self._sources[stream].tokens
         start = f"all of the first {number:,} documents of {self._labels[stream]} are left"
         if chat is not None:
-            limit = f", or have more than {chat.max_tokens:,} tokens" if chat.max_tokens else ""
+            limit = ""
+            if chat.max_tokens:
+                limit = f", or have more than {counted(chat.max_tokens, 'token')}"
             return (
                 f"{start} out, because they have no trained tokens by the chat template "
                 f"{chat.template.name!r}{limit}. Look at some of them with cloudload head, and "

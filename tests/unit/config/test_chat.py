@@ -23,6 +23,7 @@ from cloudload import Chat
         ({"roles": ["bot"]}, r"roles of Chat is \['bot'\]. Use a dict"),
         ({"roles": {"bot": 1}}, "the role 'bot' in roles of Chat is 1. Use a string"),
         ({"template_kwargs": {"tools": []}}, "has 'tools', which comes from the rows"),
+        ({"template_kwargs": {"f": float("nan")}}, "cannot be written to a state: .*Use values of"),
         ({"template_kwargs": {"f": print}}, "cannot be written to a state: .*Use values of JSON"),
         ({"reasoning_tags": ("<think>",)}, "reasoning_tags of Chat is .*Use two strings"),
         ({"date": "tomorrow"}, "date of Chat is 'tomorrow'. Use a date such as '2026-01-31'"),

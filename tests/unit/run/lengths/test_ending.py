@@ -17,6 +17,7 @@ from cloudload.run.lengths.mixture_search import first_dry_row
 from cloudload.run.position import Position
 from cloudload.stats import COUNTS
 from cloudload.system.arrays import Ints
+from testkit.awkward import PACKINGS
 from testkit.examples import EXAMPLES
 from testkit.tiny_runs import TinyRun, tiny_lengths, tiny_recipe
 
@@ -120,14 +121,6 @@ def test_a_rest_without_tokens_counts_its_documents_and_no_padding() -> None:
 
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any)
-PACKINGS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
-    [
-        {"packing": "concat"},
-        {"packing": "one_per_row"},
-        {"packing": "one_per_row", "overflow": "rows"},
-        {"packing": "best_fit", "open_rows": 2},
-    ]
-)
 
 
 def open_tails(run: TinyRun) -> Tails:
@@ -153,7 +146,7 @@ def count(position: Position | None, stream: int) -> dict[str, int]:
     return dict(zip(COUNTS, position.counts[stream].tolist(), strict=True))
 
 
-@given(first=LENGTHS, second=LENGTHS, options=PACKINGS)
+@given(first=LENGTHS, second=LENGTHS, options=st.sampled_from(PACKINGS))
 def test_the_rows_of_a_tail_are_numbered_as_the_mixture_deals_them(
     first: list[int], second: list[int], options: dict[str, Any]
 ) -> None:
@@ -172,7 +165,7 @@ def test_the_rows_of_a_tail_are_numbered_as_the_mixture_deals_them(
         assert not tails.is_in_tail(np.full(len(others), stream), others).any()
 
 
-@given(first=LENGTHS, second=LENGTHS, options=PACKINGS, at=st.floats(0, 1))
+@given(first=LENGTHS, second=LENGTHS, options=st.sampled_from(PACKINGS), at=st.floats(0, 1))
 def test_within_a_tail_its_rows_keep_their_numbers(
     first: list[int], second: list[int], options: dict[str, Any], at: float
 ) -> None:
@@ -225,7 +218,7 @@ def test_distant_rows_of_a_tail_are_numbered_without_listing_the_rows_between() 
     assert numbers.tolist() == [end - 1 - begin, 3]
 
 
-@given(first=LENGTHS, second=LENGTHS, options=PACKINGS)
+@given(first=LENGTHS, second=LENGTHS, options=st.sampled_from(PACKINGS))
 def test_at_its_tail_a_stream_has_in_its_lanes_what_the_tail_packs(
     first: list[int], second: list[int], options: dict[str, Any]
 ) -> None:
@@ -245,7 +238,7 @@ def test_at_its_tail_a_stream_has_in_its_lanes_what_the_tail_packs(
 @given(
     first=LENGTHS,
     second=LENGTHS,
-    options=PACKINGS,
+    options=st.sampled_from(PACKINGS),
     at=st.tuples(st.floats(0, 1), st.floats(0, 1)),
     stopping=st.sampled_from(["all", "first"]),
 )
@@ -271,7 +264,7 @@ def test_a_position_is_the_same_from_wherever_it_is_computed(
         assert lanes(resumed.advance(position, later)) == lanes(direct)
 
 
-@given(first=LENGTHS, second=LENGTHS, options=PACKINGS)
+@given(first=LENGTHS, second=LENGTHS, options=st.sampled_from(PACKINGS))
 def test_at_the_end_every_document_of_every_stream_was_counted_once(
     first: list[int], second: list[int], options: dict[str, Any]
 ) -> None:
@@ -288,7 +281,7 @@ def test_at_the_end_every_document_of_every_stream_was_counted_once(
     assert total == 5 * end
 
 
-@given(first=LENGTHS, second=LENGTHS, options=PACKINGS, epochs=st.integers(1, 3))
+@given(first=LENGTHS, second=LENGTHS, options=st.sampled_from(PACKINGS), epochs=st.integers(1, 3))
 @example(first=[1], second=[1, 0], options={"packing": "one_per_row"}, epochs=1)
 def test_at_the_end_of_a_corpus_each_stream_has_its_documents(
     first: list[int], second: list[int], options: dict[str, Any], epochs: int

@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 
 from cloudload.run.lengths.row_finder import RowFinder
 from cloudload.run.position import Position
+from testkit.awkward import PACKINGS
 from testkit.tiny_runs import TinyRun, name_documents
 
-PACKINGS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
-    [
-        {"packing": "concat"},
-        {"packing": "one_per_row"},
-        {"packing": "one_per_row", "overflow": "rows"},
-        {"packing": "best_fit", "open_rows": 2},
-    ]
-)
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
 
@@ -36,7 +29,8 @@ def find(run: TinyRun, *rows: int, position: Position | None = None) -> list[lis
 
 
 @given(
-    lengths=LENGTHS, options=PACKINGS, epochs=st.integers(1, 3), at=st.floats(0, 1),
+    lengths=LENGTHS, options=st.sampled_from(PACKINGS), epochs=st.integers(1, 3),
+    at=st.floats(0, 1),
     asked=st.lists(st.integers(0, 12), max_size=8),
 )  # fmt: skip
 def test_rows_after_a_position_are_those_of_the_packer_and_of_its_tail(
@@ -78,7 +72,8 @@ def test_rows_of_a_mixture_are_counted_within_their_stream() -> None:
 
 
 @given(
-    first=LENGTHS, second=LENGTHS, options=PACKINGS, weights=st.sampled_from([[1, 1], [3, 1]]),
+    first=LENGTHS, second=LENGTHS, options=st.sampled_from(PACKINGS),
+    weights=st.sampled_from([[1, 1], [3, 1]]),
 )  # fmt: skip
 def test_a_mixture_that_ends_has_every_token_once_and_one_short_row_per_stream_at_most(
     first: list[int], second: list[int], options: dict[str, Any], weights: list[float]

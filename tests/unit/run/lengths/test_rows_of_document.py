@@ -14,17 +14,10 @@ from cloudload.errors import DatasetError
 from cloudload.run.lengths.row_finder import RowFinder
 from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
 from cloudload.run.position import Position
+from testkit.awkward import PACKINGS
 from testkit.examples import EXAMPLES
 from testkit.tiny_runs import TinyRun, name_documents
 
-PACKINGS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
-    [
-        {"packing": "concat"},
-        {"packing": "one_per_row"},
-        {"packing": "one_per_row", "overflow": "rows"},
-        {"packing": "best_fit", "open_rows": 2},
-    ]
-)
 LENGTHS = st.lists(st.integers(0, 12), min_size=2, max_size=8).filter(
     lambda lengths: any(lengths[::2]) and any(lengths[1::2])
 )
@@ -56,7 +49,7 @@ def walk(
 
 @given(
     lengths=LENGTHS,
-    options=PACKINGS,
+    options=st.sampled_from(PACKINGS),
     epochs=st.sampled_from([None, 1, 3]),
     shuffle=st.booleans(),
     rows=st.tuples(st.integers(0, 6), st.integers(0, 12)),
@@ -168,7 +161,7 @@ def test_an_endless_lane_without_tokens_is_refused() -> None:
 @given(
     first=LENGTHS,
     second=LENGTHS,
-    options=PACKINGS,
+    options=st.sampled_from(PACKINGS),
     at=st.integers(0, 4),
     max_epochs=st.sampled_from([[1, 1], [1, 2], [None, 1]]),
 )

@@ -18,16 +18,9 @@ from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Origin, Position
 from cloudload.stats import COUNTS
 from cloudload.system.arrays import NEVER
+from testkit.awkward import PACKINGS
 from testkit.tiny_runs import TinyRun, tiny_lengths
 
-PACKINGS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
-    [
-        {"packing": "concat"},
-        {"packing": "one_per_row"},
-        {"packing": "one_per_row", "overflow": "rows"},
-        {"packing": "best_fit", "open_rows": 2},
-    ]
-)
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
 
@@ -57,7 +50,7 @@ def same(one: Position | None, other: Position | None) -> bool:
     return plain[0] == plain[1] and parts[0] == parts[1]
 
 
-@given(lengths=LENGTHS, options=PACKINGS, epochs=st.integers(1, 3))
+@given(lengths=LENGTHS, options=st.sampled_from(PACKINGS), epochs=st.integers(1, 3))
 def test_a_finite_run_has_the_rows_of_its_lanes_and_its_tail(
     lengths: list[int], options: dict[str, Any], epochs: int
 ) -> None:
@@ -72,7 +65,8 @@ def test_a_finite_run_has_the_rows_of_its_lanes_and_its_tail(
 
 
 @given(
-    lengths=LENGTHS, options=PACKINGS, epochs=st.integers(1, 3), at=st.floats(0, 1),
+    lengths=LENGTHS, options=st.sampled_from(PACKINGS), epochs=st.integers(1, 3),
+    at=st.floats(0, 1),
     then=st.floats(0, 1),
 )  # fmt: skip
 def test_a_position_counts_the_rows_before_it_wherever_it_was_reached_from(
@@ -90,7 +84,7 @@ def test_a_position_counts_the_rows_before_it_wherever_it_was_reached_from(
     assert same(reopen(run.lengths).advance(found, later), run.lengths.advance(run.start, later))
 
 
-@given(lengths=LENGTHS, options=PACKINGS, epochs=st.integers(1, 3))
+@given(lengths=LENGTHS, options=st.sampled_from(PACKINGS), epochs=st.integers(1, 3))
 def test_at_its_end_a_run_has_counted_every_document_once(
     lengths: list[int], options: dict[str, Any], epochs: int
 ) -> None:
