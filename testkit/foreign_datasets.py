@@ -50,7 +50,7 @@ def write_litdata_tokens(folder: Path, documents: Documents, *, per_chunk: int =
         header = struct.pack("<I", len(items)) + offsets.astype("<u4").tobytes()
         (folder / name).write_bytes(header + b"".join(items))
         chunks.append({"filename": name, "chunk_size": len(items)})
-    config = {"data_format": ["no_header_tensor:18"], "item_loader": "TokensLoader"}
+    config = {"item_loader": "TokensLoader", "compression": None}
     (folder / "index.json").write_text(json.dumps({"chunks": chunks, "config": config}))
 
 
