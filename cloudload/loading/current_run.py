@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.config import DeliveryConfig, RowsConfig, checks, choices
-from cloudload.data import cache_folder, urls
+from cloudload.data import Corpus, cache_folder, urls
 from cloudload.errors import RanksDisagreeError
 from cloudload.loading.delivery.run_log import KEPT_POSITIONS, RunLog
 from cloudload.loading.delivery.start_log import StartLog
@@ -401,14 +401,7 @@ def _has_documents_of(recipe: Recipe, other: Recipe) -> bool:
 
 def _log_resumed(run: CurrentRun, saved: Saved) -> None:
     """Log the data that the resumed run leaves out, and a change of the tokenizer backend."""
-    for stream, dataset in zip(run.recipe.config.streams, run.recipe.corpus.datasets, strict=True):
-        if dataset.num_left_out:
-            count = len(dataset.shards)
-            logger.info(
-                f"{stream.label}: this run reads only the first {count:,} of "
-                f"{count + dataset.num_left_out:,} shards, because the others were added after it "
-                "began. A new run reads all shards"
-            )
+    log_left_out([stream.label for stream in run.recipe.config.streams], run.recipe.corpus)
     if saved.tokenizer_backend != run.backend.versions:
         logger.info(
             "the state was saved with %s. The run continues with %s, %s",
@@ -418,3 +411,15 @@ def _log_resumed(run: CurrentRun, saved: Saved) -> None:
             if "token_ids" in saved.fields
             else "whose IDs cannot be compared, because the state has no token_ids",
         )
+
+
+def log_left_out(labels: Sequence[str], corpus: Corpus) -> None:
+    """Log the shards of each stream that a resumed run leaves out."""
+    for label, dataset in zip(labels, corpus.datasets, strict=True):
+        if dataset.num_left_out:
+            count = len(dataset.shards)
+            logger.info(
+                f"{label}: this run reads only the first {count:,} of "
+                f"{count + dataset.num_left_out:,} shards, because the others were added after it "
+                "began. A new run reads all shards"
+            )

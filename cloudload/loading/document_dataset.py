@@ -11,6 +11,9 @@ world and in any process. Only what was delivered or finished counts as done:
     batches    a state is the next index                     0 1 2 3 | 4 5 …
     queue      a state is a frontier, and what is done       done done done | 3 - 5 - 7
                beyond it                                     frontier 3, done 5 7
+
+The order depends on all shards. After a state was loaded, the documents are those of the shards
+that there were when the order began.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +40,17 @@ from cloudload.config import (
 )
 from cloudload.data import ID_KEY, Corpus, Retry, ShardCache, cache_folder, open_corpus, urls
 from cloudload.errors import DatasetError, StreamChangedError
+from cloudload.loading.current_run import log_left_out
 from cloudload.loading.delivery.world import current_environment
 from cloudload.order import EpochOrders
-from cloudload.run import Component, order_corpus
+from cloudload.run import Component, find_beginning, order_corpus
 from cloudload.system import Ints, Spares, option_help
 
 Document = dict[str, Any]
 """A sample's values by column."""
 MOST_AHEAD = 1 << 16
 """The most documents that may be done, or taken, beyond one that is not done."""
-_VERSION = 1
+_VERSION, _STREAM_SHARDS = 1, "stream_shards"
 _MOST_INDEX = 1 << 62
 
 
@@ -69,10 +73,40 @@ class DocumentPlace:
 class _Order:
     """The samples of a corpus in their global order."""
 
+    config: RowsConfig
     corpus: Corpus
-    component: Component
     cache_root: Path
-    labels: tuple[str, ...]
+
+    @cached_property
+    def component(self) -> Component:
+        """The streams of the corpus, in one order."""
+        return order_corpus(self.config, self.corpus, (None,) * len(self.labels))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name of each stream."""
+        return tuple(stream.label for stream in self.config.streams)
+
+    @property
+    def shards(self) -> list[int]:
+        """The number of shards of each stream."""
+        return [len(dataset.shards) for dataset in self.corpus.datasets]
+
+    def begin(self, state: Mapping[str, Any]) -> _Order:
+        """Return the order with only the shards of a state.
+
+        Returns the order itself if no shards were appended, or if its data does not begin with that
+        of the state. Raises `StreamChangedError` if the state is damaged.
+        """
+        shards = state.get(_STREAM_SHARDS, [])
+        if not isinstance(shards, list) or any(type(each) is not int for each in shards):
+            raise _damaged(_STREAM_SHARDS)
+        wanted = str(state.get("data", "")), str(state.get("samples", ""))
+        streams = range(len(self.labels))
+        found = find_beginning(self.corpus, streams, wanted, shards, str(state.get("choose")))
+        if found is None or found == self.shards:
+            return self
+        return replace(self, corpus=self.corpus.take(found))
 
     def open(self) -> EpochOrders:
         return self.component.orders(self.cache_root)
@@ -94,6 +128,7 @@ class _Order:
             "shuffle_block_size": order.shuffle_block_size if order.shuffle else 0,
             "num_canonical_nodes": self.component.lanes.num_nodes,
             "seed": order.seed,
+            _STREAM_SHARDS: self.shards,
         }
 
 
@@ -157,6 +192,52 @@ class _DocumentSource:
 
     def close(self) -> None:
         self._cache.close()
+
+
+class _Reading:
+    """The order in which documents are read now, and its readers. A state may replace both."""
+
+    def __init__(
+        self, whole: _Order, columns: Sequence[str] | None, delivery: DeliveryConfig
+    ) -> None:
+        self._whole, self._columns, self._delivery = whole, columns, delivery
+        self._now = self._open(whole)
+
+    def _open(self, order: _Order) -> tuple[_Order, Spares[_DocumentSource]]:
+        make = partial(_DocumentSource, order, self._columns, self._delivery)
+        return order, Spares(make, _DocumentSource.close)
+
+    @property
+    def order(self) -> _Order:
+        """The order of the documents."""
+        return self._now[0]
+
+    @property
+    def readers(self) -> Spares[_DocumentSource]:
+        """The readers of the documents."""
+        return self._now[1]
+
+    def find(self, state: Mapping[str, Any]) -> _Order:
+        """Return the order of a state, without shards that were appended since it began.
+
+        Raises `StreamChangedError` if the state is of another order or other data, or is damaged.
+        """
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            raise StreamChangedError(
+                "this is not a state of Documents. Pass what state_dict() returned"
+            )
+        order = self._whole.begin(state)
+        _check_state(state, order)
+        return self.order if order.shards == self.order.shards else order
+
+    def follow(self, order: _Order) -> None:
+        """Read the documents of an order that `find` returned from now on."""
+        if order is self.order:
+            return
+        before, self._now = self.readers, self._open(order)
+        before.close()
+        if current_environment().is_first_process(self._delivery):
+            log_left_out(order.labels, order.corpus)
 
 
 class Documents(torch.utils.data.Dataset[Document]):
@@ -229,19 +310,16 @@ class Documents(torch.utils.data.Dataset[Document]):
         cache_folder.check_cache_folder(root, [stream.url for stream in config.streams])
         corpus = open_corpus([each.locate(retry or Retry()) for each in config.streams], root)
         _check_columns(corpus, columns or ())
-        selected = (None,) * len(config.streams)
-        component = order_corpus(config, corpus, selected)
-        labels = tuple(stream.label for stream in config.streams)
-        self._order = _Order(corpus, component, root, labels)
+        order = _Order(config, corpus, root)
+        _ = order.component  # raises if the options do not suit the data
         self._epochs = epochs
         cache_folder.open_cache_folder(root)
-        make = partial(_DocumentSource, self._order, columns, delivery)
-        self._readers = Spares(make, _DocumentSource.close)
+        self._reading = _Reading(order, columns, delivery)
 
     @property
     def num_documents(self) -> int:
         """The number of documents in an epoch."""
-        return self._order.component.num_positions
+        return self._reading.order.component.num_positions
 
     @property
     def end(self) -> int | None:
@@ -268,7 +346,7 @@ class Documents(torch.utils.data.Dataset[Document]):
         wanted = self._check(indices)
         if not len(wanted):
             return []
-        with self._readers.lend() as reader:
+        with self._reading.readers.lend() as reader:
             return reader.read(reader.find(wanted))
 
     def __iter__(self) -> Iterator[Document]:
@@ -281,12 +359,12 @@ class Documents(torch.utils.data.Dataset[Document]):
     def where(self, index: int) -> DocumentPlace:
         """Say where a document is in the data. Raises the errors of `__getitem__`."""
         [wanted] = self._check([index]).tolist()
-        with self._readers.lend() as reader:
+        with self._reading.readers.lend() as reader:
             return reader.place(wanted)
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Start fetching the shards of documents that will be read soon."""
-        with self._readers.lend() as reader:
+        with self._reading.readers.lend() as reader:
             reader.prefetch(self._check(indices))
 
     def _check(self, indices: Sequence[int]) -> Ints:
@@ -319,30 +397,49 @@ class Documents(torch.utils.data.Dataset[Document]):
         """
         return DocumentBatches(
             self,
+            self._reading,
             checks.as_integer("batch_size", batch_size, 1),
-            collate_fn or list,
-            checks.as_integer("num_workers", num_workers, 0),
-            DeliveryConfig(batch_size=1, dp_rank=dp_rank, dp_world_size=dp_world_size),
+            collate_fn=collate_fn or list,
+            num_workers=checks.as_integer("num_workers", num_workers, 0),
+            delivery=DeliveryConfig(batch_size=1, dp_rank=dp_rank, dp_world_size=dp_world_size),
         )
 
     def queue(self) -> DocumentQueue:
         """Hand out documents that may finish in any order, with a state."""
-        return DocumentQueue(self)
-
-    def describe_order(self) -> dict[str, Any]:
-        """What a state says about the order and the data: plain JSON types."""
-        return self._order.describe()
+        return DocumentQueue(self, self._reading)
 
     def close(self) -> None:
         """Stop fetching and unmap the shards. The next access opens them again."""
-        self._readers.close()
+        self._reading.readers.close()
 
     def __repr__(self) -> str:
         size = "no end" if self.end is None else f"{self.end:,} documents"
-        return f"Documents({', '.join(self._order.labels)}, {size})"
+        return f"Documents({', '.join(self._reading.order.labels)}, {size})"
 
 
-class DocumentBatches:
+class _Place:
+    """A place in the order that documents had when it began."""
+
+    def __init__(self, docs: Documents, reading: _Reading) -> None:
+        self._docs, self._reading, self._order = docs, reading, reading.order
+
+    def _check_order(self) -> None:
+        """Raise `DatasetError` if another state has changed the documents."""
+        if self._reading.order is not self._order:
+            raise DatasetError(
+                "the documents have changed, because a state was loaded that has another number of "
+                "shards. Load a state here, too, or create other Documents for each state"
+            )
+
+    def _describe(self, **position: Any) -> dict[str, Any]:
+        return {"version": _VERSION, **position, **self._order.describe()}
+
+    def _follow(self, order: _Order) -> None:
+        self._reading.follow(order)
+        self._order = order
+
+
+class DocumentBatches(_Place):
     """This rank's documents in batches. Create it with `Documents.batches`.
 
     The state counts batches that the training loop received, whatever the workers have read ahead.
@@ -356,12 +453,15 @@ class DocumentBatches:
     def __init__(
         self,
         docs: Documents,
+        reading: _Reading,
         batch_size: int,
+        *,
         collate_fn: Callable[[list[Document]], Any],
         num_workers: int,
         delivery: DeliveryConfig,
     ) -> None:
-        self._docs, self._batch_size, self._collate_fn = docs, batch_size, collate_fn
+        super().__init__(docs, reading)
+        self._batch_size, self._collate_fn = batch_size, collate_fn
         self._num_workers, self._delivery = num_workers, delivery
         self.next_index = 0
         """The index of the first document that is in no batch yet, of any rank."""
@@ -372,6 +472,7 @@ class DocumentBatches:
 
         A new iterator, or a loaded state, ends earlier ones: they raise `DatasetError`.
         """
+        self._check_order()
         self._num_iterators = number_of_this = self._num_iterators + 1
         world = current_environment().find_world(self._delivery)
         step = self._batch_size * world.size
@@ -392,17 +493,23 @@ class DocumentBatches:
                     "this iterator of batches has ended, because there is a newer one, or a state "
                     "was loaded. Use the newest one, or iterate again"
                 )
+            self._check_order()
             self.next_index = _clip(first + number * step, self._docs.end)
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch that was received: plain JSON types."""
-        return {"version": _VERSION, "next": self.next_index, **self._docs.describe_order()}
+        return self._describe(next=self.next_index)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after a state. Raises `StreamChangedError` if it is of another order or data."""
-        _check_state(state, self._docs)
-        self.next_index = _read_index(state, "next")
+        """Continue after a state. The documents are then those of its shards, without shards that
+        were appended since.
+
+        Raises `StreamChangedError` if it is of another order or data, or is damaged.
+        """
+        order, next_index = self._reading.find(state), _read_index(state, "next")
+        self._follow(order)
+        self.next_index = next_index
         self._num_iterators += 1
 
 
@@ -441,7 +548,7 @@ class _BatchIndices:
             start += self.step
 
 
-class DocumentQueue:
+class DocumentQueue(_Place):
     """Documents that one process hands out, and that finish in any order.
 
     It belongs to the one process that controls the rollouts, whose state is the state of the job.
@@ -449,8 +556,8 @@ class DocumentQueue:
     Threads of the process may share the queue.
     """
 
-    def __init__(self, docs: Documents) -> None:
-        self._docs = docs
+    def __init__(self, docs: Documents, reading: _Reading) -> None:
+        super().__init__(docs, reading)
         self._lock = threading.RLock()  # a signal handler may save a state during a call
         self._frontier = self._next = 0
         self._done: set[int] = set()
@@ -474,6 +581,7 @@ class DocumentQueue:
         """
         number = checks.as_integer("number", number, 0)
         with self._lock:
+            self._check_order()
             wanted, index = list[int](), self._next
             while len(wanted) < number and (self._docs.end is None or index < self._docs.end):
                 if index not in self._done:
@@ -513,36 +621,30 @@ class DocumentQueue:
     def state_dict(self) -> dict[str, Any]:
         """Return the state: the frontier, and what is done beyond it; plain JSON types."""
         with self._lock:
-            return {
-                "version": _VERSION,
-                "frontier": self._frontier,
-                "done": sorted(self._done),
-                **self._docs.describe_order(),
-            }
+            return self._describe(frontier=self._frontier, done=sorted(self._done))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with a state: what is not done in it is handed out again.
+        """Continue with a state: what is not done in it is handed out again. The documents are then
+        those of its shards, without shards that were appended since.
 
         Raises `StreamChangedError` if it is of another order or other data, or is damaged.
         """
-        _check_state(state, self._docs)
+        order = self._reading.find(state)
         frontier, done = _read_index(state, "frontier"), state.get("done")
         if not isinstance(done, list) or any(type(each) is not int for each in done):
             raise _damaged("done")
         if sorted(set(done)) != done or (done and done[0] <= frontier):
             raise _damaged("done")
         with self._lock:
+            self._follow(order)
             self._frontier = self._next = frontier
             self._done = set(done)
 
 
-def _check_state(state: Mapping[str, Any], docs: Documents) -> None:
+def _check_state(state: Mapping[str, Any], order: _Order) -> None:
     """Raise `StreamChangedError` unless a state is of the same order over the same samples."""
-    if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-        raise StreamChangedError(
-            "this is not a state of Documents. Pass what state_dict() returned"
-        )
-    found = docs.describe_order()
+    found = order.describe()
+    del found[_STREAM_SHARDS]  # follows from the data
     changed = [name for name in found if state.get(name) != found[name]]
     if found["samples"] and state.get("samples") == found["samples"]:
         changed = [name for name in changed if name != "data"]  # written again, or compressed

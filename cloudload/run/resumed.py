@@ -111,10 +111,8 @@ def _keep_beginning(saved: Saved, recipe: Recipe) -> Recipe:
     """
     shards = [len(dataset.shards) for dataset in recipe.corpus.datasets]
     for component, wanted in zip(recipe.components, _list_fingerprints(saved.fields), strict=False):
-        streams = component.streams
-        if _is_of(recipe.corpus, streams, wanted):
-            continue
-        found = _find_shards(saved, recipe.corpus, component, wanted)
+        streams, num_samples = component.streams, str(saved.fields["choose"])
+        found = find_beginning(recipe.corpus, streams, wanted, saved.stream_shards, num_samples)
         if found is None:
             return recipe
         shards[streams.start : streams.stop] = found
@@ -137,20 +135,26 @@ def _is_of(corpus: Corpus, streams: range, wanted: tuple[str, str]) -> bool:
     return is_same or (samples != "" and samples == corpus.fingerprint_samples(streams))
 
 
-def _find_shards(
-    saved: Saved, corpus: Corpus, component: Component, wanted: tuple[str, str]
+def find_beginning(
+    corpus: Corpus,
+    streams: range,
+    wanted: tuple[str, str],
+    stream_shards: Sequence[int],
+    num_samples: str,
 ) -> list[int] | None:
-    """The number of shards that a saved run reads of each stream of a component.
+    """The number of shards of each of some streams that a saved order has.
 
-    None if the component's data does not begin with the saved data, whose fingerprints are
-    `wanted`.
+    `wanted` are the (data, samples) fingerprints of the order. `stream_shards` and `num_samples`
+    are its numbers of shards and of samples as the state has them; () for a state without the
+    first. Returns None if the streams do not begin with the saved data.
     """
-    streams = component.streams
+    shards = [len(dataset.shards) for dataset in corpus.datasets]
+    if _is_of(corpus, streams, wanted):
+        return shards[streams.start : streams.stop]
     if len(streams) == 1:
         found = corpus.find_beginning(streams.start, *wanted)
         return None if found is None else [found]
-    shards = [len(dataset.shards) for dataset in corpus.datasets]
-    for counts in _list_candidates(saved, corpus, shards):
+    for counts in _list_candidates(corpus, shards, stream_shards, num_samples):
         is_possible = len(counts) == len(shards) and all(map(int.__le__, counts, shards))
         if is_possible and _is_of(corpus.take(counts), streams, wanted):
             return list(counts)
@@ -158,20 +162,20 @@ def _find_shards(
 
 
 def _list_candidates(
-    saved: Saved, corpus: Corpus, shards: Sequence[int]
+    corpus: Corpus, shards: Sequence[int], stream_shards: Sequence[int], num_samples: str
 ) -> Iterator[Sequence[int]]:
     """Yield the possible numbers of shards of the streams when the run began.
 
     A state records these numbers. An older state records only the number of samples, so it is
     assumed that only one stream has grown.
     """
-    if saved.stream_shards:
-        yield saved.stream_shards
+    if stream_shards:
+        yield stream_shards
         return
     for stream, dataset in enumerate(corpus.datasets):
         ends = np.cumsum(dataset.table.samples)
         totals = corpus.num_samples - ends[-1:] + ends
-        for index in np.flatnonzero(totals.astype(str) == str(saved.fields["choose"])).tolist():
+        for index in np.flatnonzero(totals.astype(str) == num_samples).tolist():
             yield [*shards[:stream], index + 1, *shards[stream + 1 :]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload import Rows, Stream, convert_to_mds
+from cloudload import Documents, Rows, Stream, convert_to_mds
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.rows.packing.tables import SPAN_STREAM
 from cloudload.testing import Leg, Row, run_leg
@@ -255,3 +256,73 @@ def test_after_an_append_that_was_not_counted_the_error_says_that_counting_the_n
             each.rows.tolist() for each in before[name].take(4)
         ]
     assert open_rows(state=states["uneven"]).first_row == 0
+
+
+# ---------------------------------------------------------------- documents by index
+
+
+@pytest.mark.parametrize("shuffle_algo", ["py1e", "seekable"])
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_documents_continue_on_the_shards_of_a_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, num_streams: int, shuffle_algo: Any
+) -> None:
+    data = [tmp_path / f"mds-{number}" for number in range(num_streams)]
+    for number, folder in enumerate(data):
+        convert(folder, f"a{number}", 40)
+
+    def open_documents() -> Documents:
+        urls = [str(folder) for folder in data]
+        return Documents(urls, epochs=2, seed=3, shuffle_algo=shuffle_algo, local=tmp_path / "c")
+
+    docs = open_documents()
+    whole, began = list(docs), docs.num_documents
+    queue, batches = docs.queue(), docs.batches(5)
+    queue.take(20)
+    queue.done([0, 1, 7, 19])
+    next(iter(batches))
+    states = queue.state_dict(), batches.state_dict()
+    for name in "bc":
+        convert(data[-1], name, 15, append=True)
+        with closing(open_documents()) as docs:
+            caplog.set_level(logging.INFO)
+            caplog.clear()
+            assert docs.num_documents > began
+            queue, batches = docs.queue(), docs.batches(5)
+            queue.load_state_dict(states[0])
+            assert "this run reads only the first" in caplog.text
+            assert docs.num_documents == began
+            assert (list(docs), len(docs)) == (whole, 2 * began)
+            indices, found = zip(*queue.take(3 * began), strict=True)
+            assert list(indices) == [each for each in range(2 * began) if each not in (0, 1, 7, 19)]
+            assert list(found) == [whole[index] for index in indices]
+            with pytest.raises(DatasetError, match="a state was loaded that has another number"):
+                next(iter(batches))
+            batches.load_state_dict(states[1])
+            rest = [document for batch in batches for document in batch]
+            assert rest == whole[5:]
+            fresh = docs.queue()
+            fresh.load_state_dict(states[0])
+            assert (fresh.state_dict(), fresh.open) == (states[0], [])
+
+
+def test_documents_without_a_state_have_all_shards(tmp_path: Path) -> None:
+    data = tmp_path / "mds"
+    convert(data, "a", 40)
+    with closing(Documents(data, local=tmp_path / "c")) as docs:
+        old = docs.queue().state_dict()
+    convert(data, "b", 15, append=True)
+    with closing(Documents(data, local=tmp_path / "c")) as docs:
+        assert docs.num_documents == 55
+        queue, new = docs.queue(), docs.queue().state_dict()
+        for state, number in ((old, 40), (new, 55), (without(old, "stream_shards"), 40)):
+            queue.load_state_dict(state)
+            assert len(docs) == number
+            assert len(queue.take(60)) == number
+        for wrong in ({**old, "stream_shards": "2"}, {**old, "stream_shards": [1.5]}):
+            with pytest.raises(StreamChangedError, match="stream_shards: the state is damaged"):
+                queue.load_state_dict(wrong)
+        with pytest.raises(StreamChangedError, match="next: the state is damaged"):
+            docs.batches(1).load_state_dict(old)
+        with pytest.raises(StreamChangedError, match="data: saved 'x', found"):
+            queue.load_state_dict({**old, "data": "x", "samples": ""})
+        assert len(docs) == 40, "a state that is refused changes nothing"
