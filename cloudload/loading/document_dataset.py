@@ -43,7 +43,7 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loading.current_run import log_left_out
 from cloudload.loading.delivery.world import current_environment
 from cloudload.order import EpochOrders
-from cloudload.run import Component, find_beginning, order_corpus
+from cloudload.run import Component, find_saved_shards, order_corpus
 from cloudload.system import Ints, Spares, option_help
 
 Document = dict[str, Any]
@@ -103,7 +103,7 @@ class _Order:
             raise _damaged(_STREAM_SHARDS)
         wanted = str(state.get("data", "")), str(state.get("samples", ""))
         streams = range(len(self.labels))
-        found = find_beginning(self.corpus, streams, wanted, shards, str(state.get("choose")))
+        found = find_saved_shards(self.corpus, streams, wanted, shards, str(state.get("choose")))
         if found is None or found == self.shards:
             return self
         return replace(self, corpus=self.corpus.take(found))
@@ -194,7 +194,7 @@ class _DocumentSource:
         self._cache.close()
 
 
-class _Reading:
+class _CurrentOrder:
     """The order in which documents are read now, and its readers. A state may replace both."""
 
     def __init__(
@@ -314,7 +314,7 @@ class Documents(torch.utils.data.Dataset[Document]):
         _ = order.component  # raises if the options do not suit the data
         self._epochs = epochs
         cache_folder.open_cache_folder(root)
-        self._reading = _Reading(order, columns, delivery)
+        self._reading = _CurrentOrder(order, columns, delivery)
 
     @property
     def num_documents(self) -> int:
@@ -420,7 +420,7 @@ class Documents(torch.utils.data.Dataset[Document]):
 class _Place:
     """A place in the order that documents had when it began."""
 
-    def __init__(self, docs: Documents, reading: _Reading) -> None:
+    def __init__(self, docs: Documents, reading: _CurrentOrder) -> None:
         self._docs, self._reading, self._order = docs, reading, reading.order
 
     def _check_order(self) -> None:
@@ -453,7 +453,7 @@ class DocumentBatches(_Place):
     def __init__(
         self,
         docs: Documents,
-        reading: _Reading,
+        reading: _CurrentOrder,
         batch_size: int,
         *,
         collate_fn: Callable[[list[Document]], Any],
@@ -556,7 +556,7 @@ class DocumentQueue(_Place):
     Threads of the process may share the queue.
     """
 
-    def __init__(self, docs: Documents, reading: _Reading) -> None:
+    def __init__(self, docs: Documents, reading: _CurrentOrder) -> None:
         super().__init__(docs, reading)
         self._lock = threading.RLock()  # a signal handler may save a state during a call
         self._frontier = self._next = 0

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         open_recipe_without_data,
         open_tokenizer,
     )
-    from cloudload.run.resumed import find_beginning, resume_run
+    from cloudload.run.resumed import find_saved_shards, resume_run
     from cloudload.run.saved import Saved, read_state
     from cloudload.run.sources import read_sources
     from cloudload.run.state import State, build_state

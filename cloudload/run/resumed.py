@@ -112,7 +112,7 @@ def _keep_beginning(saved: Saved, recipe: Recipe) -> Recipe:
     shards = [len(dataset.shards) for dataset in recipe.corpus.datasets]
     for component, wanted in zip(recipe.components, _list_fingerprints(saved.fields), strict=False):
         streams, num_samples = component.streams, str(saved.fields["choose"])
-        found = find_beginning(recipe.corpus, streams, wanted, saved.stream_shards, num_samples)
+        found = find_saved_shards(recipe.corpus, streams, wanted, saved.stream_shards, num_samples)
         if found is None:
             return recipe
         shards[streams.start : streams.stop] = found
@@ -135,7 +135,7 @@ def _is_of(corpus: Corpus, streams: range, wanted: tuple[str, str]) -> bool:
     return is_same or (samples != "" and samples == corpus.fingerprint_samples(streams))
 
 
-def find_beginning(
+def find_saved_shards(
     corpus: Corpus,
     streams: range,
     wanted: tuple[str, str],
