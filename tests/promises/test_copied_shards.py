@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import Stream, convert_to_mds
+from cloudload import Documents, Stream, convert_to_mds
 from cloudload.convert import index_files
 from cloudload.data.mds import virtual_index
 from cloudload.data.mds.dataset import Corpus, open_corpus
@@ -251,6 +251,28 @@ def test_a_run_on_mds_shards_without_hashes_of_samples_continues_on_copies(
     legs = [Leg(batch_size=12, batches=3), Leg(2, batch_size=6), Leg(3, batch_size=4)]
     assert run(make, legs)[0] == run([make[0]], [Leg(batch_size=12, batches=9)])[0]
     assert SAMPLES_FIELD not in run_leg(make[0], Leg(batches=1))[1][-1]
+
+
+def test_documents_by_index_continue_on_copies(tmp_path: Path) -> None:
+    data = write(tmp_path / "in", DOCUMENTS)
+    copies = copy(data, tmp_path / "out")
+    for first, second in ((data, copies), (copies, data)):
+        queue, again = (
+            Documents(each, local=tmp_path / "cache", epochs=2).queue() for each in (first, second)
+        )
+        queue.done(index for index, _ in queue.take(20))
+        again.load_state_dict(queue.state_dict())
+        assert again.take(300) == queue.take(300) != []
+
+
+def test_a_run_keeps_its_shards_on_copies_of_more_files(tmp_path: Path) -> None:
+    make = ranks(write(tmp_path / "in"), local=tmp_path / "cache", on_error="skip")
+    states = run_leg(make, Leg(batches=3))[1]
+    expected, _ = run_leg(make, Leg(batches=9), states[-1])
+    write_parquet(tmp_path / "in" / "part-9.parquet", [{"id": "new", "text": "new " * 900}])
+    copies = copy(tmp_path / "in", tmp_path / "out")
+    again = ranks(copies, local=tmp_path / "cache", on_error="skip")
+    assert run_leg(again, Leg(batches=9), states[-1])[0] == expected
 
 
 def test_a_run_on_other_files_is_refused(tmp_path: Path) -> None:

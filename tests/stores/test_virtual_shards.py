@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.convert import index_files
+from cloudload.convert import convert_to_mds, index_files
 from cloudload.data.mds import row_groups, virtual_index
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.mds.virtual_index import ColumnChoice
@@ -142,6 +142,33 @@ def test_a_stored_index_is_one_request_and_its_files_are_in_another_folder(
     [read] = faulty.proxy.requests("GET")
     assert "index.json" in read.line
     assert texts_of(corpus, tmp_path / "cache") == DOCUMENTS
+
+
+def test_a_run_continues_on_copies_in_every_store(store_url: str, tmp_path: Path) -> None:
+    store_corpus(f"{store_url}/raw", DOCUMENTS, tmp_path / "copy", num_files=NUM_FILES)
+    index_files(f"{store_url}/raw", f"{store_url}/index")
+    options: dict[str, Any] = {"segment_bytes": 9_000, "progress": False, "processes": 1}
+    report = convert_to_mds([], f"{store_url}/mds", like=f"{store_url}/index", **options)
+    assert (report.documents, report.segments > 2) == (len(DOCUMENTS), True)
+    assert convert_to_mds(
+        [], f"{store_url}/mds", like=f"{store_url}/index", **options
+    ).already_complete
+    settings: dict[str, Any] = {"batch_size": 8, "num_workers": 0, "num_lanes": 8}
+    with loader_of(f"{store_url}/raw", tmp_path / "cache", **settings) as loader:
+        ids_of(loader.take(3))
+        state, expected = loader.state_dict(), ids_of(loader)
+    with loader_of(f"{store_url}/mds", tmp_path / "cache", **settings) as loader:
+        loader.load_state_dict(state)
+        assert ids_of(loader) == expected
+
+
+def test_a_folder_without_an_index_is_listed_once_before_its_error(faulty: FaultyStore) -> None:
+    Location(join_url(faulty.url, "raw/a.jsonl")).write(b"{}\n")
+    faulty.proxy.set_faults([])
+    with pytest.raises(DatasetError, match="is not an MDS dataset, because it has no"):
+        open_files(f"{faulty.url}/raw")
+    lists = [each for each in faulty.proxy.requests("GET") if "delimiter" in each.line]
+    assert len(lists) == 1
 
 
 def test_an_index_in_a_store_may_not_name_files_of_this_machine(

@@ -66,7 +66,7 @@ MOST_SHARD_BYTES = (1 << 32) - 1
 # the cache appends up to 18 bytes, and file systems allow 255 bytes per path component
 _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
 
-_IDENTITY = re.compile(r"\d{1,10} [ -~]{1,4096}")
+_IDENTITY = re.compile(r"\d{1,10} \[.*\]")
 
 _CACHE_SUFFIXES = (temp_files.PART_SUFFIX, temp_files.LOCK_SUFFIX)
 

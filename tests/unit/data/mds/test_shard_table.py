@@ -77,7 +77,11 @@ def test_a_table_and_every_part_of_it_is_the_list(table: ShardTable, cut: slice)
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
-HASHES = st.dictionaries(st.sampled_from(["xxh64", "sha1", "samples-xxh128", "ü"]), TEXTS)
+HASHES = st.builds(
+    lambda hashes, identity: hashes | identity,
+    st.dictionaries(st.sampled_from(["xxh64", "sha1", "samples-xxh128", "ü"]), TEXTS),
+    st.sampled_from([{}, {"identity": "7 []"}, {"identity": "12 [('ü', 'a')]"}]),
+)
 COLUMNS: st.SearchStrategy[list[tuple[str, str, int | None]]] = st.sampled_from(
     [[("text", "str", None)], [("text", "str", None), ("n", "int", 8)], [("ü", "bytes", None)]]
 )
@@ -150,6 +154,29 @@ def test_the_fingerprints_of_states_stay_the_same() -> None:
     assert corpus.fingerprint_samples(range(1)) == ""
     later = Corpus((Dataset(Location("s3://b/d"), tuple(SHARDS[1:3]), ""),))
     assert later.fingerprint_samples(range(1)) == "aee1181712c5b5c61932ad81b63df735"
+
+
+def test_copies_have_the_fingerprint_of_their_originals(tmp_path: Path) -> None:
+    copies = [
+        ShardInfo(
+            shard.samples,
+            shard.columns,
+            FileInfo(f"copy{number}.mds", 99, {"sha1": "00"}),
+            None,
+            None,
+            "22cc",
+            shard.identity,
+        )
+        for number, shard in enumerate(SHARDS)
+    ]
+    ShardTable.of(copies).write(tmp_path / "table", "key")
+    for table in (ShardTable.of(copies), map_written(tmp_path)):
+        assert fingerprint([table], DATA) == fingerprint([ShardTable.of(SHARDS)], DATA)
+        assert fingerprint([table[:2]], DATA) == fingerprint([ShardTable.of(SHARDS[:2])], DATA)
+        assert table.identity_bytes.tolist() == [40, 50, 60, 70]
+        assert table.raw_bytes.tolist() == [99] * 4
+        assert [shard.identity for shard in table] == [shard.identity for shard in SHARDS]
+        assert fingerprint([table], SAMPLES)
 
 
 @pytest.mark.parametrize(
