@@ -9,18 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudload.convert import convert_to_mds
+from cloudload.convert import convert_to_mds, index_files
+from cloudload.data.mds import virtual_index
 from testkit import ROOT
 from testkit.conversions import dataset_bytes
+from testkit.corpora import random_documents
 from testkit.fault_proxy import Fault
+from testkit.parquet_files import write_corpus
 from testkit.segments import SETTINGS, mixed_corpus
 
-OPTIONS = ["--shard-bytes", "8000", "--segment-bytes", "12000", "--keep", "n", "--quiet"]
+OPTIONS = ["--shard-bytes", "8000", "--segment-bytes", "12000", "--keep", "n"]
 FAULTS = [
     Fault("", "status", share=0.05),
     Fault("", "reset", share=0.03),
@@ -51,11 +55,9 @@ def out(request: pytest.FixtureRequest, s3_url: str) -> str:
     return s3_url
 
 
-def start(corpus: Path, out: str, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "cloudload", "convert", str(corpus), out, *OPTIONS]
-    return subprocess.Popen(
-        [*command, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+def start(*arguments: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cloudload", "convert", "--quiet", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def kill_one(process: subprocess.Popen[bytes], draw: random.Random) -> None:
@@ -68,7 +70,13 @@ def kill_one(process: subprocess.Popen[bytes], draw: random.Random) -> None:
         pass
 
 
-def run_until_finished(commands: list[tuple[str, ...]], kills: int, seed: int, **where: Any) -> int:
+def run_until_finished(
+    commands: list[tuple[str, ...]],
+    kills: int,
+    seed: int,
+    options: Sequence[object] = OPTIONS,
+    **where: Any,
+) -> int:
     """Run the commands at once, and repeat those that fail until all succeed.
 
     In the first rounds, processes of random commands are killed, until `kills` commands have
@@ -76,7 +84,7 @@ def run_until_finished(commands: list[tuple[str, ...]], kills: int, seed: int, *
     """
     draw, killed, waiting = random.Random(seed), 0, list(commands)
     while waiting:
-        running = [(command, start(*where.values(), *command)) for command in waiting]
+        running = [(command, start(*where.values(), *options, *command)) for command in waiting]
         doomed = set(draw.sample(range(len(running)), min(len(running), max(0, kills - killed))))
         time.sleep(draw.uniform(0.5, 4))
         for number in doomed:
@@ -114,6 +122,20 @@ def test_a_conversion_killed_at_random_ends_in_the_same_objects(
 ) -> None:
     run_until_finished(commands, kills=3, seed=1, corpus=corpus, out=out)
     assert dataset_bytes(out) == whole
+
+
+def test_copies_of_shards_that_are_killed_end_in_the_same_objects(
+    tmp_path: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(virtual_index, "SHARD_BYTES", 1_000)
+    write_corpus(tmp_path / "in", random_documents(3, 200), row_group_size=8)
+    index_files(tmp_path / "in", tmp_path / "index")
+    options: list[object] = ["--like", tmp_path / "index", "--segment-bytes", "2000"]
+    like: dict[str, Any] = {"like": tmp_path / "index", "segment_bytes": 2_000}
+    convert_to_mds([], tmp_path / "whole", **like, processes=1, progress=False)
+    commands = MODES["2 processes"]
+    run_until_finished(commands, kills=3, seed=4, options=options, out=s3_url)
+    assert dataset_bytes(s3_url) == dataset_bytes(str(tmp_path / "whole"))
 
 
 @pytest.fixture(scope="module")

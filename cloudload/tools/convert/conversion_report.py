@@ -124,7 +124,8 @@ class ConvertReport:
     bad_records: tuple[str, ...]
     """Location and problem of each of the first 20 bad records."""
     files: int
-    """Number of input files; datasets and iterators are not counted."""
+    """Number of input files; datasets and iterators are not counted. With `like`, the number of
+    shards in the index."""
     input_bytes: int
     """Stored bytes of the input files, or 0 for datasets and iterators."""
     text_bytes: int
