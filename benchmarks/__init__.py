@@ -4,6 +4,7 @@
 
     throughput.race         loaders and bare tokenizers on the same documents (`make bench`)
     throughput.convert      the converter, compared with other ways to write MDS
+    throughput.in_place     files that are read where they are, compared with a conversion
     throughput.count        `cloudload count`, compared with the tokenizer alone
     throughput.balance      rows balanced over ranks, compared with rows as they are dealt
     throughput.first_pass   the first pass over new text, compared with a later one

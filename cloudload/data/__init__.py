@@ -5,7 +5,8 @@
 
     storage  objects by URL      cache       shards on this node
     mds      the shard format    file_kinds  which files are text
-    selections  which samples of a dataset are read
+    file_content  chunks, and whole lines of files
+    selections    which samples of a dataset are read
 
 What comes from a store or a dataset is untrusted, and checked in this room.
 """
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from cloudload._door import open_door
 
 if TYPE_CHECKING:
-    from cloudload.data import file_kinds, selections
+    from cloudload.data import file_content, file_kinds, selections
     from cloudload.data.cache import cache_folder, kept_tokenizers
     from cloudload.data.cache.counters import FirstFetch, TrafficCounter, WorkerCounts
     from cloudload.data.cache.fetch import ALWAYS, OFF, ONCE, Fetcher, Verification
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         file_selection,
         footers,
         hashes,
+        json_records,
         own_objects,
         record_values,
         shard_entries,

@@ -140,6 +140,13 @@ def recognize(content: bytes) -> str | None:
     return next(kinds, None)
 
 
+def describe_not_utf8(error: UnicodeDecodeError) -> str:
+    """Describe the problem of a record that is not valid UTF-8."""
+    fault = f"not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})"
+    kind = recognize(error.object)
+    return f"{fault}. The data starts like {kind}" if kind else fault
+
+
 # ---------------------------------------------------------------- hidden files, tables
 
 _UNCOMMITTED = ("._COPYING_", "_$folder$")  # a copy in progress, and a marker of a folder

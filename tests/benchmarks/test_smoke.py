@@ -18,6 +18,7 @@ import pytest
 
 import benchmarks
 from benchmarks.throughput.catalogue import RACES
+from benchmarks.throughput.convert_inputs import FORMS
 from cloudload.tools.check.document_rules import TEXT_RULES
 from testkit import ROOT
 from testkit.corpora import random_documents
@@ -158,6 +159,13 @@ def test_count_reports_both_sides(corpus: Path) -> None:
     [[row]] = run_json("throughput.count", "--corpus", str(corpus)).values()
     assert row["count / bare"] > 0
     assert row["bytes of lengths per document"] > 1
+
+
+@pytest.mark.long
+def test_files_in_place_are_measured_in_each_format(corpus: Path) -> None:
+    tables = run_json("throughput.in_place", "--corpus", str(corpus))
+    assert [name.split(",")[0] for name in tables] == [*FORMS, "mds"]
+    assert all(speed > 0 for [row] in tables.values() for speed in row["fetch"])
 
 
 @pytest.mark.long

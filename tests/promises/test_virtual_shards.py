@@ -30,7 +30,9 @@ from cloudload.data.cache import cache_folder, fetch
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds import footers, row_groups, shard_entries, virtual_index
 from cloudload.data.mds.dataset import Corpus, open_corpus
+from cloudload.data.mds.encoded_rows import Transfer
 from cloudload.data.mds.virtual_index import ColumnChoice
+from cloudload.data.mds.virtual_shards import write_virtual_shard
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, ConvertError, DatasetError, StoreError, StreamChangedError
 from cloudload.testing import Leg, check_resume, check_worlds, run_legs
@@ -572,7 +574,7 @@ def test_a_shard_that_is_too_large_names_its_row_groups(
     write_parquet(tmp_path / "a.parquet", rows, row_group_size=100)  # a dictionary of one text
     corpus = open_files(tmp_path / "a.parquet")
     monkeypatch.setattr(shard_entries, "MOST_SHARD_BYTES", 20_000)
-    with pytest.raises(DatasetError, match=r"row groups a\.parquet#0-0 have more than 4 GiB"):
+    with pytest.raises(DatasetError, match=r"a\.parquet#0-0 has more than 4 GiB of values"):
         texts_of(corpus, tmp_path / "cache")
     monkeypatch.setattr(shard_entries, "MOST_SHARD_BYTES", 1_000)
     with pytest.raises(DatasetError, match=r"row group 0 has [\d,]+ bytes of the columns to read"):
@@ -652,9 +654,7 @@ def test_a_file_without_a_version_that_changes_is_an_error(tmp_path: Path) -> No
     with pytest.raises(
         StoreError, match=r"part-000\.parquet changed since the run began: its footer"
     ):
-        row_groups.write_row_groups(
-            dataset.location, info, io.BytesIO(), row_groups.Transfer(lambda _: None)
-        )
+        write_virtual_shard(dataset.location, info, io.BytesIO(), Transfer(lambda _: None))
 
 
 def test_a_file_that_vanishes_during_a_run_is_named(tmp_path: Path) -> None:

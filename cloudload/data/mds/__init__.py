@@ -2,7 +2,7 @@
 
     index.json    {"version": 2, "shards": [entry of each shard, …]}
     shard         uint32 count │ uint32 offsets[count + 1] │ JSON header │ samples
-                  stored as it is, compressed, or virtual: row groups of a Parquet file
+                  stored as it is, compressed, or virtual: a part of another file
     sample        uint32 size of each variable-sized column │ the columns' bytes, by column name
 
     open_index        open the index of a dataset       download       fetch and check a shard
@@ -14,8 +14,10 @@
     document_columns  columns of texts and token IDs    wrong_input    explain a wrong location
     synthetic         datasets of random token IDs      record_values  values of samples
     file_selection    the data files of a folder        footers        footers of Parquet files
-    virtual_index     Parquet files as virtual shards   row_groups     row groups to raw shards
+    virtual_index     files as virtual shards           row_groups     row groups to samples
     arrow_samples     rows of Arrow tables to samples   array_values   values that are arrays
+    virtual_shards    write a virtual shard raw         encoded_rows   encoded rows of a file
+    json_lines        lines to samples                  json_records   JSON records in lines
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

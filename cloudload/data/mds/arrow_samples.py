@@ -15,24 +15,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cloudload.data.mds import record_values, shard_entries
 from cloudload.data.mds.array_values import encode_shape
+from cloudload.data.mds.encoded_rows import EncodedRows
 from cloudload.data.mds.shard import ID_KEY, NULL_TEXT
-from cloudload.system import Ints
 
 _ARRAY = "ndarray:"
 _BAD_JSON = b"\xff"  # reading it fails, as for any other bad document
-
-
-class EncodedRows(NamedTuple):
-    """Encoded samples, one after another, and the size of each in bytes: int64 [samples]."""
-
-    data: memoryview
-    sizes: Ints
 
 
 class BadColumnError(ValueError):

@@ -87,7 +87,7 @@ class Dataset:
         return sum(
             count
             for form, count in self.table.count_forms().items()
-            if form.compression != shard_entries.PARQUET
+            if form.compression not in shard_entries.VIRTUAL
             and fastest_hash(dict.fromkeys((*form.raw_hashes, *(form.zipped_hashes or ())), ""))
             is None
         )

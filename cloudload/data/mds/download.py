@@ -1,7 +1,7 @@
 """Download a shard, and check its file against its index entry.
 
     stored bytes ─ size, hash ─► decompressed ─ size ─► raw shard ─ header: count, offsets, columns
-    row groups   ─ footer ─────► decoded ─ rows ──────► raw shard      ─► None, or the fault
+    part of file ─ hash, tag ──► decoded ─ rows ──────► raw shard      ─► None, or the fault
 
 If the index has a hash of the stored file that Python can compute, it is checked. Otherwise, the
 raw shard's hash is checked. A fault is text to append to the file's name, such as "has 10 of the 20
@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from cloudload.data.mds import row_groups, shard_entries
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.codecs import decompress, decompress_into
+from cloudload.data.mds.encoded_rows import Resize, Transfer
 from cloudload.data.mds.hashes import fastest_hash, new_hash
-from cloudload.data.mds.row_groups import Resize
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
+from cloudload.data.mds.virtual_shards import write_virtual_shard
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.retries import Watch
 from cloudload.data.storage.versions import UNKNOWN, Version
@@ -55,8 +56,8 @@ def download_shard(
     file.seek(0)
     if info.is_virtual:
         folder = location.at(location.url.removesuffix(f"/{info.stored.name}"))
-        transfer = row_groups.Transfer(count_bytes, resize, watch)
-        return Download(row_groups.write_row_groups(folder, info, file, transfer), UNKNOWN)
+        transfer = Transfer(count_bytes, resize, watch, checks_hash)
+        return Download(write_virtual_shard(folder, info, file, transfer), UNKNOWN)
     target = file if info.zipped is None else io.BytesIO()
     version = location.download(target, info.stored.bytes, watch)
     count_bytes(target.tell())

@@ -115,7 +115,7 @@ def open_index(
 
 
 def _open_virtual(
-    found: virtual_index.ParquetFiles, root: Path | None, choice: ColumnChoice
+    found: virtual_index.ListedFiles, root: Path | None, choice: ColumnChoice
 ) -> OpenedIndex:
     """Make the index of Parquet files, or map the one that another process of this node made.
 

@@ -1,22 +1,115 @@
-"""Values of records that become values of samples: IDs, and values of Arrow arrays.
+"""Values of records that become values of samples: fields, IDs, JSON, and values of Arrow arrays.
 
-    describe_id(7.0)                      "7"
-    value_reader(times)(0)                "2024-01-31 23:59:59.000Z"
+    find_field({"meta": {"url": "u"}}, "meta.url")    "u"
+    describe_id(7.0)                                  "7"
+    encode_json({"a": None}, "meta")                  '{"a": null}'
+    value_reader(times)(0)                            "2024-01-31 23:59:59.000Z"
 
-The converter and the reader of Parquet files share them, so that both make the same samples.
+The converter and the readers of files that stay where they are share them, so that both make the
+same samples.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from cloudload.data.mds import writer
+
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 """The number of decimal digits of each unit of time, in seconds."""
+_KINDS: dict[type, str] = {
+    **{type(None): "null", bool: "a boolean", int: "an integer", float: "a number"},
+    **{str: "text", bytes: "bytes", list: "a list", dict: "an object"},
+}
+_MOST_NAMED = 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(r"\\ud[89a-f]")
+
+
+class BadRecordError(Exception):
+    """A record cannot become a sample. The message says why."""
+
+
+class Utf8(bytes):
+    """A text, encoded as valid UTF-8."""
+
+
+Parsed = tuple[Mapping[str, Any] | None, str | None]
+"""A record: (its fields, None), or (None, its problem)."""
+
+
+# ---------------------------------------------------------------- fields
+
+
+def find_field(fields: Mapping[str, Any], name: str) -> Any:
+    """Return a field's value. `meta.url` is the field `url` of the mapping in the field `meta`.
+
+    A field whose name is exactly `name` takes precedence. Raises `KeyError` if no field is found.
+    """
+    if name in fields:
+        return fields[name]
+    outer, _, inner = name.partition(".")
+    if not inner or not isinstance(fields.get(outer), Mapping):
+        raise KeyError(name)
+    return find_field(fields[outer], inner)
+
+
+def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names of all fields. The name of a nested field looks like `meta.url`."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and value:
+            yield from list_fields(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def describe_fields(fields: Mapping[str, Any]) -> str:
+    """Name the fields of a record that lacks one, as a sentence after the problem."""
+    names = sorted(set(list_fields(fields)))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f". Its fields are: {', '.join(names[:_MOST_NAMED]) or 'none'}{more}"
+
+
+def name_kind(value: Any) -> str:
+    """Name the kind of a value, for messages."""
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def check_text(value: Any, name: str, advice: str = "") -> str:
+    """Return the value of the field of the document. Raises `BadRecordError` unless it is text."""
+    if isinstance(value, str):
+        return value
+    raise BadRecordError(f"the field {name!r} is {name_kind(value)}, not text{advice}")
+
+
+def encode_plain(
+    fields: Mapping[str, Any] | None, text_key: str, id_key: str
+) -> tuple[bytes, bytes] | None:
+    """Encode the text and the ID of a record, the fast way. The ID is b"" if the record has none.
+
+    Returns None if the record must be read as any other, or is bad, or if its text is empty.
+    """
+    if type(fields) is not dict:
+        return None
+    text, own_id = fields.get(text_key), fields.get(id_key)
+    if type(own_id) is not str and (own_id is not None or "." in id_key):
+        return None
+    try:
+        data = text if type(text) is Utf8 else text.encode() if type(text) is str else b""
+        return (data, (own_id or "").encode()) if data else None
+    except UnicodeEncodeError:
+        return None
+
+
+# ---------------------------------------------------------------- values
 
 
 def describe_id(value: Any) -> str | None:
@@ -34,6 +127,57 @@ def describe_id(value: Any) -> str | None:
         return str(int(value) if value.is_integer() else value)
     is_usable = isinstance(value, str | int | UUID) and not isinstance(value, bool)
     return str(value) or None if is_usable else None
+
+
+def replace_surrogates(value: Any) -> Any:
+    """Replace unpaired surrogates in a string with U+FFFD. Return any other value unchanged."""
+    if not isinstance(value, str) or not _SURROGATE.search(value):
+        return value
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def encode_json(value: Any, name: str, *, replaces: bool = False) -> tuple[writer.JsonText, bool]:
+    """Return (the JSON of a field's value, whether unpaired surrogates were replaced).
+
+    Raises `BadRecordError` if the value cannot be written as JSON, or if it has an unpaired
+    surrogate, unless `replaces`.
+    """
+    text = dump_json(value, name)
+    # characters above U+FFFF are escaped like this, too, as pairs
+    plain = dump_json(value, name, ensure_ascii=False) if _ESCAPED_SURROGATE.search(text) else ""
+    if (valid := replace_surrogates(plain)) == plain:
+        return writer.JsonText(text), False
+    if not replaces:
+        raise BadRecordError(
+            f"the field {name!r} has an unpaired surrogate, which UTF-8 cannot encode"
+        )
+    return writer.JsonText(json.dumps(json.loads(valid))), True
+
+
+def dump_json(value: Any, name: str, *, ensure_ascii: bool = True) -> str:
+    """Return the JSON of a field's value. Raises `BadRecordError` if it cannot be expressed."""
+    try:
+        return json.dumps(value, default=_to_json, ensure_ascii=ensure_ascii)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRecordError(
+            f"the field {name!r} cannot be written as JSON (it is {writer.shorten(value)}: {error})"
+        ) from error
+
+
+def _to_json(value: Any) -> Any:
+    """Convert a value that JSON cannot express: dates, decimals and UUIDs to text, arrays to lists.
+
+    Raises `TypeError` for any other value, such as bytes.
+    """
+    if isinstance(value, date | time | timedelta | Decimal | UUID):
+        return str(value)
+    if hasattr(value, "tolist"):  # of NumPy and torch
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, bytes):
+        raise TypeError("it contains bytes. To keep them, name their field, such as meta.raw:bytes")
+    raise TypeError(f"it contains {name_kind(value)}")
 
 
 def leave_out_absent(value: Any) -> Any:

@@ -1,12 +1,10 @@
-"""Read a run of row groups of a Parquet file, and write it as a raw MDS shard.
+"""Read a run of row groups of a Parquet file as the samples of a virtual shard.
 
     footer ─► ranges of the columns' bytes ─► a few requests ─► batches of rows ─► samples
     index     neighbors are read together     Location          pyarrow            Arrow, no loop
 
 Only the columns of the shard are read. The samples are the same as after a conversion: `id` is the
-value of the file's column, or else the file's name and the row's number, counted from 1. The size
-of the shard and the hash of its samples are unknown until it was written. The shard's header has
-the hash, from which a cached shard is checked.
+value of the file's column, or else the file's name and the row's number, counted from 1.
 
 A shard names its row groups in the index like a compressed file:
 
@@ -20,20 +18,17 @@ import bisect
 import contextlib
 import io
 import itertools
-import mmap
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
-
-from cloudload.data.mds import arrow_samples, footers, shard_entries, writer
-from cloudload.data.mds.hashes import hash_bytes, hash_samples
+from cloudload.data.mds import arrow_samples, footers, shard_entries
+from cloudload.data.mds.encoded_rows import EncodedRows, FileFaultError, Transfer
+from cloudload.data.mds.hashes import hash_bytes
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.retries import Watch
-from cloudload.errors import DatasetError, StoreError
-from cloudload.system import Ints
+from cloudload.errors import StoreError
 
 _FOOTER_HASH, _DIGITS = "sha256", 32
 
@@ -42,10 +37,6 @@ _MOST_GAP_BYTES = 1 << 18
 # larger batches are slower, because their memory is returned to the kernel after each one
 _BATCH_BYTES, _MOST_BATCH_ROWS = 1 << 22, 1 << 14
 _MOST_FOOTERS = 8
-_GROWTH = 5 / 4  # the room for a shard grows in steps, because each one takes a lock
-
-Resize = Callable[[int], object]
-"""Called with the size, in bytes, that the file of a shard must have room for."""
 
 
 def hash_footer(footer: bytes) -> str:
@@ -53,59 +44,42 @@ def hash_footer(footer: bytes) -> str:
     return hash_bytes(_FOOTER_HASH, footer)[:_DIGITS]
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """How a shard is read and written: functions of the caller."""
+def read_row_groups(
+    folder: Location, info: shard_entries.ShardInfo, count: int, transfer: Transfer
+) -> Iterator[EncodedRows]:
+    """Read and encode the first `count` rows of a shard.
 
-    count_bytes: Callable[[int], None]
-    """Called once with the number of downloaded bytes."""
-    resize: Resize = lambda _: None
-    """Called before the file grows, and at the end with its size."""
-    watch: Watch | None = None
-    """The observer of the requests; see `storage.retries`."""
-
-
-def write_row_groups(
-    folder: Location,
-    info: shard_entries.ShardInfo,
-    file: BinaryIO,
-    transfer: Transfer,
-    most_samples: int | None = None,
-) -> str | None:
-    """Read the row groups of a shard, and write its raw form to `file`. Returns a fault or None.
-
-    `folder` is the folder of the dataset. With `most_samples`, writes only the first samples.
-    Raises `StoreError` if the file changed or cannot be read, `DatasetError` if the raw shard would
-    be too large, and `OSError` if it cannot be written.
+    `folder` is the folder of the dataset's files. Raises `StoreError` if the file changed or cannot
+    be read, and `FileFaultError` if it is damaged.
     """
     groups = shard_entries.RowGroups.of(info.stored)
-    count = info.samples if most_samples is None else min(most_samples, info.samples)
-    try:
+    with _faults_of_arrow():
+        source = _open_source(folder.join(groups.file), groups, info, count, transfer)
+    done = 0
+    while done < count:
         with _faults_of_arrow():
-            source = _open_source(folder.join(groups.file), groups, info, count, transfer)
-        _write_samples(source, info, count, file, transfer.resize)
-    except _FaultError as fault:
-        return str(fault)
-    return None
-
-
-class _FaultError(Exception):
-    """The fault of a file, as text to put after its name."""
+            if (batch := next(source.batches, None)) is None:
+                return
+            batch = batch.slice(0, count - done)
+            row = source.first_row + done
+            rows = arrow_samples.encode_rows(batch, info.columns, source.file, row)
+        yield rows
+        done += batch.num_rows
 
 
 @contextlib.contextmanager
 def _faults_of_arrow() -> Iterator[None]:
-    """Raise the errors of pyarrow as `_FaultError`."""
+    """Raise the errors of pyarrow as `FileFaultError`."""
     import pyarrow
 
     known = (pyarrow.ArrowException, footers.FooterError, arrow_samples.BadColumnError)
     try:
         yield
-    except (StoreError, _FaultError):
+    except StoreError:
         raise
     except (*known, OSError, ValueError, MemoryError) as error:
         reason = str(error).rstrip(".\n")
-        raise _FaultError(f"cannot be read as Parquet ({reason[:500]})") from error
+        raise FileFaultError(f"cannot be read as Parquet ({reason[:500]})") from error
 
 
 # ---------------------------------------------------------------- read
@@ -231,60 +205,3 @@ class _Parts(io.RawIOBase):
             raise ValueError("a column's data is outside the bytes that the footer lists for it")
         self._at += size
         return found
-
-
-# ---------------------------------------------------------------- write
-
-
-def _write_samples(
-    source: _Source, info: shard_entries.ShardInfo, count: int, file: BinaryIO, resize: Resize
-) -> None:
-    """Write the first `count` samples as a raw shard. Its head comes last, as it has their hash."""
-    form = writer.ShardFormat(info.columns, compression=None, hashes=())
-    start = end = len(writer.encode_shard_head(form, np.zeros(count, np.int64), "0" * _DIGITS))
-    room, sizes = info.raw.bytes, np.zeros(0, np.int64)
-    file.seek(start)
-    found: list[Ints] = []
-    for rows in _encode_batches(source, info, count):
-        end += len(rows.data)
-        if end > shard_entries.MOST_SHARD_BYTES:
-            raise DatasetError(_explain_size(info))
-        if end > room:
-            resize(room := int(end * _GROWTH))
-        file.write(rows.data)
-        found.append(rows.sizes)
-    sizes = np.concatenate([sizes, *found])
-    if len(sizes) != count:
-        raise _FaultError(
-            f"has {len(sizes):,} rows in these row groups, but its footer lists {count:,}"
-        )
-    file.truncate(end)
-    resize(end)
-    file.flush()
-    with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as written:
-        digest = hash_samples(sizes, memoryview(written)[start:])
-    file.seek(0)
-    file.write(writer.encode_shard_head(form, sizes, digest))
-    file.flush()
-
-
-def _encode_batches(
-    source: _Source, info: shard_entries.ShardInfo, count: int
-) -> Iterator[arrow_samples.EncodedRows]:
-    done = 0
-    while done < count:
-        with _faults_of_arrow():
-            if (batch := next(source.batches, None)) is None:
-                return
-            batch = batch.slice(0, count - done)
-            row = source.first_row + done
-            rows = arrow_samples.encode_rows(batch, info.columns, source.file, row)
-        yield rows
-        done += batch.num_rows
-
-
-def _explain_size(info: shard_entries.ShardInfo) -> str:
-    return (
-        f"the row groups {info.stored.name} have more than 4 GiB of values, which is the limit of "
-        "a shard. Write the file with smaller row groups, or convert it (cloudload convert)"
-    )

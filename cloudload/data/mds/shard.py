@@ -27,8 +27,10 @@ _MOST_HEADER_BYTES = 1 << 20
 ID_KEY = "id"
 
 NULL_TEXT = b"\xffnull"
-"""The text of a sample whose document is null in a Parquet file. It is not valid UTF-8, so that
-every reader fails on it as on any other bad document."""
+"""The text of a sample whose document is null in a file that is read where it is. It is not valid
+UTF-8, so that every reader fails on it as on any other bad document."""
+BAD_RECORD = b"\xffbad: "
+"""The start of each value of a sample whose record is bad in such a file. The problem follows."""
 
 REPAIR_ADVICE = (
     "If the shard is in the cache, delete the cached file to fetch the shard again. If the shard "
@@ -233,6 +235,7 @@ class Shard:
                 name = self.info.columns[column].name
                 summary = f"{self.where(sample)} has null in column {name!r}"
                 raise BadDocumentError(f"{summary}. {SKIP_ADVICE}", summary=summary) from error
+            self._refuse_bad_record(sample, error)
             advice = "Convert the corpus again"
             if self.info.columns[column].encoding == "bytes":
                 advice = (
@@ -272,6 +275,7 @@ class Shard:
                 for name, data in parts.items()
             }
         except (ValueError, struct.error, RecursionError) as error:
+            self._refuse_bad_record(sample, error)
             what = f"sample {sample} of {self.name} does not match its columns ({_explain(error)})"
             message = f"{what}. Convert the corpus again"
             if not isinstance(error, ValueError):
@@ -295,6 +299,13 @@ class Shard:
             identifier = None
         known = "" if identifier is None else f" (id {str(identifier)[:200]!r})"
         return f"sample {sample} of {self.name}{known}"
+
+    def _refuse_bad_record(self, sample: int, error: Exception) -> None:
+        """Raise `BadDocumentError` with the problem of a bad record, if a value says one."""
+        if isinstance(error, UnicodeDecodeError) and error.object.startswith(BAD_RECORD):
+            problem = error.object.removeprefix(BAD_RECORD).decode()
+            summary = f"{self.where(sample)} is a bad record: {problem}"
+            raise BadDocumentError(f"{summary}. {SKIP_ADVICE}", summary=summary) from None
 
     def _broken(self, sample: int) -> DatasetError:
         return DatasetError(

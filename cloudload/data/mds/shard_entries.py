@@ -31,14 +31,19 @@ MOST_INDEX_VALUES = 1 << 26
 
 COMPRESSIONS = ("zstd", "gz", "bz2", "br", "snappy")
 
-_FOOTER, _TAG = "footer", "tag"
-"""The names of the footer and the tag of a Parquet file among its hashes."""
+_FOOTER, _LINES, _LINE, _TAG = "footer", "lines", "line", "tag"
+"""What an index lists of a file, among the hashes of a virtual shard: the footer of a Parquet file;
+the hash of lines, and the number of the first one; the tag of both kinds of files."""
 
 FOLDER = "folder"
 """The field of an index of virtual shards with the URL of the folder of their files."""
 
-PARQUET = "parquet"
-"""The compression of virtual shards, which are stored as row groups of a Parquet file."""
+PARQUET, JSON_LINES = "parquet", "jsonl"
+"""The compression of virtual shards, which are stored as row groups of a Parquet file, or as lines
+of a JSON Lines file."""
+VIRTUAL = PARQUET, JSON_LINES
+LINES_HASH = "xxh128"
+"""The hash of the decompressed bytes of lines."""
 
 FIXED_FORMATS: dict[str, str] = {
     **{"int": "<q", "int8": "<b", "int16": "<h", "int32": "<i", "int64": "<q"},
@@ -127,6 +132,16 @@ class RowGroups(NamedTuple):
         found = {_FOOTER: f"{self.footer[0]}-{self.footer[1]}-{self.digest}"}
         return found | ({_TAG: self.tag} if self.tag else {})
 
+    @property
+    def compression(self) -> str:
+        """The compression that names this stored form in an index."""
+        return PARQUET
+
+    @property
+    def content(self) -> str:
+        """What identifies the content, wherever it is stored."""
+        return f"{self.digest} {self.first} {self.stop}"
+
     @staticmethod
     def of(stored: FileInfo) -> RowGroups:
         """Parse the stored file of a virtual shard. Raises `ValueError` if it is not valid."""
@@ -141,12 +156,68 @@ class RowGroups(NamedTuple):
         return RowGroups(file, int(first), int(last) + 1, span, digest, stored.hashes.get(_TAG, ""))
 
 
+class LineRange(NamedTuple):
+    """The stored form of a virtual shard: lines of a JSON Lines file, or a compressed file."""
+
+    file: str
+    """The name of the file in the dataset's folder."""
+    first: int
+    stop: int
+    """The range of the stored bytes."""
+    line: int
+    """The number of the first line in the file, from 1."""
+    digest: str
+    """The `LINES_HASH` of the lines, as decompressed bytes."""
+    tag: str = ""
+    """The file's tag in the listing, or "" if the listing had none."""
+
+    @property
+    def stored_name(self) -> str:
+        """The name of this stored form in an index."""
+        return f"{self.file}#{self.first}-{self.stop}"
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The hashes of this stored form in an index."""
+        found = {_LINES: self.digest, _LINE: str(self.line)}
+        return found | ({_TAG: self.tag} if self.tag else {})
+
+    @property
+    def compression(self) -> str:
+        """The compression that names this stored form in an index."""
+        return JSON_LINES
+
+    @property
+    def content(self) -> str:
+        """What identifies the content, wherever and however it is stored."""
+        return self.digest
+
+    @staticmethod
+    def of(stored: FileInfo) -> LineRange:
+        """Parse the stored file of a virtual shard. Raises `ValueError` if it is not valid."""
+        file, sign, span = stored.name.rpartition("#")
+        first, _, stop = span.partition("-")
+        line, digest = stored.hashes.get(_LINE, ""), stored.hashes.get(_LINES, "")
+        are_numbers = all(each.isdecimal() for each in (first, stop, line))
+        if not (file and sign and digest and are_numbers):
+            raise ValueError(f"{stored.name!r} does not name lines of a JSON Lines file")
+        if int(stop) - int(first) != stored.bytes:
+            raise ValueError(f"{stored.name!r} has {stored.bytes:,} bytes, unlike its name")
+        tag = stored.hashes.get(_TAG, "")
+        return LineRange(file, int(first), int(stop), int(line), digest, tag)
+
+
+StoredForm = RowGroups | LineRange
+"""How a virtual shard is stored."""
+_STORED_FORMS: dict[str | None, type[StoredForm]] = {PARQUET: RowGroups, JSON_LINES: LineRange}
+
+
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """A shard, as described by the index.
 
     `zipped` is the stored file of a compressed shard. For an uncompressed one, `zipped` and
-    `compression` are None. A virtual shard has the compression `PARQUET`. The size of its raw file
+    `compression` are None. A virtual shard has a compression in `VIRTUAL`. The size of its raw file
     is an estimate, and its raw file has the hash of its samples.
     """
 
@@ -180,14 +251,19 @@ class ShardInfo:
 
     @property
     def is_virtual(self) -> bool:
-        """Whether the shard is stored as row groups of a Parquet file; see `row_groups`."""
-        return self.compression == PARQUET
+        """Whether the shard is stored as a part of another file; see `virtual_shards`."""
+        return self.compression in VIRTUAL
+
+    @property
+    def part(self) -> StoredForm:
+        """The part of a file as which a virtual shard is stored."""
+        return _STORED_FORMS[self.compression].of(self.stored)
 
     @property
     def has_hash(self) -> bool:
         """Whether the index has a hash of the raw or stored shard that can be checked.
 
-        Of a virtual shard, the footer is checked.
+        Of row groups, the footer is checked.
         """
         return self.is_virtual or any(
             fastest_hash(file.hashes) is not None for file in (self.raw, self.stored)
@@ -275,8 +351,8 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
         raise ValueError("the column names, encodings, and sizes are not all lists")
     compression = _parse_compression(entry["compression"]) if zipped else None
     stored = _parse_file(zipped, _parse_hashes(zipped)) if zipped else None
-    if stored is not None and compression == PARQUET:
-        RowGroups.of(stored)
+    if stored is not None and compression in _STORED_FORMS:
+        _STORED_FORMS[compression].of(stored)
     return ShardInfo(
         samples=samples,
         columns=_parse_columns(
@@ -320,9 +396,8 @@ def _parse_columns(
 
 
 def _parse_compression(value: object) -> str:
-    if value == PARQUET:
-        return PARQUET
-    if not isinstance(value, str) or value.partition(":")[0] not in COMPRESSIONS:
+    known = (isinstance(value, str) and value.partition(":")[0] in COMPRESSIONS) or value in VIRTUAL
+    if not isinstance(value, str) or not known:
         raise ValueError(f"compression is {value!r}, not one of {', '.join(COMPRESSIONS)}")
     return value
 

@@ -18,10 +18,12 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from cloudload.data.mds import row_groups, shard_entries
+from cloudload.data.mds import shard_entries
 from cloudload.data.mds.codecs import decompress
 from cloudload.data.mds.dataset import Dataset, is_in_place
+from cloudload.data.mds.encoded_rows import Transfer
 from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
+from cloudload.data.mds.virtual_shards import write_virtual_shard
 from cloudload.data.storage import urls
 from cloudload.data.storage.base import CHUNK_BYTES
 from cloudload.data.storage.locations import Location
@@ -76,10 +78,10 @@ def _open_first_rows(
         temp_files.explained_full_disk(),
         tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file,
     ):
-        transfer = row_groups.Transfer(lambda _: None)
+        transfer = Transfer(lambda _: None)
         target = cast("BinaryIO", file)
         folder = dataset.files or dataset.location
-        if fault := row_groups.write_row_groups(folder, info, target, transfer, num_samples):
+        if fault := write_virtual_shard(folder, info, target, transfer, num_samples):
             raise DatasetError(f"{location} {fault}. Repair the file, or leave it out")
         info = replace(info, samples=min(num_samples, info.samples))
         yield open_temporary(Path(file.name), info, location)

@@ -1,13 +1,15 @@
-"""The index of Parquet files that are read where they are, as virtual shards.
+"""The index of files that are read where they are, as virtual shards.
 
     a.parquet   row groups 0 1 2 3 │ 4 5 6        a shard has about 64 MB of the columns read
     b.parquet   row group  0                      a larger row group is a shard
 
     listing: names, sizes, tags ─► footers, many at a time ─► index of virtual shards
 
-The index is a function of the listing and the footers, so each node makes the same bytes. Its
-shards have the listing's order. It names the columns that a run reads, so a run that reads other
-columns has another index. Sizes of raw shards are estimates, from which the cache reserves space.
+The index of Parquet is a function of the listing and the footers, so each node makes the same
+bytes. Its shards have the listing's order. It names the columns that a run reads, so a run that
+reads other columns has another index. Sizes of raw shards are estimates, from which the cache
+reserves space. The lines of JSON Lines must be counted first, so only `cloudload index` makes their
+index (`tools.convert.line_index`).
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from cloudload._version import __version__
 from cloudload.data import file_kinds
-from cloudload.data.mds import arrow_samples, footers, shard_entries, writer
+from cloudload.data.mds import arrow_samples, footers, own_objects, shard_entries, writer
 from cloudload.data.mds.codecs import check_codec
 from cloudload.data.mds.file_selection import FileSelection
 from cloudload.data.mds.row_groups import hash_footer
@@ -48,7 +50,7 @@ _MOST_NAMED = 30
 
 
 class ColumnChoice(NamedTuple):
-    """The columns of Parquet files that a run reads, besides `id`."""
+    """The columns of files that a run reads, besides `id`."""
 
     key: str | None = None
     """The column of the documents, as text or token IDs. A nested field looks like `meta.text`."""
@@ -60,8 +62,8 @@ ALL_COLUMNS = ColumnChoice()
 
 
 @dataclass(frozen=True)
-class ParquetFiles:
-    """Parquet files as they were listed."""
+class ListedFiles:
+    """Files as they were listed."""
 
     location: Location
     """The location that the user passed: a file, a folder, or a glob."""
@@ -94,33 +96,49 @@ def is_parquet(name: str) -> bool:
     return file_kinds.FORMATS_BY_EXTENSION.get(extension) == "parquet" and not compression
 
 
+def is_json_lines(name: str) -> bool:
+    """Whether a file, or what a glob selects, is JSON Lines according to its name."""
+    kind = file_kinds.FORMATS_BY_EXTENSION.get(file_kinds.split_name(name)[0])
+    return kind in ("jsonl", "json") and not file_kinds.is_about_data(name)
+
+
 def is_virtual(index: bytes) -> bool:
-    """Whether an `index.json` is valid, and lists row groups of Parquet files."""
-    if shard_entries.PARQUET.encode() not in index:
+    """Whether an `index.json` is valid, and lists parts of files as virtual shards."""
+    if not any(form.encode() in index for form in shard_entries.VIRTUAL):
         return False
     with contextlib.suppress(DatasetError):
         forms = parse_index(index, "").count_forms()
-        return any(form.compression == shard_entries.PARQUET for form in forms)
+        return any(form.compression in shard_entries.VIRTUAL for form in forms)
     return False
 
 
-def find_parquet_files(location: Location) -> ParquetFiles:
-    """List the Parquet files at a location: a file, a folder, or a glob.
+def find_parquet_files(location: Location) -> ListedFiles:
+    """List the Parquet files at a location, as `list_raw_files` does."""
+    return list_raw_files(location, is_parquet, "Parquet files")
 
-    Raises `DatasetError` if there are none and no index, or if they belong to a table such as
-    Delta, and `StoreError` if they cannot be listed.
+
+def list_raw_files(location: Location, is_wanted: Callable[[str], bool], what: str) -> ListedFiles:
+    """List the files with wanted names at a location: a file, a folder, or a glob.
+
+    Raises `DatasetError` if there is no file and no index, naming `what` is wanted, or if files
+    belong to a table such as Delta, and `StoreError` if they cannot be listed.
     """
     location = location.pin()
     glob = find_glob(location)
     root = glob.folder if glob else urls.plain_location(location.url)
     selection = FileSelection(root, glob)
     listing = location.at(root).collect(selection.collect, wanted=selection.wants)
-    files = tuple(file for file in listing.files if is_parquet(file.url))
+    names = [urls.name_below(file.url, root) for file in listing.files]
+    pairs = [
+        (file, name)
+        for file, name in zip(listing.files, names, strict=True)
+        if is_wanted(name or file.url) and not own_objects.is_of_dataset(name)
+    ]
+    files, names = tuple(file for file, _ in pairs), [name for _, name in pairs]
     index = urls.join_url(root, shard_entries.INDEX_NAME)
     has_index = glob is None and any(file.url == index for file in listing.files)
     if not files and not has_index:
-        raise DatasetError(f"found no Parquet files in {location}. Check the location")
-    names = [urls.name_below(file.url, root) for file in files]
+        raise DatasetError(f"found no {what} in {location}. Check the location")
     for folder, kind in listing.tables.items():
         if kind and any(name.startswith(folder) for name in names):
             table = urls.join_url(root, folder.rstrip("/"))
@@ -129,10 +147,10 @@ def find_parquet_files(location: Location) -> ParquetFiles:
     folder = root.rpartition("/")[0] or ("/" if root.startswith("/") else ".")
     folder = folder if names == [""] else root
     is_pinned = urls.scheme_of(root) == "hf"
-    return ParquetFiles(location, location.at(folder), files, is_pinned, has_index)
+    return ListedFiles(location, location.at(folder), files, is_pinned, has_index)
 
 
-def build_index(found: ParquetFiles, choice: ColumnChoice, folder: str = "") -> bytes:
+def build_index(found: ListedFiles, choice: ColumnChoice, folder: str = "") -> bytes:
     """Read the footers of Parquet files, and return their `index.json`.
 
     `folder` is the URL of the files' folder, if the index will be in another one. Raises
@@ -172,7 +190,7 @@ class _TailSize:
 
 
 def _read_entries(
-    found: ParquetFiles, choice: ColumnChoice, tail: _TailSize, file: StoredObject
+    found: ListedFiles, choice: ColumnChoice, tail: _TailSize, file: StoredObject
 ) -> list[dict[str, Any]]:
     """The index entries of a file's shards."""
     name, location = found.name_of(file), found.folder.at(file.url)
@@ -183,14 +201,13 @@ def _read_entries(
         tail.learn(footer)
         metadata = footers.parse_footer(footer)
         columns = plan_columns(metadata, choice)
-        form = writer.ShardFormat(columns, compression=None, hashes=())
         span = file.bytes - len(footer), file.bytes
         sizes, digest = _measure_groups(metadata, columns, name, span[0]), hash_footer(footer)
         return [
-            _describe(
-                run,
-                form,
+            describe_shard(
                 shard_entries.RowGroups(name, *run.groups, span, digest, file.tag),
+                run.size,
+                columns,
             )
             for run in cut_runs(sizes, SHARD_BYTES)
         ]
@@ -291,10 +308,10 @@ def _find_columns_with_nulls(metadata: Any) -> set[str]:
 # ---------------------------------------------------------------- shards
 
 
-class GroupSize(NamedTuple):
-    """A row group: its rows, and the bytes of the columns read, decoded and stored."""
+class PartSize(NamedTuple):
+    """The samples of a part of a file, and the bytes of the columns read, decoded and stored."""
 
-    rows: int
+    samples: int
     raw_bytes: int
     stored_bytes: int
 
@@ -303,13 +320,13 @@ class GroupRun(NamedTuple):
     """Consecutive row groups [start, stop) that become a shard."""
 
     groups: tuple[int, int]
-    size: GroupSize
+    size: PartSize
 
 
-def cut_runs(sizes: Iterable[GroupSize], most_bytes: int) -> list[GroupRun]:
+def cut_runs(sizes: Iterable[PartSize], most_bytes: int) -> list[GroupRun]:
     """Cut the row groups of a file into runs of about `most_bytes`. Runs without rows are left out.
 
-    >>> [run.groups for run in cut_runs([GroupSize(1, size, 0) for size in (3, 3, 3, 9, 1)], 8)]
+    >>> [run.groups for run in cut_runs([PartSize(1, size, 0) for size in (3, 3, 3, 9, 1)], 8)]
     [(0, 3), (3, 4), (4, 5)]
     """
     runs: list[GroupRun] = []
@@ -317,16 +334,16 @@ def cut_runs(sizes: Iterable[GroupSize], most_bytes: int) -> list[GroupRun]:
     for index, size in enumerate(sizes):
         # end a run where its size is closest to the limit
         if rows and raw + size.raw_bytes / 2 > most_bytes:
-            runs.append(GroupRun((start, index), GroupSize(rows, raw, stored)))
+            runs.append(GroupRun((start, index), PartSize(rows, raw, stored)))
             start, rows, raw, stored = index, 0, 0, 0
-        rows, raw, stored = rows + size.rows, raw + size.raw_bytes, stored + size.stored_bytes
+        rows, raw, stored = rows + size.samples, raw + size.raw_bytes, stored + size.stored_bytes
         stop = index + 1
-    return [*runs, GroupRun((start, stop), GroupSize(rows, raw, stored))] if rows else runs
+    return [*runs, GroupRun((start, stop), PartSize(rows, raw, stored))] if rows else runs
 
 
 def _measure_groups(
     metadata: Any, columns: Sequence[shard_entries.Column], name: str, stop: int
-) -> Iterator[GroupSize]:
+) -> Iterator[PartSize]:
     """Yield the size of each row group. Its bytes must be in front of the footer at `stop`."""
     leaves = footers.find_leaves(metadata, (column.name for column in columns))
     # a sample has an offset, and the size of each value. The ID may be the name of the file
@@ -340,24 +357,25 @@ def _measure_groups(
                 f"row group {index} has {raw:,} bytes of the columns to read, and a shard may have "
                 "4 GiB. Write smaller row groups, or convert the file (cloudload convert)"
             )
-        yield GroupSize(rows, raw, sum(last - first for first, last in spans))
+        yield PartSize(rows, raw, sum(last - first for first, last in spans))
 
 
-def _describe(
-    run: GroupRun, form: writer.ShardFormat, groups: shard_entries.RowGroups
+def describe_shard(
+    stored: shard_entries.StoredForm, size: PartSize, columns: tuple[shard_entries.Column, ...]
 ) -> dict[str, Any]:
     """The entry of a virtual shard. Its identity does not depend on where the file is."""
-    names = f"{groups.digest} {groups.first} {groups.stop} {form.config()['column_names']}"
+    form = writer.ShardFormat(columns, compression=None, hashes=())
+    names = f"{stored.content} {form.config()['column_names']}"
     identity = hashlib.sha256(names.encode()).hexdigest()[:32]
     raw = {
-        "basename": f"{groups.stored_name}.mds",
-        "bytes": run.size.raw_bytes + form.empty_bytes(),
-        "hashes": {shard_entries.PARQUET: identity},
+        "basename": f"{stored.stored_name}.mds",
+        "bytes": size.raw_bytes + form.empty_bytes(),
+        "hashes": {stored.compression: identity},
     }
-    stored = {
-        "basename": groups.stored_name,
-        "bytes": run.size.stored_bytes,
-        "hashes": groups.hashes,
+    zipped = {
+        "basename": stored.stored_name,
+        "bytes": size.stored_bytes,
+        "hashes": stored.hashes,
     }
-    config = form.config() | {"compression": shard_entries.PARQUET}
-    return {"samples": run.size.rows, "raw_data": raw, "zip_data": stored} | config
+    config = form.config() | {"compression": stored.compression}
+    return {"samples": size.samples, "raw_data": raw, "zip_data": zipped} | config

@@ -89,7 +89,14 @@ def encode_sample(columns: Sequence[shard_entries.Column], sample: Mapping[str, 
 
     Raises `ValueError` if a value does not fit its column, or the sample does not fit a shard.
     """
-    parts = [_encode_value(column, sample[column.name]) for column in columns]
+    return join_values(columns, [encode_value(column, sample[column.name]) for column in columns])
+
+
+def join_values(columns: Sequence[shard_entries.Column], parts: Sequence[bytes]) -> bytes:
+    """Join the encoded values of a sample, in the order of its columns.
+
+    Raises `ValueError` if the sample does not fit a shard.
+    """
     sizes = [len(part) for column, part in zip(columns, parts, strict=True) if column.bytes is None]
     total = sum(map(len, parts))
     if total > MAX_SAMPLE_BYTES:
@@ -212,7 +219,8 @@ def _describe_file(form: ShardFormat, name: str, data: bytes | memoryview) -> di
     return {"basename": name, "bytes": len(data), "hashes": hashes}
 
 
-def _encode_value(column: shard_entries.Column, value: Any) -> bytes:
+def encode_value(column: shard_entries.Column, value: Any) -> bytes:
+    """Encode a value of a column. Raises `ValueError` if it does not fit the column."""
     try:
         if column.encoding == "str":
             return bytes(value.encode("utf-8"))

@@ -60,6 +60,7 @@ _SAVED_DATASETS = "dataset_dict.json"
 _RUN = "Run: "
 """The text that introduces a command at the end of a message."""
 
+_OUTPUT_SUFFIX = "-mds"
 _MOST_KINDS = 4
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "eval", "test"}
 
@@ -170,7 +171,8 @@ def _explain_glob(location: Location, glob: Glob, found: Survey) -> str | None:
         )
     advice = _advise_on_files(root, files)
     if advice and _RUN in advice:
-        advice = _advise_on_input(location.url, _output_beside(root))
+        out = _output_beside(root)
+        advice = _advise_to_index([location.url], files, out, _advise_on_input(location.url, out))
     return _end(f"{shown}. The glob matches {_count(found, files)}", advice)
 
 
@@ -181,7 +183,9 @@ def _explain_file(url: str, split: str | None) -> str:
         return f"{redact(url)} is {what} of a dataset. Pass its folder: {redact(folder) or '.'}"
     advice = _advise_on_files(folder, [name])
     if advice and _RUN in advice:
-        advice = _advise_on_input(url, _output_beside(url), split)
+        out = _output_beside(url)
+        advice = _advise_on_input(url, out, split)
+        advice = _advise_to_index([url], [name], out, advice) if split is None else advice
     return _end(f"{redact(url)} is a file, not the folder of an MDS dataset", advice)
 
 
@@ -362,7 +366,9 @@ def _advise_on_files(location: str, names: Sequence[str], split: str | None = No
     out = _output_beside(location, split)
     splits = list(dict.fromkeys(name.partition("/")[0] for name in taken))
     if split is not None or len(splits) < 2 or not _SPLITS.issuperset(splits):
-        return _convert_advice([_command(_list_inputs(location, names, taken), out, split)], out)
+        inputs = _list_inputs(location, names, taken)
+        advice = _convert_advice([_command(inputs, out, split)], out)
+        return _advise_to_index(inputs, taken, out, advice) if split is None else advice
     commands = []
     for each in splits:
         below, own = (_list_below(each, files) for files in (names, taken))
@@ -377,6 +383,22 @@ def _advise_on_input(location: str, out: str, split: str | None = None) -> str:
     return _convert_advice([_command([location], out, split)], out)
 
 
+def _advise_to_index(inputs: Sequence[str], names: Sequence[str], out: str, advice: str) -> str:
+    """The advice to index JSON Lines files, or to convert them, which is the `advice` for others.
+
+    `inputs` are those of the conversion to `out`, which reads the files `names`.
+    """
+    if len(inputs) > 1 or not all(map(virtual_index.is_json_lines, names)):
+        return advice
+    index = out.removesuffix(_OUTPUT_SUFFIX) + "-index"
+    command = redact(shlex.join(["cloudload", "index", *inputs, index]))
+    return (
+        f"Index the files to read them where they are, and pass {redact(index)!r} to the loader: "
+        f"{command} (with --text-key if the documents are not in the field 'text'). Or "
+        f"{advice[0].lower()}{advice[1:]}"
+    )
+
+
 def _convert_advice(commands: Sequence[str], out: str) -> str:
     """Advise to convert raw data with commands that the user can paste."""
     return (
@@ -388,7 +410,7 @@ def _convert_advice(commands: Sequence[str], out: str) -> str:
 def _output_name(location: str) -> str:
     """A name for the folder of the converted dataset, such as `corpus-mds`."""
     parts = PurePosixPath(location.partition("://")[2] or location)
-    return f"{parts.name.partition('.')[0] or parts.name or 'corpus'}-mds"
+    return (parts.name.partition(".")[0] or parts.name or "corpus") + _OUTPUT_SUFFIX
 
 
 def _output_beside(location: str, split: str | None = None) -> str:

@@ -214,8 +214,7 @@ def _list_units(dataset: Dataset) -> Iterator[ShardUnit]:
 
 def _identity_of(shard: shard_entries.ShardInfo) -> str:
     if shard.is_virtual:
-        groups = shard_entries.RowGroups.of(shard.stored)
-        return f"{groups.file} {groups.digest}"
+        return f"{shard.part.file} {shard.part.digest}"
     columns = [(column.name, column.encoding) for column in shard.columns]
     return f"{shard.raw.bytes} {sorted(shard.raw.hashes.items())} {columns}"
 

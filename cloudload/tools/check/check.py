@@ -269,8 +269,8 @@ def _check_dataset(
         return _CheckedFolder()
     if virtual_index.is_virtual(data):
         raise DatasetError(
-            f"{location} is an index of Parquet files, which cloudload check does not read. Read "
-            "documents with cloudload head, or convert the files to check them"
+            f"{location} is an index of Parquet or JSON Lines files, which cloudload check does "
+            "not read. Read documents with cloudload head, or convert the files to check them"
         )
     shards, is_complete = check_index(data, keys, findings)
     findings.add(check_url(location.url, shards))

@@ -17,10 +17,10 @@
     planning         options, plan, files: Planned   finish             lengths, report, index
     rerun_check      what a rerun must match         conversion_report  counts and the report
     dry_run          what would be converted         rebuild            shards that are missing
-    index_files      an index of Parquet files       output_location    locations of the output
+    index_files      an index of raw files           line_index         count and cut JSON Lines
     listed_files     the files of a list             hub_dataset        files on the Hub
     prepare          list inputs, plan a dataset     partition_files    files by their partition
-    partitions       a dataset for each partition
+    partitions       a dataset for each partition    output_location    locations of the output
     indexed_shards   the shards of an index, to copy
 
 Other packages use only `convert_to_mds`, `ConvertReport`, `outline_conversion` and `index_files`.

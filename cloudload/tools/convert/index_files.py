@@ -1,7 +1,8 @@
-"""Write an index of Parquet files, so that runs on many nodes need not read their footers.
+"""Write an index of Parquet or JSON Lines files, which a loader then reads where they are.
 
-    s3://public/corpus/*.parquet ─► footers ─► s3://me/corpus-index/index.json
-                                               └► CloudLoader("s3://me/corpus-index", …)
+    s3://public/a/*.parquet    ─► footers ─────────────┐
+    s3://public/b/*.jsonl.zst  ─► all bytes, once ─────┴► s3://me/corpus-index/index.json
+                                                          └► CloudLoader("s3://me/corpus-index", …)
 
 The index names the files with their versions. A run that reads it reads neither files that were
 added later, nor files that changed.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from cloudload.config import TEXT_KEY, Stream
@@ -24,13 +26,14 @@ from cloudload.data import (
     urls,
     virtual_index,
 )
-from cloudload.errors import ConvertError
+from cloudload.errors import ConvertError, DatasetError
 from cloudload.system import counted, reports
+from cloudload.tools.convert import line_index
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What an index of Parquet files lists."""
+    """What an index of Parquet or JSON Lines files lists."""
 
     index: str
     """The location of the index, without secrets."""
@@ -43,7 +46,7 @@ class IndexReport:
     raw_bytes: int
     """Bytes of all raw shards; an estimate."""
     stored_bytes: int
-    """Bytes of the columns in the files."""
+    """Bytes of the files to download: of Parquet, only of the columns."""
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
@@ -64,29 +67,42 @@ def index_files(
     text_key: str | None = None,
     tokens_key: str | None = None,
     all_columns: bool = False,
+    processes: int | None = None,
+    executor: Executor | None = None,
     retry: Retry | None = None,
+    progress: bool = True,
 ) -> IndexReport:
-    """Write an index of Parquet files, which a loader reads like the index of an MDS dataset.
+    """Write an index of Parquet or JSON Lines files, which a loader reads like an MDS dataset.
+
+    Of Parquet files, only the footers are read. JSON Lines files are read once, because their lines
+    must be counted.
 
     Args:
-        data: a file, a folder, or a glob of Parquet files.
+        data: a file, a folder, or a glob of Parquet files, or of JSON Lines files.
         out: the folder or URL of the index. It may be the folder of the files.
         split: the subfolder of `data` to index, such as `train`.
         text_key: the column that holds the document, by default `text`.
         tokens_key: the column that holds the documents as token IDs, instead of `text_key`.
-        all_columns: index all columns, for a run with a transform or with conversations.
+        all_columns: index all columns, for a run with a transform or with conversations. Those of
+            JSON Lines files are all fields that any record has.
+        processes: number of worker processes that read JSON Lines files, one per available core by
+            default.
+        executor: runs the units of work instead of local processes: any
+            `concurrent.futures.Executor`, such as a `cloudload.engines.ray.RayExecutor`.
         retry: how long to retry a request to the store.
+        progress: show a progress bar on stderr while JSON Lines files are read.
 
     Raises:
         ValueError: an argument is invalid.
         ConvertError: `out` has another index, or the location of the files has secrets.
-        DatasetError: a file is not Parquet, or lacks the column.
+        DatasetError: a file is damaged, is of another format, or lacks the column.
         StoreError: a file cannot be read, or the index cannot be written.
+        WorkerError: a worker process died.
     """
     if text_key is not None and tokens_key is not None:
         raise ValueError("text_key and tokens_key are both set. Omit one of them")
     retry = retry or Retry()
-    found = virtual_index.find_parquet_files(Stream(os.fspath(data), split=split).locate(retry))
+    found = _find(Stream(os.fspath(data), split=split).locate(retry))
     target = Location(urls.plain_location(os.fspath(out)), retry)
     files = found.folder.url
     if redact(files) != files:
@@ -98,7 +114,13 @@ def index_files(
         files = os.path.abspath(urls.local_path(files))
     choice = ColumnChoice(tokens_key or text_key or TEXT_KEY, has_others=all_columns)
     is_beside = urls.same_or_inside(target.url, files) and urls.same_or_inside(files, target.url)
-    index = virtual_index.build_index(found, choice, "" if is_beside else files)
+    folder = "" if is_beside else files
+    if virtual_index.is_parquet(found.files[0].url):
+        index = virtual_index.build_index(found, choice, folder)
+    else:
+        is_json = tokens_key is not None
+        reading = line_index.LineReading(choice, is_json, processes, executor, progress)
+        index = line_index.build_line_index(found, reading, folder)
     table = parse_index(index, str(found.location))
     if target.join(shard_entries.INDEX_NAME).create(index) != index:
         raise ConvertError(
@@ -113,3 +135,23 @@ def index_files(
         raw_bytes=int(table.raw_bytes.sum()),
         stored_bytes=int(table.stored_bytes.sum()),
     )
+
+
+def _find(location: Location) -> virtual_index.ListedFiles:
+    """List the files at a location. Raises `ConvertError` if they are of both formats."""
+    what = "Parquet or JSON Lines files"
+    found = virtual_index.list_raw_files(
+        location,
+        lambda name: virtual_index.is_parquet(name) or virtual_index.is_json_lines(name),
+        what,
+    )
+    if not found.files:
+        raise DatasetError(f"found no {what} in {location}. Check the location")
+    parquet = [file for file in found.files if virtual_index.is_parquet(file.url)]
+    if parquet and len(parquet) < len(found.files):
+        raise ConvertError(
+            f"{location} has {counted(len(parquet), 'Parquet file')} and "
+            f"{counted(len(found.files) - len(parquet), 'JSON Lines file')}. Pass a glob for the "
+            f"files of one format, such as {urls.join_url(str(found.folder), '**/*.parquet')!r}"
+        )
+    return found

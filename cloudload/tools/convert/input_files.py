@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import bz2
 import io
 import logging
-import lzma
 import sys
-import zlib
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
-
-import zstandard
-
-try:
-    from zlib_ng import zlib_ng as fast_zlib
-except ImportError:  # zlib-ng has no wheel for some platforms
-    fast_zlib = zlib  # type: ignore[misc]
 
 from cloudload.config import choices
 from cloudload.data import (
     Location,
     Retry,
     contains_secrets,
-    file_kinds,
+    file_content,
     redact,
     shard_entries,
     skip_bytes,
@@ -40,22 +29,7 @@ CHUNK_BYTES = 1 << 16
 _MOST_RECONNECTS = 5
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 
-_MOST_PIECE_BYTES = 1 << 20
-"""The most bytes that a decoder returns at once, so that a small file cannot fill the memory."""
-_ZSTD_INPUT_BYTES = 1 << 10
-"""zstandard's decoder has no such limit, but never turns 4 bytes into more than 128 KiB."""
-MOST_RECORD_BYTES = 1 << 30
-"""The limit of a record, and of a file that is one document."""
-
 _TEXT_FORMATS = frozenset(["text", "lines", "jsonl", "json", "csv", "tsv", "wet"])
-
-# each factory returns a decoder with `decompress`, `eof` and `unused_data`
-_DECODERS: dict[str, Callable[[], Any]] = {
-    "gz": lambda: fast_zlib.decompressobj(wbits=31),
-    "bz2": bz2.BZ2Decompressor,
-    "xz": lzma.LZMADecompressor,
-    "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
-}
 
 
 Range = tuple[int, int]
@@ -83,11 +57,12 @@ class InputFile:
     """The file's entry in the index of its dataset, for format `mds`."""
     tag: str = ""
     """The tag in the listing, such as an ETag. Reading is refused if it has changed since then."""
+    retry: Retry = field(default=Retry(), compare=False)
 
     @property
     def location(self) -> Location:
         """The location of a file that is not stdin."""
-        return Location(self.url)
+        return Location(self.url, self.retry)
 
     @property
     def long_location(self) -> Location:
@@ -118,10 +93,6 @@ class StoredByteCounter:
         self.bytes = max(self.bytes, position)
 
 
-class DamagedError(Exception):
-    """A file cannot be read any further, because its data is not what its name says, or damaged."""
-
-
 def read_decompressed(
     file: InputFile, offset: int = 0, counter: StoredByteCounter | None = None
 ) -> Iterator[bytes]:
@@ -132,17 +103,13 @@ def read_decompressed(
     """
     counter = counter or StoredByteCounter(0)
     first = offset if file.compression is None else 0
-    stored = _read_stored(file, first, counter)
-    if first == 0:
-        stored = _check_start(
-            stored, partial(file_kinds.describe_misnamed, compression=file.compression)
-        )
-    if file.compression is None:
-        yield from _check_start(stored, partial(_describe_start, file)) if first == 0 else stored
+    chunks = _read_stored(file, first, counter)
+    if first > 0:
+        yield from chunks
         return
     skip = offset
-    chunks = _decompress(stored, file.compression)
-    for chunk in _check_start(chunks, partial(_describe_start, file)):
+    is_text = file.format in _TEXT_FORMATS
+    for chunk in file_content.unpack_file(chunks, file.compression, is_text=is_text):
         if len(chunk) > skip:
             yield chunk[skip:]
         skip = max(0, skip - len(chunk))
@@ -157,72 +124,11 @@ def read_whole(file: InputFile) -> bytes:
     for chunk in read_decompressed(file):
         parts.append(chunk)
         size += len(chunk)
-        if size > MOST_RECORD_BYTES:
-            raise DamagedError("the file is larger than 1 GiB, the limit of a document")
+        if size > file_content.MOST_RECORD_BYTES:
+            raise file_content.DamagedError(
+                "the file is larger than 1 GiB, the limit of a document"
+            )
     return b"".join(parts)
-
-
-def _check_start(
-    chunks: Iterator[bytes], describe: Callable[[bytes], str | None]
-) -> Iterator[bytes]:
-    """Yield the chunks. Raise `DamagedError` if `describe` finds a problem in the first one."""
-    first = next((chunk for chunk in chunks if chunk), b"")
-    if problem := describe(first):
-        raise DamagedError(problem)
-    yield first
-    yield from chunks
-
-
-def _describe_start(file: InputFile, content: bytes) -> str | None:
-    """Describe why the decompressed bytes of a file are not what its name says, or return None."""
-    if file.compression and file_kinds.starts_compressed(content):
-        return (
-            f"the data is still compressed after the {file.compression} data was unpacked, because "
-            "it was compressed twice. Unpack the file once"
-        )
-    return file_kinds.describe_utf_16(content) if file.format in _TEXT_FORMATS else None
-
-
-def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
-    """Yield the decompressed bytes of concatenated members, and skip zero padding between them."""
-    decoder: Any = None
-    unpack = _unpack_zstd if compression == "zstd" else _unpack
-    for stored in chunks:
-        left = stored
-        while left := left if decoder else left.lstrip(b"\0"):
-            decoder = decoder or _DECODERS[compression]()
-            try:
-                left = yield from unpack(decoder, left)
-            except Exception as error:
-                raise DamagedError(
-                    f"the {compression} data is damaged from this point on ({error})"
-                ) from error
-            decoder = None if decoder.eof else decoder
-    if decoder:
-        raise DamagedError(f"the {compression} data ends too early, so the file is incomplete")
-
-
-def _unpack(decoder: Any, data: bytes) -> Generator[bytes, None, bytes]:
-    """Yield the decompressed bytes in pieces, and return the data after the end of the member."""
-    yield decoder.decompress(data, _MOST_PIECE_BYTES)
-    while not decoder.eof and (left := _data_left(decoder)) is not None:
-        yield decoder.decompress(left, _MOST_PIECE_BYTES)
-    return bytes(decoder.unused_data)
-
-
-def _unpack_zstd(decoder: Any, data: bytes) -> Generator[bytes, None, bytes]:
-    for start in range(0, len(data), _ZSTD_INPUT_BYTES):
-        yield decoder.decompress(data[start : start + _ZSTD_INPUT_BYTES])
-        if decoder.eof:
-            return bytes(decoder.unused_data) + data[start + _ZSTD_INPUT_BYTES :]
-    return b""
-
-
-def _data_left(decoder: Any) -> bytes | None:
-    """Return the data to pass to a decoder that was stopped by its limit, or None at its end."""
-    if hasattr(decoder, "needs_input"):
-        return None if decoder.needs_input else b""
-    return decoder.unconsumed_tail or None
 
 
 def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> Iterator[bytes]:

@@ -11,14 +11,12 @@ process makes all blocks, in order. Any process may read their records.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from cloudload.config import choices
-from cloudload.data import file_kinds
+from cloudload.data import file_content, file_kinds, record_values
 from cloudload.tools.convert import input_files
 
 T = TypeVar("T")
@@ -30,12 +28,6 @@ CONVERSATION_FIELDS = (
     *("instruction", "input", "output", "tools", "chat_template_kwargs"),
 )
 """The usual fields of data for chat, fine-tuning, and preferences."""
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_KINDS: dict[type, str] = {
-    **{type(None): "null", bool: "a boolean", int: "an integer", float: "a number"},
-    **{str: "text", bytes: "bytes", list: "a list", dict: "an object"},
-}
 
 
 class Named(Protocol):
@@ -138,10 +130,6 @@ class TypedBlock(Protocol):
         ...
 
 
-class Utf8(bytes):
-    """A text, encoded as valid UTF-8."""
-
-
 @runtime_checkable
 class Utf8Block(Protocol):
     """A block of a format that stores texts as UTF-8."""
@@ -211,16 +199,17 @@ class FileBlock:
         return Record(self.file, str(place), fields, problem)
 
     def parse(
-        self, place: str | int, raw: bytes, errors: str, parse: Callable[[bytes], Parsed]
+        self,
+        place: str | int,
+        raw: bytes,
+        errors: str,
+        parse: Callable[[bytes], record_values.Parsed],
     ) -> Record:
         """Return the record that `parse` finds in bytes. With `errors` as `replace`, in UTF-8."""
         data, is_replaced = make_utf8(raw, errors)
         fields, problem = parse(data)
         return Record(self.file, str(place), fields, problem, raw, None, is_replaced)
 
-
-Parsed = tuple[Mapping[str, Any] | None, str | None]
-"""(fields, None), or (None, the problem)."""
 
 ItemGroup = tuple[BlockStart, int, tuple[T, ...], str | None]
 """Where a block starts, the stored bytes that it takes, its items, and why what follows them is not
@@ -246,23 +235,10 @@ def group_items(
                 group, size, start = [], 0, end
             group.append(item)
             size += item_bytes
-    except input_files.DamagedError as error:
+    except file_content.DamagedError as error:
         damage = str(error)
     if group or damage:
         yield start, counter.bytes - start.stored, tuple(group), damage
-
-
-def find_field(fields: Mapping[str, Any], name: str) -> Any:
-    """Return a field's value. `meta.url` is the field `url` of the mapping in the field `meta`.
-
-    A field whose name is exactly `name` takes precedence. Raises `KeyError` if no field is found.
-    """
-    if name in fields:
-        return fields[name]
-    outer, _, inner = name.partition(".")
-    if not inner or not isinstance(fields.get(outer), Mapping):
-        raise KeyError(name)
-    return find_field(fields[outer], inner)
 
 
 def has_field(names: Iterable[str], name: str) -> bool:
@@ -273,20 +249,6 @@ def has_field(names: Iterable[str], name: str) -> bool:
 def is_read(name: str, fields: Iterable[str]) -> bool:
     """Whether one of the fields that a conversion reads is the field `name`, or is nested in it."""
     return any(has_field([name], each) for each in fields)
-
-
-def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names of all fields. The name of a nested field looks like `meta.url`."""
-    for name, value in fields.items():
-        if isinstance(value, Mapping) and value:
-            yield from list_fields(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def name_kind(value: Any) -> str:
-    """Name the kind of a value, for messages."""
-    return _KINDS.get(type(value), type(value).__name__)
 
 
 _IDS_OF_FILES = {"blob_id", "src_encoding"}
@@ -313,12 +275,6 @@ def sum_bytes(files: Iterable[input_files.InputFile]) -> int:
     return sum(file.bytes or 0 for file in files)
 
 
-def describe_not_json(error: json.JSONDecodeError) -> str:
-    """Describe why text is not JSON, without the position."""
-    # some of Python's messages end with a word that introduces the position
-    return error.msg.rstrip(": ").removesuffix(" at").removesuffix(" starting")
-
-
 def make_utf8(data: bytes, errors: str) -> tuple[bytes, bool]:
     """Return (the data of a record, whether bytes that are not UTF-8 were replaced with U+FFFD).
 
@@ -331,17 +287,3 @@ def make_utf8(data: bytes, errors: str) -> tuple[bytes, bool]:
             if file_kinds.recognize(data) is None:
                 return data.decode("utf-8", "replace").encode(), True
     return data, False
-
-
-def replace_surrogates(value: Any) -> Any:
-    """Replace unpaired surrogates in a string with U+FFFD. Return any other value unchanged."""
-    if not isinstance(value, str) or not _SURROGATE.search(value):
-        return value
-    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def describe_not_utf8(error: UnicodeDecodeError) -> str:
-    """Describe the problem of a record that is not valid UTF-8."""
-    fault = f"not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})"
-    kind = file_kinds.recognize(error.object)
-    return f"{fault}. The data starts like {kind}" if kind else fault

@@ -304,7 +304,7 @@ def with_format(file: InputFile, format: str) -> InputFile:
     extension, compression = file_kinds.split_name(file.name)
     if format == "auto":
         format = file_kinds.FORMATS_BY_EXTENSION.get(extension, "text")
-    return InputFile(file.url, file.name, file.bytes, format, compression, tag=file.tag)
+    return replace(file, format=format, compression=compression)
 
 
 def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:

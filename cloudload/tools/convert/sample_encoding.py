@@ -26,13 +26,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, writer
+from cloudload.data import JOURNAL_FOLDER, Location, record_values, shard_entries, writer
 from cloudload.system import Ints, temp_files
 from cloudload.tools.convert import input_records
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_report import MAX_LISTED, Counts, cause_of, merge_causes
 from cloudload.tools.convert.segment_journal import SegmentJournal
-from cloudload.tools.convert.values import BadRecordError, NoTextError, Values, values_of
+from cloudload.tools.convert.values import NoTextError, Values, values_of
 from cloudload.tools.count.group import CountWork
 
 _SIZE, _TWO_SIZES = struct.Struct("<I"), struct.Struct("<II")
@@ -94,7 +94,7 @@ class _BadRecords:
     rejects: list[bytes] = field(default_factory=list)
     first: BadRecord | None = None
 
-    def add(self, record: input_records.Record, error: BadRecordError) -> None:
+    def add(self, record: input_records.Record, error: record_values.BadRecordError) -> None:
         problem = str(error)
         self.described.append(f"{record.where}: {problem}")
         advice = error.advice if isinstance(error, NoTextError) else ""
@@ -126,7 +126,7 @@ def encode_block(context: ShardContext, block: input_records.InputBlock) -> Enco
         try:
             found = values_of(config, columns, record)
             sample = _encode_sample(columns, found.by_column)
-        except BadRecordError as error:
+        except record_values.BadRecordError as error:
             bad.add(record, error)
             continue
         # a document whose text is empty is no sample, but it is counted
@@ -199,24 +199,11 @@ def _encode_plain(
     Returns the sample and the size of its text in bytes. Returns None if `encode_sample` must
     encode the record, or if the record is bad or empty.
     """
-    fields = record.fields
-    if type(fields) is not dict:
+    if (found := record_values.encode_plain(record.fields, text_key, id_key)) is None:
         return None
-    text, own_id = fields.get(text_key), fields.get(id_key)
-    if type(own_id) is not str and (own_id is not None or "." in id_key):
-        return None
-    try:
-        data = (
-            text
-            if type(text) is input_records.Utf8
-            else text.encode()
-            if type(text) is str
-            else b""
-        )
-        name = (own_id or record.name).encode()
-    except UnicodeEncodeError:
-        return None
-    if not data or len(name) + len(data) > writer.MAX_SAMPLE_BYTES:
+    data, own_id = found
+    name = own_id or record.name.encode()
+    if len(name) + len(data) > writer.MAX_SAMPLE_BYTES:
         return None
     return b"".join((_TWO_SIZES.pack(len(name), len(data)), name, data)), len(data)
 
@@ -225,7 +212,7 @@ def _encode_sample(columns: Sequence[shard_entries.Column], values: Mapping[str,
     try:
         return writer.encode_sample(columns, values)
     except ValueError as error:
-        raise BadRecordError(str(error)) from error
+        raise record_values.BadRecordError(str(error)) from error
 
 
 def encode_reject(record: input_records.Record, error: str) -> bytes:

@@ -20,16 +20,11 @@ Hive, Spark, and DuckDB write fields as `name=value` in the names of folders:
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import date, time, timedelta
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
-from uuid import UUID
 
 from cloudload.config import choices
 from cloudload.data import record_values, shard_entries, urls, writer
@@ -37,19 +32,12 @@ from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.config import ConvertConfig
 
-_MOST_NAMED = 20
-_HALF = re.compile(r"\\ud[89a-f]")
-
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 _BLOCKS_SEARCHED = 8
 
 
-class BadRecordError(Exception):
-    """A record cannot be converted. The message says why."""
-
-
-class NoTextError(BadRecordError):
+class NoTextError(record_values.BadRecordError):
     """A record lacks the field that contains the document. `advice` is for all such records."""
 
     def __init__(self, message: str, advice: str) -> None:
@@ -74,7 +62,7 @@ def values_of(
 ) -> Values:
     """Return the values of a record. Raises `BadRecordError` if it cannot be converted."""
     if record.fields is None:
-        raise BadRecordError(record.problem)
+        raise record_values.BadRecordError(record.problem)
     own_id = record_values.describe_id(_optional(record.fields, config.id_key))
     values, is_replaced = {"id": record.name if own_id is None else own_id}, record.is_replaced
     if config.has_text:
@@ -86,12 +74,15 @@ def values_of(
         if column.name not in values:
             value = _find_kept(record, column)
             if column.encoding == "json":
-                values[column.name], is_changed = _encode_json(value, column.name, config.errors)
+                replaces = config.errors == choices.REPLACE
+                values[column.name], is_changed = record_values.encode_json(
+                    value, column.name, replaces=replaces
+                )
                 is_replaced |= is_changed
             else:
                 values[column.name] = _kept_value(value, column)
     if config.errors == choices.REPLACE:
-        valid = {name: input_records.replace_surrogates(value) for name, value in values.items()}
+        valid = {name: record_values.replace_surrogates(value) for name, value in values.items()}
         is_replaced, values = is_replaced or valid != values, valid
         own_id = None if own_id is None else values["id"]
     return Values(values, own_id, is_replaced)
@@ -102,14 +93,15 @@ def _check_document(record: input_records.Record, config: ConvertConfig) -> None
     source, name = record.source, config.document_field
     is_text = isinstance(source, input_files.InputFile) and source.format == "text"
     if is_text and config.format == choices.AUTO:
-        raise BadRecordError(
+        raise record_values.BadRecordError(
             "the file is plain text, but text_key is None. To leave files out, pass a glob such as "
             "'corpus/*.parquet'"
         )
     fields = record.fields or {}
     if _optional(fields, name) is None and partition_fields(record).get(name) is None:
+        known = record_values.describe_fields(fields)
         raise NoTextError(
-            f"the record has no value for {name!r}, the first field to keep{_list_names(fields)}",
+            f"the record has no value for {name!r}, the first field to keep{known}",
             "Begin keep (--keep) with a field that each record has",
         )
 
@@ -117,13 +109,13 @@ def _check_document(record: input_records.Record, config: ConvertConfig) -> None
 def _find_kept(record: input_records.Record, column: shard_entries.Column) -> Any:
     """Return the value of a kept field: of the record, or if it has no such field, of its path."""
     try:
-        return input_records.find_field(record.fields or {}, column.name)
+        return record_values.find_field(record.fields or {}, column.name)
     except KeyError:
         text = partition_fields(record).get(column.name)
     try:
         return None if text is None else parse_text(column.name, text, column.encoding)
     except ValueError:
-        raise BadRecordError(
+        raise record_values.BadRecordError(
             f"the record has no field {column.name!r}, and the folder {column.name}={text} of its "
             f"path is not {column.encoding}. Keep it as another encoding, such as {column.name}:str"
         ) from None
@@ -131,7 +123,7 @@ def _find_kept(record: input_records.Record, column: shard_entries.Column) -> An
 
 def _optional(fields: Mapping[str, Any], name: str) -> Any:
     with contextlib.suppress(KeyError):
-        return input_records.find_field(fields, name)
+        return record_values.find_field(fields, name)
     return None
 
 
@@ -139,89 +131,35 @@ def _text(fields: Mapping[str, Any], config: ConvertConfig) -> tuple[str, bool]:
     """Return (the text of a record, whether bytes were replaced)."""
     key = config.document_field
     try:
-        value = input_records.find_field(fields, key)
+        value = record_values.find_field(fields, key)
     except KeyError:
         raise NoTextError(
-            f"the record has no field {key!r}{_list_names(fields)}",
+            f"the record has no field {key!r}{record_values.describe_fields(fields)}",
             input_records.advise_on_text(fields),
         ) from None
     if config.is_json_text and value is not None:
-        return _dump_json(value, key, ensure_ascii=False), False
+        return record_values.dump_json(value, key, ensure_ascii=False), False
     if isinstance(value, bytes):
         data, is_replaced = input_records.make_utf8(value, config.errors)
         try:
             return data.decode(), is_replaced
         except UnicodeDecodeError as error:
-            raise BadRecordError(
+            raise record_values.BadRecordError(
                 f"the field {key!r} is not UTF-8 (byte 0x{value[error.start]:02x} at offset "
                 f"{error.start})"
             ) from None
-    if not isinstance(value, str):
-        advice = ""
-        if isinstance(value, list | dict):
-            advice = f". To use its JSON as text, set text_key (--text-key) to {key}:json"
-        raise BadRecordError(
-            f"the field {key!r} is {input_records.name_kind(value)}, not text{advice}"
-        )
-    return value, False
-
-
-def _list_names(fields: Mapping[str, Any]) -> str:
-    names = sorted(set(input_records.list_fields(fields)))
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f". Its fields are: {', '.join(names[:_MOST_NAMED]) or 'none'}{more}"
-
-
-def _to_json(value: Any) -> Any:
-    """Convert a value that JSON cannot express: dates, decimals and UUIDs to text, arrays to lists.
-
-    Raises `TypeError` for any other value, such as bytes.
-    """
-    if isinstance(value, date | time | timedelta | Decimal | UUID):
-        return str(value)
-    if hasattr(value, "tolist"):  # of NumPy and torch
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, bytes):
-        raise TypeError("it contains bytes. To keep them, name their field, such as meta.raw:bytes")
-    raise TypeError(f"it contains {input_records.name_kind(value)}")
-
-
-def _encode_json(value: Any, name: str, errors: str) -> tuple[writer.JsonText, bool]:
-    """Return (the JSON of a field's value, whether unpaired surrogates were replaced).
-
-    Raises `BadRecordError` if the value cannot be written as JSON, or has an unpaired surrogate and
-    `errors` is `strict`.
-    """
-    text = _dump_json(value, name)
-    # characters above U+FFFF are escaped like this, too, as pairs
-    plain = _dump_json(value, name, ensure_ascii=False) if _HALF.search(text) else ""
-    if (valid := input_records.replace_surrogates(plain)) == plain:
-        return writer.JsonText(text), False
-    if errors == choices.STRICT:
-        raise BadRecordError(
-            f"the field {name!r} has an unpaired surrogate, which UTF-8 cannot encode"
-        )
-    return writer.JsonText(json.dumps(json.loads(valid))), True
-
-
-def _dump_json(value: Any, name: str, *, ensure_ascii: bool = True) -> str:
-    """Return the JSON of a field's value. Raises `BadRecordError` if it cannot be expressed."""
-    try:
-        return json.dumps(value, default=_to_json, ensure_ascii=ensure_ascii)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadRecordError(
-            f"the field {name!r} cannot be written as JSON (it is {writer.shorten(value)}: {error})"
-        ) from error
+    advice = ""
+    if isinstance(value, list | dict):
+        advice = f". To use its JSON as text, set text_key (--text-key) to {key}:json"
+    return record_values.check_text(value, key, advice), False
 
 
 def _kept_value(value: Any, column: shard_entries.Column) -> Any:
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
     numbers = (int, float) if column.encoding.startswith("float") else (int,)
     if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):
-        found = "missing or null" if value is None else input_records.name_kind(value)
-        raise BadRecordError(
+        found = "missing or null" if value is None else record_values.name_kind(value)
+        raise record_values.BadRecordError(
             f"the field {column.name!r} is {found}, not {column.encoding}. To allow any value, "
             f"keep {column.name}:json"
         )
@@ -337,7 +275,7 @@ def _encodings_of(
 ) -> Iterator[tuple[str, str]]:
     for name in names:
         try:
-            value = input_records.find_field(fields, name)
+            value = record_values.find_field(fields, name)
         except KeyError:
             value = partition_fields(record).get(name)
         if value is not None:

@@ -186,7 +186,7 @@ class DatasetInfo:
         yield self.dataset
         yield f"  samples      {self.samples:,}"
         yield f"  shards       {self.shards:,}"
-        about = "about " if shard_entries.PARQUET in self.compression else ""
+        about = "about " if any(form in self.compression for form in shard_entries.VIRTUAL) else ""
         yield f"  bytes        {about}{self.raw_bytes:,} raw, {self.stored_bytes:,} stored{ratio}"
         if self.text_bytes:
             yield f"  text         {counted(self.text_bytes, 'byte')} of UTF-8"

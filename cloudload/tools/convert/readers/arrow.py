@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from cloudload.data import file_content
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_files import ChunkReader
@@ -43,7 +44,7 @@ class ArrowUnit(input_records.FileUnit):
         chunks = input_files.read_decompressed(self.file, counter=counter)
         try:
             yield from self._blocks(chunks, counter, start, block_bytes, fields)
-        except input_files.DamagedError as error:
+        except file_content.DamagedError as error:
             reason = str(error)
         except (pyarrow.ArrowException, OSError) as error:
             reason = f"it is damaged or incomplete ({str(error).rstrip(chr(10) + '.')})"
@@ -150,7 +151,7 @@ def _read_stream(stream: Iterable[Any], file: BinaryIO, is_file: bool) -> Iterat
             raise OSError("the footer after the last batch is missing")
         footer_bytes = _FOOTER_END.unpack(end)[0] + _FOOTER_END.size + _MOST_PADDING_BYTES
     if size > footer_bytes:
-        raise input_files.DamagedError(
+        raise file_content.DamagedError(
             "more data follows its end. If several files were joined, convert each one separately"
         )
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from cloudload.config import choices
-from cloudload.data import file_kinds, record_values, urls
+from cloudload.data import file_content, file_kinds, record_values, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import Record
@@ -127,7 +127,7 @@ class ArrowBlock(input_records.FileBlock):
                         )
                         fields[name] = data.decode()
             except UnicodeDecodeError as error:
-                problem = f"the record is {input_records.describe_not_utf8(error)}"
+                problem = f"the record is {file_kinds.describe_not_utf8(error)}"
                 yield self.record(row, None, problem)
             except Exception as error:  # pyarrow and Python raise various errors for such values
                 yield self.record(row, None, f"the field {name!r} cannot be read ({error})")
@@ -172,13 +172,13 @@ class ArrowBlock(input_records.FileBlock):
             return None
 
 
-def _cut_texts(text: Any, offset_type: str) -> Iterator[input_records.Utf8]:
+def _cut_texts(text: Any, offset_type: str) -> Iterator[record_values.Utf8]:
     """Yield the values of an array of strings without nulls, which must be valid UTF-8."""
     _, offsets, data = text.buffers()
     ends = np.frombuffer(offsets, offset_type)[text.offset : text.offset + len(text) + 1].tolist()
     texts = memoryview(data or b"")
     for start, end in itertools.pairwise(ends):
-        yield input_records.Utf8(texts[start:end])
+        yield record_values.Utf8(texts[start:end])
 
 
 def local_copy(
@@ -209,7 +209,7 @@ def local_copy(
                 input_files.check_read(file, target.tell())
             target.seek(0)
             _refuse_misnamed(file, target)
-    except input_files.DamagedError as error:
+    except file_content.DamagedError as error:
         raise ConvertError(
             f"{file.display_name}: {error}. Repair the file or leave it out"
         ) from error

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudload.config import choices
-from cloudload.data import writer
+from cloudload.data import file_content, file_kinds, record_values, writer
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
@@ -70,7 +70,7 @@ class _Dialect:
         if not self.has_quotes:
             return text.removesuffix("\n").removesuffix("\r").split(self.delimiter)
         # the limit is process-wide, so restore it for other users of `csv`
-        before = csv.field_size_limit(min(input_files.MOST_RECORD_BYTES, sys.maxsize))
+        before = csv.field_size_limit(min(file_content.MOST_RECORD_BYTES, sys.maxsize))
         try:
             return next(csv.reader([text], delimiter=self.delimiter, strict=True), [])
         finally:
@@ -112,7 +112,7 @@ def _skip(records: Iterator[bytes], size: int) -> None:
 
 
 def _is_blank(record: bytes) -> bool:
-    return not record.removeprefix(input_records.BYTE_ORDER_MARK).strip(b"\r\n")
+    return not record.removeprefix(file_content.BYTE_ORDER_MARK).strip(b"\r\n")
 
 
 def _read_head(records: Iterator[bytes], file: input_files.InputFile) -> tuple[bytes, bytes]:
@@ -126,7 +126,7 @@ def _read_head(records: Iterator[bytes], file: input_files.InputFile) -> tuple[b
             head += record
             if not _is_blank(record):
                 return bytes(head), record
-    except input_files.DamagedError as error:
+    except file_content.DamagedError as error:
         reason = str(error)
     else:
         return bytes(head), b""
@@ -143,10 +143,10 @@ def _parse_header(header: bytes, where: str, dialect: _Dialect, fields: Fields) 
     if header.startswith(_UTF_16_MARKS):
         raise ConvertError(f"{where}: the file is UTF-16, not UTF-8. {_TO_UTF_8} -f UTF-16")
     try:
-        names = dialect.parse(header.removeprefix(input_records.BYTE_ORDER_MARK))
+        names = dialect.parse(header.removeprefix(file_content.BYTE_ORDER_MARK))
     except UnicodeDecodeError as error:
         raise ConvertError(
-            f"{where}: the header is {input_records.describe_not_utf8(error)}. {_TO_UTF_8}"
+            f"{where}: the header is {file_kinds.describe_not_utf8(error)}. {_TO_UTF_8}"
         ) from None
     except csv.Error as error:
         raise ConvertError(
@@ -186,7 +186,7 @@ def _group(
             if size >= block_bytes:
                 yield b"".join(parts), None
                 parts, size = [], 0
-    except input_files.DamagedError as error:
+    except file_content.DamagedError as error:
         problem = str(error)
     if size or problem:
         yield b"".join(parts), problem
@@ -220,10 +220,10 @@ class CsvBlock(input_records.FileBlock):
         if self.damage:
             yield self.record(line, None, self.damage)
 
-    def _parse(self, data: bytes) -> input_records.Parsed:
+    def _parse(self, data: bytes) -> record_values.Parsed:
         """Return (a record's fields, None), or (None, its problem)."""
         try:
-            values = self.dialect.parse(data.removeprefix(input_records.BYTE_ORDER_MARK))
+            values = self.dialect.parse(data.removeprefix(file_content.BYTE_ORDER_MARK))
             if len(values) > 1 and values == [*self.names]:
                 return None, f"the record repeats the header. {_JOINED}"
             if len(values) != len(self.names):
@@ -233,7 +233,7 @@ class CsvBlock(input_records.FileBlock):
             for name in self.encodings.keys() & fields.keys():
                 fields[name] = parse_text(name, fields[name], self.encodings[name])
         except UnicodeDecodeError as error:
-            return None, f"the record is {input_records.describe_not_utf8(error)}. {_TO_UTF_8}"
+            return None, f"the record is {file_kinds.describe_not_utf8(error)}. {_TO_UTF_8}"
         except csv.Error as error:
             return None, f"the record {_describe(error)}"
         except ValueError as error:
@@ -283,9 +283,9 @@ def split_records(
                     start = place = end + 1
         del pending[:start]
         place -= start
-        if len(pending) > input_files.MOST_RECORD_BYTES:
-            raise input_files.DamagedError(_UNCLOSED if is_quoted else _TOO_LONG)
+        if len(pending) > file_content.MOST_RECORD_BYTES:
+            raise file_content.DamagedError(_UNCLOSED if is_quoted else _TOO_LONG)
     if is_quoted and pending.find(_QUOTE, place) < 0:
-        raise input_files.DamagedError(_UNCLOSED)
+        raise file_content.DamagedError(_UNCLOSED)
     if pending:
         yield bytes(pending)

@@ -18,9 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cloudload.config import choices
+from cloudload.data import file_content, json_records
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
-from cloudload.tools.convert.readers.lines import LinesUnit, parse_object
+from cloudload.tools.convert.readers.lines import LinesUnit
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _MOST_TOKEN_CHARACTERS = 16  # an upper bound for literals and escapes, such as \ud83d\ude00
@@ -42,9 +43,9 @@ class JsonUnit(input_records.FileUnit):
         if self.file.url == "-":
             return True
         head = b""
-        with suppress(input_files.DamagedError):  # the reader of the blocks reports the damage
+        with suppress(file_content.DamagedError):  # the reader of the blocks reports the damage
             for chunk in input_files.read_decompressed(self.file):
-                head = (head + chunk).removeprefix(input_records.BYTE_ORDER_MARK).lstrip()
+                head = (head + chunk).removeprefix(file_content.BYTE_ORDER_MARK).lstrip()
                 if head:
                     break
         return head.startswith(b"[")
@@ -73,12 +74,12 @@ class JsonArrayBlock(input_records.FileBlock):
 
     def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
         for line, element in enumerate(self.elements, self.start.line):
-            yield self.parse(line, element, errors, parse_object)
+            yield self.parse(line, element, errors, json_records.parse_object)
         if self.damage:
             yield self.record(self.start.line + len(self.elements), None, self.damage)
 
 
-class BrokenArrayError(input_files.DamagedError):
+class BrokenArrayError(file_content.DamagedError):
     """The next element of an array cannot be found. The message says why."""
 
 
@@ -90,7 +91,7 @@ def split_array(chunks: Iterable[bytes], *, is_begun: bool) -> Iterator[tuple[in
     """
     scan = _Scan(iter(chunks))
     if not is_begun:
-        scan.skip(input_records.BYTE_ORDER_MARK.decode("latin-1"))
+        scan.skip(file_content.BYTE_ORDER_MARK.decode("latin-1"))
         if not scan.skip("["):
             raise BrokenArrayError("the file does not begin with an array")
     has_more = is_begun or not scan.skip("]")
@@ -162,7 +163,7 @@ class _Scan:
     def _read(self, size: int) -> int:
         """Read at least `size` more bytes, or up to the end. Return the number of bytes read."""
         left = self._text[self._start :]
-        if len(left) > input_files.MOST_RECORD_BYTES:
+        if len(left) > file_content.MOST_RECORD_BYTES:
             raise BrokenArrayError("an element is larger than the limit of 1 GiB")
         parts, read = [left], 0
         while read < max(1, size) and (chunk := next(self._chunks, b"")):
@@ -174,7 +175,7 @@ class _Scan:
 
 def _describe(error: Exception) -> str:
     return (
-        input_records.describe_not_json(error)
+        json_records.describe_not_json(error)
         if isinstance(error, json.JSONDecodeError)
         else str(error)
     )

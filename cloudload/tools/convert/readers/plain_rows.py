@@ -85,9 +85,9 @@ def _batched(
         if isinstance(row, Mapping):
             kept = {name: row[name] for name in row if input_records.is_read(name, fields)}
             try:
-                input_records.find_field(row, fields[0])
+                record_values.find_field(row, fields[0])
             except KeyError:
-                kept = dict.fromkeys(input_records.list_fields(row)) | kept
+                kept = dict.fromkeys(record_values.list_fields(row)) | kept
         batch.append(kept)
         size += _size_of(kept)
         if size >= block_bytes or len(batch) == input_records.MAX_BLOCK_ROWS:

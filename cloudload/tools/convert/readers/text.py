@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cloudload.config import choices
-from cloudload.data import urls
+from cloudload.data import file_content, file_kinds, urls
 from cloudload.system import DaemonThreadPool, run_in_order, settle_future
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
@@ -50,14 +50,14 @@ class TextBlock:
         for file, read in self._read_all():
             try:
                 data, is_replaced = input_records.make_utf8(
-                    read().removeprefix(input_records.BYTE_ORDER_MARK), errors
+                    read().removeprefix(file_content.BYTE_ORDER_MARK), errors
                 )
                 yield Record(file, "", {text_key: data.decode()}, is_replaced=is_replaced)
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
-                problem = f"the file is {input_records.describe_not_utf8(error)}"
+                problem = f"the file is {file_kinds.describe_not_utf8(error)}"
                 yield Record(file, str(line), None, problem, error.object)
-            except input_files.DamagedError as error:
+            except file_content.DamagedError as error:
                 yield Record(file, "", None, str(error))
 
     def _read_all(self) -> Iterator[tuple[input_files.InputFile, Callable[[], bytes]]]:

@@ -27,9 +27,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cloudload.config import choices
-from cloudload.data import file_kinds, urls
+from cloudload.data import file_content, file_kinds, record_values, urls
 from cloudload.errors import ConvertError
-from cloudload.tools.convert import input_files, input_records
+from cloudload.tools.convert import input_records
 from cloudload.tools.convert.input_files import ChunkReader
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 from cloudload.tools.convert.values import parse_text
@@ -123,7 +123,7 @@ def _add(sample: _Sample, extension: str, member: Member) -> None:
         sample.problem = f"the file with the extension {extension!r} is a link. Links are not read"
     elif extension in sample.files:
         sample.problem = f"the sample has two files with the extension {extension!r}"
-    elif member.data is None and member.size > input_files.MOST_RECORD_BYTES:
+    elif member.data is None and member.size > file_content.MOST_RECORD_BYTES:
         sample.problem = (
             f"the file with the extension {extension!r} is larger than 1 GiB, the limit of a "
             f"record ({member.size:,} bytes)"
@@ -185,10 +185,10 @@ def _read_fields(sample: _Sample, text_key: str, encodings: Mapping[str, str]) -
 
 def _decode(extension: str, data: bytes) -> str:
     try:
-        return data.removeprefix(input_records.BYTE_ORDER_MARK).decode()
+        return data.removeprefix(file_content.BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"the .{extension} file is {input_records.describe_not_utf8(error)}"
+            f"the .{extension} file is {file_kinds.describe_not_utf8(error)}"
         ) from None
 
 
@@ -199,11 +199,11 @@ def _parse_object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the .{_JSON} file is invalid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise ValueError(f"the .{_JSON} file is {input_records.name_kind(value)}, not an object")
+        raise ValueError(f"the .{_JSON} file is {record_values.name_kind(value)}, not an object")
     return value
 
 
-class MoreDataError(input_files.DamagedError):
+class MoreDataError(file_content.DamagedError):
     """The file continues after the end of the archive."""
 
 
@@ -233,19 +233,21 @@ def read_members(chunks: Iterator[bytes], is_wanted: Callable[[str], bool]) -> I
             tar.members = []  # otherwise, tarfile would keep all members in memory
             is_link = member.issym() or member.islnk()
             if member.isfile() or is_link:
-                is_small = member.size <= input_files.MOST_RECORD_BYTES
+                is_small = member.size <= file_content.MOST_RECORD_BYTES
                 is_read = is_small and not is_link and is_wanted(member.name)
                 data = tar.extractfile(member).read() if is_read else None
                 yield Member(member.offset, urls.utf8_name(member.name), member.size, data, is_link)
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise input_files.DamagedError(
+        raise file_content.DamagedError(
             f"the tar archive is damaged or incomplete ({error})"
         ) from error
     rest = source.since(tar.offset)
     if not rest:
-        raise input_files.DamagedError("the tar archive has no end marker, so it may be incomplete")
+        raise file_content.DamagedError(
+            "the tar archive has no end marker, so it may be incomplete"
+        )
     if rest[:_HEADER_BYTES].strip(b"\0"):
-        raise input_files.DamagedError(
+        raise file_content.DamagedError(
             "the tar archive is damaged from this point on (invalid header)"
         )
     if rest.strip(b"\0") or any(chunk.strip(b"\0") for chunk in iter(source.read_chunk, b"")):
@@ -269,7 +271,7 @@ class _RecentBytes(io.BufferedReader):
         self._reads_past_end = 0 if data else self._reads_past_end + 1
         if self._reads_past_end > 2:
             # at the end of the data, tarfile keeps reading if a header declares a larger size
-            raise input_files.DamagedError(
+            raise file_content.DamagedError(
                 "the tar archive is damaged or incomplete (unexpected end of data)"
             )
         self._recent = (self._recent[1], data)

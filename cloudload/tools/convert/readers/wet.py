@@ -19,7 +19,8 @@ from functools import partial
 from typing import BinaryIO, NamedTuple
 
 from cloudload.config import choices
-from cloudload.tools.convert import input_files, input_records
+from cloudload.data import file_content, file_kinds, record_values
+from cloudload.tools.convert import input_records
 from cloudload.tools.convert.input_files import ChunkReader
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 
@@ -64,7 +65,7 @@ def _read_page(source: BinaryIO) -> _Page | None:
     if not line:
         return None
     if not line.startswith(b"WARC/"):
-        raise input_files.DamagedError("the file has no record of WARC from this point on")
+        raise file_content.DamagedError("the file has no record of WARC from this point on")
     headers: dict[str, str] = {}
     for _ in range(_MOST_HEADERS):
         line = source.readline(_MOST_LINE_BYTES)
@@ -74,14 +75,14 @@ def _read_page(source: BinaryIO) -> _Page | None:
         name, _, value = line.decode("utf-8", "replace").partition(":")
         headers[name.strip()] = value.strip()
     if not _SIZE.fullmatch(length := headers.get(_LENGTH, "")):
-        raise input_files.DamagedError("the record has no valid Content-Length")
+        raise file_content.DamagedError("the record has no valid Content-Length")
     content = _read_content(source, int(length))
     return _Page(size + int(length), headers, content)
 
 
 def _read_content(source: BinaryIO, length: int) -> bytes | None:
     """Read the content of a record; None if it is larger than the limit."""
-    if length <= input_files.MOST_RECORD_BYTES:
+    if length <= file_content.MOST_RECORD_BYTES:
         content = source.read(length)
         read = len(content)
     else:
@@ -89,7 +90,7 @@ def _read_content(source: BinaryIO, length: int) -> bytes | None:
         while read < length and (piece := source.read(min(1 << 20, length - read))):
             read += len(piece)
     if read < length:
-        raise input_files.DamagedError("the file ends within a record, so it is incomplete")
+        raise file_content.DamagedError("the file ends within a record, so it is incomplete")
     return content
 
 
@@ -118,9 +119,9 @@ class WetBlock(input_records.FileBlock):
             yield self.record(self.start.line + len(self.pages), None, self.damage)
 
 
-def _parse(text_key: str, headers: Mapping[str, str], content: bytes) -> input_records.Parsed:
+def _parse(text_key: str, headers: Mapping[str, str], content: bytes) -> record_values.Parsed:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        return None, f"the record is {input_records.describe_not_utf8(error)}"
+        return None, f"the record is {file_kinds.describe_not_utf8(error)}"
     return {"id": headers.get(_ID, "").strip("<>"), **headers, text_key: text}, None

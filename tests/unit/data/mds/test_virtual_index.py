@@ -8,28 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.data.mds import row_groups
-from cloudload.data.mds.virtual_index import GroupSize, cut_runs
+from cloudload.data.mds.virtual_index import PartSize, cut_runs
 
 GROUPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=30)
 
 
 def test_a_run_ends_where_its_size_is_closest_to_the_limit() -> None:
-    sizes = [GroupSize(1, size, size) for size in (3, 3, 3, 9, 1, 7, 30, 2)]
+    sizes = [PartSize(1, size, size) for size in (3, 3, 3, 9, 1, 7, 30, 2)]
     assert [run.groups for run in cut_runs(sizes, 8)] == [(0, 3), (3, 4), (4, 6), (6, 7), (7, 8)]
 
 
 @given(groups=GROUPS, limit=st.integers(1, 40))
 def test_runs_have_all_rows_once_and_in_order(groups: list[tuple[int, int]], limit: int) -> None:
-    sizes = [GroupSize(rows, size if rows else 0, 2 * size) for rows, size in groups]
+    sizes = [PartSize(rows, size if rows else 0, 2 * size) for rows, size in groups]
     runs = cut_runs(sizes, limit)
     for run in runs:
         own = sizes[slice(*run.groups)]
-        assert run.size.rows == sum(size.rows for size in own) > 0
+        assert run.size.samples == sum(size.samples for size in own) > 0
         assert run.size.raw_bytes == sum(size.raw_bytes for size in own)
-        with_rows = [size for size in own if size.rows]
+        with_rows = [size for size in own if size.samples]
         # without its last group, a run is too small
         assert run.size.raw_bytes - with_rows[-1].raw_bytes / 2 <= limit or len(with_rows) == 1
-    assert sum(run.size.rows for run in runs) == sum(rows for rows, _ in groups)
+    assert sum(run.size.samples for run in runs) == sum(rows for rows, _ in groups)
     assert all(one.groups[1] <= two.groups[0] for one, two in itertools.pairwise(runs))
 
 

@@ -60,7 +60,7 @@ def test_raw_files_are_counted_and_answered_with_a_command(
     assert answer("corpus").startswith("corpus is not an MDS dataset, because it has no index.json")
     assert found in answer("corpus")
     assert answer("corpus").endswith(
-        "Convert the raw data, and pass 'corpus-mds' to the loader. Run: cloudload convert "
+        "onvert the raw data, and pass 'corpus-mds' to the loader. Run: cloudload convert "
         f"{inputs} corpus-mds"
     )
 

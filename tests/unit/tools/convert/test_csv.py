@@ -237,7 +237,7 @@ def test_a_resumed_conversion_may_not_change_its_quoting(tmp_path: Path) -> None
 def test_a_record_above_the_limit_ends_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quoting: str
 ) -> None:
-    monkeypatch.setattr("cloudload.tools.convert.input_files.MOST_RECORD_BYTES", 1 << 17)
+    monkeypatch.setattr("cloudload.data.file_content.MOST_RECORD_BYTES", 1 << 17)
     path = tmp_path / "a.csv"
     path.write_bytes(b"text\ngood\n" + b"x" * (1 << 18) + b"\nlost\n")
     refuse(r"a\.csv:3: the record is larger than the limit", path, quoting=quoting)

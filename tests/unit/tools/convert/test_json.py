@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cloudload.tools.convert.readers import lines
+from cloudload.data import json_records
+from cloudload.data.mds.json_records import parse_object
 from cloudload.tools.convert.readers.json import BrokenArrayError, split_array
-from cloudload.tools.convert.readers.lines import parse_object
 from testkit.conversions import COMPRESSORS, convert, convert_texts, documents, read_dataset, refuse
 from testkit.examples import EXAMPLES
 from testkit.readers import check_blocks
@@ -199,7 +199,7 @@ TOKENS = st.lists(st.sampled_from([*MARKS, *NAMED.split(), *ESCAPES.split()]), m
 
 def parse_by_the_standard_library(data: bytes) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "orjson", None)
+        patch.setattr(json_records, "orjson", None)
         return parse_object(data)
 
 

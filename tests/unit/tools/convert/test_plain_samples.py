@@ -13,12 +13,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cloudload.data import file_content
+from cloudload.data.file_content import DamagedError
 from cloudload.data.mds.writer import ShardBuffer, ShardFormat, pack_shard
 from cloudload.data.storage.locations import Location
 from cloudload.tools.convert import input_files
 from cloudload.tools.convert import sample_encoding as sample_encoding
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.input_files import DamagedError, InputFile, read_decompressed
+from cloudload.tools.convert.input_files import InputFile, read_decompressed
 from cloudload.tools.convert.input_records import BlockStart, Record
 from cloudload.tools.convert.output_location import Output
 from cloudload.tools.convert.readers.arrow_block import ArrowBlock
@@ -144,7 +146,7 @@ def test_damaged_gzip_files_have_the_bytes_and_problems_of_the_standard_library(
         path.write_bytes(damaged[: len(damaged) - (0 if number % 5 else draw.integers(0, 40))])
         found = decompress(path)
         with monkeypatch.context() as patch:
-            patch.setattr(input_files, "fast_zlib", zlib)
+            patch.setattr(file_content, "fast_zlib", zlib)
             assert found == decompress(path)
 
 

@@ -17,10 +17,10 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import _registry
 
+from cloudload.data import file_content
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.convert import convert_to_mds
 from cloudload.tools.convert.input_files import InputFile, read_decompressed
-from cloudload.tools.convert.readers import lines
 from testkit.conversions import (
     COMPRESSORS,
     QUIET,
@@ -439,7 +439,7 @@ TOO_LONG = "the line is larger than 1 GiB, the limit of a record"
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the limit of a record to 256 KiB."""
-    monkeypatch.setattr("cloudload.tools.convert.input_files.MOST_RECORD_BYTES", LIMIT)
+    monkeypatch.setattr("cloudload.data.file_content.MOST_RECORD_BYTES", LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_the_limit_of_a_line_does_not_depend_on_how_its_bytes_arrive() -> None:
         cuts = []
         for size in (1 << 16, 1000, 77_777):
             chunks = (data[at : at + size] for at in range(0, len(data), size))
-            cuts.append(list(lines._cut_at_line_ends(chunks, 1)))
+            cuts.append(list(file_content.cut_at_line_ends(chunks, 1)))
         assert cuts[0] == cuts[1] == cuts[2]
         assert cuts[0] == [(b"", TOO_LONG, len(data)) if is_long else (data, None, len(data))]
 

@@ -59,7 +59,7 @@ def test_a_file_that_was_cut_off_is_named_and_its_whole_pages_are_kept(
 
 
 def test_what_is_no_text_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudload.tools.convert.input_files.MOST_RECORD_BYTES", 1000)
+    monkeypatch.setattr("cloudload.data.file_content.MOST_RECORD_BYTES", 1000)
     path = tmp_path / "a.wet"
     pages = [page(0, b"<html>", "response"), page(1, b"\xff"), page(2, b"x" * 1001), page(3, b"a")]
     path.write_bytes(b"".join(pages) + b"<html>")

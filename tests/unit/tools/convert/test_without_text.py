@@ -20,13 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.convert import convert_to_mds
-from cloudload.data.mds.record_values import leave_out_absent
+from cloudload.data.mds.record_values import BadRecordError, leave_out_absent
 from cloudload.data.mds.shard_entries import Column
 from cloudload.data.mds.writer import encode_sample
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.input_records import BlockStart, Fields, Record
 from cloudload.tools.convert.readers.plain_rows import RowsUnit
-from cloudload.tools.convert.values import BadRecordError, values_of
+from cloudload.tools.convert.values import values_of
 from testkit.conversions import QUIET, convert, convert_and_read, read_dataset, refuse
 
 Rows = list[dict[str, Any]]

@@ -1,0 +1,198 @@
+"""Read lines of a JSON Lines file as the samples of a virtual shard.
+
+    a.jsonl       bytes of some lines ─► one request ───────────────────┐
+    a.jsonl.gz    the whole file ─► one request ─► decompressed chunks ─┴─► lines ─► samples
+
+The samples are the same as after a conversion: `id` is the value of the record's field, or else the
+file's name and the line's number, counted from 1. Blank lines are no records. A bad record keeps
+its sample, whose values say what is wrong with it.
+
+    {"text": "xy", "id": "a"}    1 2 a xy
+    {"text": null, "id": "b"}    1 5 b NULL_TEXT
+    {"text":                     9 … a.jsonl:3 BAD_RECORD the record is invalid JSON (…)
+
+A shard names its lines in the index like a compressed file:
+
+    {"compression": "jsonl", "zip_data": {"basename": "a/b.jsonl#0-67110982", "bytes": 67_110_982,
+     "hashes": {"lines": "5f3c…", "line": "1", "tag": "9b2cf…"}}, …}
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cloudload.data import file_content, file_kinds
+from cloudload.data.mds import json_records, record_values, shard_entries, writer
+from cloudload.data.mds.encoded_rows import EncodedRows, FileFaultError, Transfer
+from cloudload.data.mds.hashes import new_hash
+from cloudload.data.mds.record_values import BadRecordError
+from cloudload.data.mds.shard import BAD_RECORD, ID_KEY, NULL_TEXT
+from cloudload.data.storage.locations import Location
+
+_BLOCK_BYTES = 1 << 23
+_CHUNK_BYTES = 1 << 16
+_FIRST_BYTES, _GROWTH = 1 << 20, 8
+_MOST_PROBLEM_CHARACTERS = 1_000
+_TWO_SIZES = struct.Struct("<II")
+
+
+def read_json_lines(
+    folder: Location, info: shard_entries.ShardInfo, count: int, transfer: Transfer
+) -> Iterator[EncodedRows]:
+    """Read and encode the first `count` records of a shard.
+
+    `folder` is the folder of the dataset's files. Raises `StoreError` if the file changed or cannot
+    be read, and `FileFaultError` if it is damaged.
+    """
+    lines = shard_entries.LineRange.of(info.stored)
+    location, encoder = folder.join(lines.file), LineEncoder(info.columns, lines.file)
+    if count < info.samples:
+        yield _read_first(location, lines, encoder, count, transfer)
+        return
+    data = location.read_range(lines.first, lines.stop, lines.tag, transfer.watch)
+    transfer.count_bytes(len(data))
+    running = new_hash(shard_entries.LINES_HASH)
+    yield from _encode(data, lines, encoder, running)
+    if transfer.checks_hash and running.hexdigest() != lines.digest:
+        raise FileFaultError(
+            f"has lines with the hash {running.hexdigest()}, but they had {lines.digest} when they "
+            "were indexed"
+        )
+
+
+def _read_first(
+    location: Location,
+    lines: shard_entries.LineRange,
+    encoder: LineEncoder,
+    count: int,
+    transfer: Transfer,
+) -> EncodedRows:
+    """Read as many bytes at the start of the lines as the first `count` records need."""
+    size = _FIRST_BYTES
+    while True:
+        stop = min(lines.stop, lines.first + size)
+        data = location.read_range(lines.first, stop, lines.tag, transfer.watch)
+        is_whole, sizes, parts = stop == lines.stop, np.zeros(0, np.int64), list[bytes]()
+        for rows in _encode(data, lines, encoder, is_whole=is_whole):
+            parts.append(bytes(rows.data))
+            sizes = np.concatenate([sizes, rows.sizes])
+            if len(sizes) >= count:
+                break
+        if is_whole or len(sizes) >= count:
+            transfer.count_bytes(len(data))
+            sizes = sizes[:count]
+            return EncodedRows(b"".join(parts)[: int(sizes.sum())], sizes)
+        size *= _GROWTH
+
+
+def _encode(
+    data: bytes,
+    lines: shard_entries.LineRange,
+    encoder: LineEncoder,
+    running: Any = None,
+    *,
+    is_whole: bool = True,
+) -> Iterator[EncodedRows]:
+    """Encode the records in stored bytes, and update the `running` hash with their lines.
+
+    If the bytes are not whole, the last line is left out.
+    """
+    _, compression = file_kinds.split_name(lines.file)
+    chunks = _in_chunks(data, is_whole=is_whole)
+    if lines.first == 0:
+        chunks = file_content.unpack_file(chunks, compression, is_text=True)
+    line, is_first = lines.line, lines.first == 0
+    for block, damage, _ in file_content.cut_at_line_ends(chunks, _BLOCK_BYTES):
+        if running is not None:
+            running.update(block)
+        yield encoder.encode(block, line, is_first=is_first)
+        if damage is not None and is_whole:
+            raise FileFaultError(f"cannot be read as JSON Lines ({damage})")
+        line, is_first = line + block.count(b"\n"), False
+
+
+def _in_chunks(data: bytes, *, is_whole: bool) -> Iterator[bytes]:
+    for start in range(0, len(data), _CHUNK_BYTES):
+        yield data[start : start + _CHUNK_BYTES]
+    if not is_whole:
+        raise file_content.DamagedError("the other bytes are not read")
+
+
+@dataclass(frozen=True)
+class LineEncoder:
+    """Encodes lines of a file as samples.
+
+    The column of the documents is `str`, and JSON columns have the values of other fields, or null.
+    """
+
+    columns: tuple[shard_entries.Column, ...]
+    file: str
+    """The name of the file, from which records without an ID get one."""
+
+    def encode(self, data: bytes, line: int, *, is_first: bool) -> EncodedRows:
+        """Encode whole lines, the first of which has the number `line`.
+
+        `is_first` says whether the file begins with them.
+        """
+        samples = [
+            self._encode_record(content, number)
+            for number, (_, content) in enumerate(
+                json_records.split_lines(data, is_first=is_first), line
+            )
+            if content.strip()
+        ]
+        sizes = np.fromiter(map(len, samples), np.int64, len(samples))
+        return EncodedRows(b"".join(samples), sizes)
+
+    @cached_property
+    def _plain_key(self) -> str | None:
+        """The column of the documents, if there is no other one besides `id`."""
+        others = [column for column in self.columns if column.name != ID_KEY]
+        return others[0].name if len(others) == 1 and others[0].encoding == "str" else None
+
+    def _encode_record(self, content: bytes, number: int) -> bytes:
+        fields, problem = json_records.parse_line(content)
+        key = self._plain_key
+        if key is not None and (found := record_values.encode_plain(fields, key, ID_KEY)):
+            text, own_id = found
+            own_id = own_id or f"{self.file}:{number}".encode()
+            first, second = (text, own_id) if key < ID_KEY else (own_id, text)
+            return b"".join((_TWO_SIZES.pack(len(first), len(second)), first, second))
+        name = f"{self.file}:{number}"
+        try:
+            if fields is None:
+                raise BadRecordError(problem)
+            values = [_encode_value(column, fields, name) for column in self.columns]
+        except BadRecordError as error:
+            bad = BAD_RECORD + str(error)[:_MOST_PROBLEM_CHARACTERS].encode("utf-8", "replace")
+            known_id = record_values.describe_id((fields or {}).get(ID_KEY)) or name
+            valid_id = known_id.encode("utf-8", "replace")
+            values = [valid_id if column.name == ID_KEY else bad for column in self.columns]
+        return writer.join_values(self.columns, values)
+
+
+def _encode_value(column: shard_entries.Column, fields: Mapping[str, Any], name: str) -> bytes:
+    """Encode a record's value of a column. Raises `BadRecordError` if it has no valid one."""
+    try:
+        value = record_values.find_field(fields, column.name)
+    except KeyError:
+        value = None
+        if column.encoding == "str" and column.name != ID_KEY:
+            known = record_values.describe_fields(fields)
+            raise BadRecordError(f"the record has no field {column.name!r}{known}") from None
+    if column.encoding == "json":
+        return record_values.encode_json(value, column.name)[0].encode()
+    if column.name == ID_KEY:
+        value = record_values.describe_id(value) or name
+    elif value is None:
+        return NULL_TEXT
+    try:
+        return writer.encode_value(column, record_values.check_text(value, column.name))
+    except ValueError as error:
+        raise BadRecordError(str(error)) from error
