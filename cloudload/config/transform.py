@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
@@ -65,7 +66,7 @@ class Text(str):
 
 def _as_spans(name: str, spans: Iterable[tuple[int, int]], size: int) -> Spans:
     """Return ranges of a text of `size` characters. Raises `ValueError` for invalid ranges."""
-    found = tuple((int(start), int(stop)) for start, stop in spans)
+    found = tuple((operator.index(start), operator.index(stop)) for start, stop in spans)
     last = 0
     for start, stop in found:
         if not last <= start < stop <= size:

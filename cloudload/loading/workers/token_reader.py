@@ -189,6 +189,8 @@ class UntrainedCheck:
             for stream, source in enumerate(self._sources)
             if source.chat or (source.tokens and source.tokens.labels_key)
         }
+        has_limits = recipe.config.min_tokens > 1 or recipe.config.max_tokens is not None
+        self._or = ", or are excluded by min_tokens or max_tokens" if has_limits else ""
 
     @property
     def is_over(self) -> bool:
@@ -226,13 +228,13 @@ class UntrainedCheck:
                 limit = f", or have more than {counted(chat.max_tokens, 'token')}"
             return (
                 f"{start} out, because they have no trained tokens by the chat template "
-                f"{chat.template.name!r}{limit}. Look at some of them with cloudload head, and "
-                "change the options of Chat, such as train, template, or max_tokens"
+                f"{chat.template.name!r}{limit}{self._or}. Look at some of them with cloudload "
+                "head, and change the options of Chat, such as train, template, or max_tokens"
             )
         assert tokens is not None
         return (
             f"{start} out, because they have no trained tokens by the column "
-            f"{tokens.labels_key!r}. Set labels_key to another column, or omit it"
+            f"{tokens.labels_key!r}{self._or}. Set labels_key to another column, or omit it"
         )
 
 
