@@ -154,7 +154,7 @@ class Batch(dict[str, Any]):
         """The difference between the run indices of consecutive rows of the batch.
 
         It is -1 in a copy of the tensors. It is also -1 if the differences vary, because the world
-        size does not divide the number of lanes.
+        size does not divide the number of lanes, or because of the option `balance`.
         """
         return self._rows.step if isinstance(self._rows, range) and self._rows else UNKNOWN
 

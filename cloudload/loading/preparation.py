@@ -5,6 +5,7 @@ take_share         the lanes, rows and workers of a rank
 foresee            the end of a finite run, if the lengths determine it
 find_known         the lanes of all ranks, if the lengths determine them
 check_alone        whether ranks that cannot communicate can read the run
+check_balance      whether the option `balance` has an effect
 """
 
 from __future__ import annotations
@@ -136,6 +137,19 @@ def check_alone(
                 "WORLD_SIZE" if delivery.dp_rank is None else "dp_world_size",
             )
     run.log.knows_all_lanes = known is not None
+
+
+def check_balance(share: RankShare, delivery: DeliveryConfig) -> None:
+    """Warn if several ranks have the option `balance`, but it has no effect."""
+    if delivery.balance is None or share.world_size == 1:
+        return
+    why = None
+    if not share.is_balanced:
+        why = "each node has a single rank, and rows do not move between nodes"
+    elif share.shape.rank_rows == 1:
+        why = "each rank has one row per step. Use a larger batch"
+    if why is not None:
+        _warn_once(f"balance has no effect, because {why}")
 
 
 @functools.cache

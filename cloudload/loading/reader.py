@@ -34,6 +34,7 @@ from cloudload.loading.delivery.working_set import (
 from cloudload.loading.delivery.world import Membership, count_cores, explain_few_cores
 from cloudload.loading.preparation import (
     check_alone,
+    check_balance,
     check_cache_limit_of,
     find_known,
     foresee,
@@ -232,6 +233,8 @@ class Reader:
         """
         run, member = self.now
         plan = make_worker_plan(run, member)
+        if member.is_first:
+            check_balance(plan.share, plan.delivery)
         if member.delivery.num_workers and member.is_first:
             self._explain_num_workers(member.delivery.num_workers, plan.share.num_workers)
         cache_folder.open_cache_folder(plan.inputs.cache_root)

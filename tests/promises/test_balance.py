@@ -18,6 +18,7 @@ from cloudload.batch import Batch
 from cloudload.errors import DatasetError
 from cloudload.forecast import plan_run
 from cloudload.loading.delivery.rank_checks import list_facts
+from cloudload.loading.preparation import _warn_once
 from cloudload.order.ranks import StepShape
 from cloudload.testing import Leg, check_worlds
 from cloudload.tools.forecast.plan_report import describe_plan
@@ -230,6 +231,21 @@ def test_a_plan_warns_that_balance_has_no_effect(counted: str) -> None:
     )
     assert plan.balance is None
     assert "balance has no effect with one rank on each node" in plan.warnings[0]
+
+
+def test_a_balance_without_effect_is_logged(counted: str, caplog: pytest.LogCaptureFixture) -> None:
+    for ranks_per_node, rows, why in (
+        (1, 4, "each node has a single rank, and rows do not move between nodes"),
+        (2, 1, "each rank has one row per step. Use a larger batch"),
+        (2, 2, None),
+    ):
+        caplog.clear()
+        _warn_once.cache_clear()
+        first, *_ = open_world(counted, 4, ranks_per_node, batch_size=rows)
+        with first:
+            first.worker_plan()
+        logged = [each for each in caplog.messages if "balance has no effect" in each]
+        assert logged == ([f"balance has no effect, because {why}"] if why else [])
 
 
 def test_all_ranks_must_balance(counted: str) -> None:
