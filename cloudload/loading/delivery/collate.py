@@ -59,7 +59,7 @@ def join_blocks(
     shape, num_rows = plan.share.shape, len(rows)
     if shape.num_batches > 1 and plan.ending is not None:
         # the rows after the end of the run are padding, as filler rows are
-        num_rows = int(np.searchsorted(np.asarray(rows), plan.ending.end))
+        num_rows = int((np.asarray(rows) < plan.ending.end).sum())
     return [
         _join(
             [

@@ -61,10 +61,12 @@ class DealtRows:
         share = self._plan.share
         firsts = range(start, stop, share.global_batch)
         balanced = [first for first in firsts if not self._is_in_tail(first)]
-        of_rank = dict(zip(balanced, self._balance(balanced), strict=True))
+        of_rank: dict[int, range | Ints] = dict(zip(balanced, self._balance(balanced), strict=True))
         parts = []
         for first in firsts:
-            rows = of_rank.get(first, share.rank_rows(first, first + share.global_batch))
+            if first not in of_rank:
+                of_rank[first] = share.rank_rows(first, first + share.global_batch)
+            rows = of_rank[first]
             own = np.flatnonzero(share.worker_of(rows) == self._worker)
             parts.append(np.column_stack([np.asarray(rows, np.int64)[own], own]))
         return np.concatenate(parts)
