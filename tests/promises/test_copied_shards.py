@@ -521,6 +521,16 @@ def test_what_is_no_index_is_refused_as_by_a_loader(tmp_path: Path) -> None:
         copy(write(tmp_path / "parquet"), tmp_path / "out", text_key="content")
 
 
+def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
+    path = Path(write_mds(tmp_path / "mds", ["a"], extra={"id": ("str", ["b"])}), "index.json")
+    index = json.loads(path.read_text())
+    for name in ("column_names", "column_encodings", "column_sizes"):
+        index["shards"][0][name].reverse()
+    path.write_text(json.dumps(index))
+    with pytest.raises(ConvertError, match="has the columns text, id, which are not sorted by"):
+        copy(path.parent, tmp_path / "out")
+
+
 def test_the_command_copies_an_index(tmp_path: Path, cli: Any) -> None:
     data = write(tmp_path / "in")
     index_files(data, tmp_path / "index")

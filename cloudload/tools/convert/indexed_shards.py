@@ -35,13 +35,20 @@ class ShardIndex:
     def find(self) -> FolderFiles:
         """Open the index, and list its shards as files of format `mds`.
 
-        The tag of each is its identity. Raises `ConvertError` if the index is invalid, or has no
-        samples, and `StoreError` if it cannot be read.
+        The tag of each is its identity. Raises `ConvertError` if the index is invalid, if it has no
+        samples, or columns that are not sorted, and `StoreError` if it cannot be read.
         """
         try:
             [dataset] = open_corpus([Location(self.url)], choices=[self.choice]).datasets
         except DatasetError as error:
             raise ConvertError(str(error)) from error
+        for columns in dataset.table.column_sets():
+            if (names := [column.name for column in columns]) != sorted(names):
+                raise ConvertError(
+                    f"{dataset.location} has the columns {', '.join(names)}, which are not sorted "
+                    "by name, as MDS requires, so its shards cannot be copied. Convert the dataset "
+                    "without like (--like)"
+                )
         files = [
             InputFile(
                 dataset.locate(info).url,
