@@ -25,6 +25,7 @@ from cloudload.errors import ConvertError, StoreError, StreamChangedError
 from cloudload.run.state_fields import SAMPLES_FIELD
 from cloudload.testing import Leg, Row, run_leg
 from cloudload.tools.check import check_dataset
+from cloudload.tools.convert import line_index
 from testkit.both_readers import streaming_dataset
 from testkit.conversions import (
     QUIET,
@@ -35,6 +36,7 @@ from testkit.conversions import (
 )
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
+from testkit.line_files import index, write_line_corpus
 from testkit.loaders import ranks
 from testkit.parquet_files import write_corpus, write_parquet
 from testkit.quick_laws import quick_laws as quick_laws
@@ -52,7 +54,8 @@ virtual shards do not have."""
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual_index, "SHARD_BYTES", 3_000)
+    for module in (virtual_index, line_index):
+        monkeypatch.setattr(module, "SHARD_BYTES", 3_000)
 
 
 def write(folder: Path, texts: Sequence[Any] = WITH_NULLS, **options: Any) -> str:
@@ -123,6 +126,8 @@ class Case:
     """Documents, and a run that reads them on both kinds of shards in turn."""
 
     texts: list[Any]
+    suffix: str
+    """Of the names of the files."""
     row_group_size: int
     compression: str | None
     packing: str
@@ -137,6 +142,7 @@ def cases(draw: st.DrawFn) -> Case:
     pairs = zip(worlds, batches, strict=True)
     return Case(
         ["the first document", *draw(st.lists(st.sampled_from(WITH_NULLS), min_size=9))],
+        draw(st.sampled_from([".parquet", ".jsonl", ".jsonl.gz"])),
         draw(st.integers(1, 12)),
         draw(st.sampled_from(["zstd", "gz", None])),
         draw(st.sampled_from(["concat", "best_fit", "one_per_row"])),
@@ -151,7 +157,11 @@ def test_a_run_continues_on_copies_and_back_on_any_world(
     tmp_path_factory: pytest.TempPathFactory, case: Case
 ) -> None:
     folder = tmp_path_factory.mktemp("law")
-    data = write(folder / "in", case.texts, row_group_size=case.row_group_size, num_files=2)
+    if case.suffix == ".parquet":
+        data = write(folder / "in", case.texts, row_group_size=case.row_group_size, num_files=2)
+    else:
+        write_line_corpus(folder / "in", case.texts, num_files=2, suffix=case.suffix)
+        data = index(folder / "in", folder / "index")
     copies = copy(data, folder / "out", compression=case.compression)
     options: dict[str, Any] = {"packing": case.packing, "on_error": "skip", "num_lanes": 6}
     streams = [Stream(each, name="web") for each in (data, copies)]
@@ -294,10 +304,10 @@ def test_a_plain_conversion_is_refused_as_data_that_cannot_be_compared(tmp_path:
 def test_an_identity_that_is_no_identity_is_refused(tmp_path: Path) -> None:
     copies = copy(write(tmp_path / "in"), tmp_path / "out")
     path = Path(copies, "index.json")
-    index = json.loads(path.read_text())
+    listed = json.loads(path.read_text())
     for identity in ("", "x [('a', 'b')]", "12\n3", "99999999999 []"):
-        index["shards"][0]["raw_data"]["hashes"]["identity"] = identity
-        path.write_text(json.dumps(index))
+        listed["shards"][0]["raw_data"]["hashes"]["identity"] = identity
+        path.write_text(json.dumps(listed))
         with pytest.raises(Exception, match="of a shard is not a size and hashes"):
             open_data(copies)
 
@@ -523,10 +533,10 @@ def test_what_is_no_index_is_refused_as_by_a_loader(tmp_path: Path) -> None:
 
 def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
     path = Path(write_mds(tmp_path / "mds", ["a"], extra={"id": ("str", ["b"])}), "index.json")
-    index = json.loads(path.read_text())
+    listed = json.loads(path.read_text())
     for name in ("column_names", "column_encodings", "column_sizes"):
-        index["shards"][0][name].reverse()
-    path.write_text(json.dumps(index))
+        listed["shards"][0][name].reverse()
+    path.write_text(json.dumps(listed))
     with pytest.raises(ConvertError, match="has the columns text, id, which are not sorted by"):
         copy(path.parent, tmp_path / "out")
 
