@@ -36,6 +36,7 @@
     scale.uneven_worlds     worlds that do not divide the number of lanes
     scale.conversion        planning and joining a conversion of a million files
     scale.memory            the memory of a long run
+    scale.components        mixtures of thousands of components
 
 `quality`: how good are the rows, the order, and the forecasts?
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -334,8 +335,8 @@ class RowsConfig:
         return TokensColumn(key, dtype, labels_key)
 
     def _check_mixing(self) -> None:
-        labels = [stream.label for stream in self.streams]
-        if repeated := sorted({label for label in labels if labels.count(label) > 1}):
+        labels = Counter(stream.label for stream in self.streams)
+        if repeated := sorted(label for label, times in labels.items() if times > 1):
             raise ValueError(
                 f"several streams have the name {repeated[0]!r}. Set a unique name for each with "
                 "Stream(..., name=...)"

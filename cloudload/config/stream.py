@@ -15,6 +15,7 @@ import itertools
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -47,14 +48,16 @@ class Stream:
     """
 
     remote: str
-    """URL or folder that contains `index.json`, or that contains the folder `split`. A file, a
-    folder, or a glob of Parquet files is read where it is. `synthetic:` is a dataset of random
-    token IDs, for tests of shapes and speed."""
+    """URL or folder that contains `index.json`, or that contains the folder `split`. A glob of such
+    folders, like `s3://bucket/corpus/*`, is a stream for each of them. A file, a folder, or a glob
+    of Parquet files is read where it is. `synthetic:` is a dataset of random token IDs, for tests
+    of shapes and speed."""
     split: str | None = None
     """Subfolder to read, such as `train`."""
     proportion: float | None = None
     """Share of the rows, relative to the other streams' proportions; ignored with a `schedule`.
-    With proportions, each stream has its own shuffle order and epochs."""
+    With proportions, each stream has its own shuffle order and epochs. The datasets of a glob
+    divide its proportion by their tokens, which needs token lengths."""
     repeat: float | None = None
     """How many times an epoch over all streams reads this stream's samples, as in StreamingDataset.
     With 0.5, each epoch reads half of them, drawn at random."""
@@ -67,7 +70,8 @@ class Stream:
     name: str | None = None
     """The stream's name in schedules, statistics and traces. By default, the last folder of its
     location that has no common name such as `train` or `v2`, plus a number if an earlier stream has
-    the same name."""
+    the same name. A dataset of a glob has the name of its folder, after `NAME/` if the glob has a
+    name."""
     bos: str | int | None = choices.SAME
     """Token before each document of this stream: a token, its ID, None, `auto`, or `same`, which is
     the loader's `bos`, or `auto` if the stream has its own `tokens_key`."""
@@ -223,6 +227,10 @@ class Stream:
         """The URL of the folder that contains `index.json`."""
         return urls.join_url(self.remote, self.split or "").rstrip("/")
 
+    def locate_remote(self, retry: Retry) -> Location:
+        """The location of the stream's `remote`, which may be a glob of datasets."""
+        return Location(self.remote, retry)
+
     def locate(self, retry: Retry) -> Location:
         """The location of the stream's dataset, whose requests are retried as `retry` says."""
         return Location(self.url, retry, self.split)
@@ -234,12 +242,12 @@ def name_streams(streams: Sequence[Stream]) -> tuple[Stream, ...]:
     Streams with the same location get no name. Listing a location twice is a mistake, and the error
     about it then shows the URL.
     """
-    paths = [stream.url for stream in streams if stream.name is None]
+    paths = Counter(stream.url for stream in streams if stream.name is None)
     taken = {stream.name for stream in streams}
     names = []
     for stream in streams:
         name = stream.name
-        if name is None and paths.count(stream.url) == 1:
+        if name is None and paths[stream.url] == 1:
             name = _choose(_shorten(stream.url), taken)
             taken.add(name)
         names.append(name)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         warn_of_missing_hashes,
     )
     from cloudload.data.mds.download import check_hash, download_shard
+    from cloudload.data.mds.folder_globs import find_folders
     from cloudload.data.mds.open_index import read_index
     from cloudload.data.mds.own_objects import (
         JOURNAL_FOLDER,

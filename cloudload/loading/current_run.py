@@ -65,19 +65,27 @@ class OpenedRun:
 
 
 def open_current_run(
-    asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
+    asked: RowsConfig,
+    delivery: DeliveryConfig,
+    tokenizer: Any,
+    start_log: StartLog,
+    shared: tuple[range, ...] = (),
 ) -> OpenedRun:
     """Open the data, the tokenizer, its backend, and the token lengths.
 
-    Raises `CloudloadError` if one of them, or a store, cannot be used, and `ValueError` if the
-    options do not suit the data.
+    `shared` is as in `Recipe`. Raises `CloudloadError` if one of them, or a store, cannot be used,
+    and `ValueError` if the options do not suit the data.
     """
     with activity.Wait(None, "opening the data", start_log.notice):
-        return _open_run(asked, delivery, tokenizer, start_log)
+        return _open_run(asked, delivery, tokenizer, start_log, shared)
 
 
 def _open_run(
-    asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
+    asked: RowsConfig,
+    delivery: DeliveryConfig,
+    tokenizer: Any,
+    start_log: StartLog,
+    shared: tuple[range, ...],
 ) -> OpenedRun:
     local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
     cache_root = urls.expand_home(local) if local else cache_folder.default_cache()
@@ -92,11 +100,14 @@ def _open_run(
         if backend.name == choices.FASTOKENS and delivery.shares_tokenizer:
             start_loading(text)  # in a thread, while the index is read and the model created
         with activity.doing("reading the index"):
-            recipe = open_recipe(asked, tokenizer, retry, opened, cache_root)
+            recipe = open_recipe(asked, tokenizer, retry, opened, cache_root, shared=shared)
     spec.check_id("pad_id", delivery.pad_id)
     start_log.log_opened(recipe, backend)
     with activity.doing("looking for token lengths"):
         found = find_lengths(recipe, lengths, balances=delivery.balance is not None)
+    if recipe.shared and found is not None:
+        tokens = [counted.index.total("tokens") for counted in found]
+        recipe = recipe.divide_proportions(tokens, tokenizer)
     return OpenedRun(recipe, backend, cache_root, lengths, found)
 
 

@@ -43,7 +43,7 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loading.current_run import log_left_out
 from cloudload.loading.delivery.world import current_environment
 from cloudload.order import EpochOrders
-from cloudload.run import Component, find_saved_shards, order_corpus
+from cloudload.run import Component, find_saved_shards, find_streams, order_corpus
 from cloudload.system import Ints, Spares, option_help
 
 Document = dict[str, Any]
@@ -282,7 +282,7 @@ class Documents(torch.utils.data.Dataset[Document]):
         retry: Retry | None = None,
     ) -> None:
         config = RowsConfig(
-            streams=as_streams(data),
+            streams=find_streams(as_streams(data), retry).streams,
             seq_len=1,
             shuffle=shuffle,
             shuffle_algo=shuffle_algo,

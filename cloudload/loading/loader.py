@@ -51,7 +51,7 @@ from cloudload.loading.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import tables
-from cloudload.run import Recipe, State, adopt_streaming
+from cloudload.run import Recipe, State, adopt_streaming, find_streams
 from cloudload.stats import Stats
 from cloudload.system import Ints, option_help
 
@@ -71,7 +71,7 @@ class CloudLoader:
     traces. A signal handler may do so too, except for traces. All other calls belong to one thread.
 
     Args:
-        data: URL or folder of an MDS dataset, or of Parquet files, which may be a glob; a `Stream`;
+        data: URL or folder of an MDS dataset, or of Parquet files; a glob of several; a `Stream`;
             or a list of these. A list is read as one corpus, or as a mixture if its streams have
             proportions or `schedule` is set. `data` can
             also be a `StreamingDataset`, whose settings become options of the loader, or a list of
@@ -166,8 +166,9 @@ class CloudLoader:
         created_at = time.monotonic()
         source = adopt_streaming(data, seed=seed, retry=retry)
         rank, size = ranks_of(device_mesh, dp_rank, dp_world_size)
+        found = find_streams(as_streams(source.data), source.retry)
         rows = RowsConfig(
-            streams=as_streams(source.data),
+            streams=found.streams,
             seq_len=seq_len,
             packing=packing,
             open_rows=open_rows,
@@ -234,7 +235,9 @@ class CloudLoader:
         delivery = settle_together(asked, source.apply_to(delivery))
         member = Membership(current_environment(), delivery)
         start_log = StartLog(created_at, is_shown=member.is_first)
-        run = CurrentRun.start(open_current_run(asked, delivery, tokenizer, start_log))
+        run = CurrentRun.start(
+            open_current_run(asked, delivery, tokenizer, start_log, found.shared)
+        )
         self._reader = Reader(run, member, start_log)
         self._tracer: Tracer | None = None
         run.check_world(member)

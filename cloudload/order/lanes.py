@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 
 from cloudload.config import RowsConfig
-from cloudload.system import Ints, divisors
+from cloudload.system import NEVER, Ints, divisors
 
 # default numbers of lanes, which many world sizes divide. 3840 = 2^8·3·5 is divisible by every
 # power of two up to 256, and by 3, 5 and 15 times these
@@ -95,12 +95,12 @@ class Lanes:
         )
         return epochs, positions
 
-    def end(self, lane: int) -> int | None:
-        """The first ordinal of a lane that is past all epochs; None for endless epochs."""
+    @property
+    def ends(self) -> Ints:
+        """Each lane's first ordinal past all epochs: int64 [num_lanes]; `NEVER` if endless."""
         if self.epochs is None:
-            return None
-        end = self.epochs * self.stride
-        return max(0, -(-(end - int(self.first_positions[lane])) // self.num_lanes))
+            return np.full(self.num_lanes, NEVER)
+        return self.ordinals_after(self.epochs, 0)
 
     def ordinals_after(self, epoch: int, count: int) -> Ints:
         """Each lane's ordinal after the first `count` positions of `epoch`: int64 [num_lanes].

@@ -46,6 +46,8 @@ _GRIDS = (500, 997, 998, 999, 1000, 1001, 1002, 1003)
 _DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2
 _MOST_TRIED = 2048
 
+_MOST_SHOWN = 10
+
 
 @dataclass(frozen=True)
 class SetWeights:
@@ -128,9 +130,10 @@ class Mixture:
         """
         if self.names[: len(saved.names)] != saved.names:
             raise StreamChangedError(
-                f"mixture: the state has streams {list(saved.names)}, but the loader has "
-                f"{list(self.names)}. List the saved streams first, in the same order, and add new "
-                "ones at the end. To end a stream, set its proportion or weight to 0"
+                f"mixture: the state has streams {_show_names(saved.names, self.names)}, but the "
+                f"loader has {_show_names(self.names, saved.names)}. List the saved streams first, "
+                "in the same order, and add new ones at the end, also if a glob found them. "
+                "To end a stream, set its proportion or weight to 0"
             )
         if saved.were_set and (self.names, self.schedule) == (saved.names, saved.were_set.config):
             kept = replace(self, schedule=saved.were_set.schedule)
@@ -197,6 +200,14 @@ class Mixture:
                 f"mixture: cannot read {str(text)[:200]!r}: {error}. The state is damaged. Load "
                 "an earlier one"
             ) from error
+
+
+def _show_names(names: Sequence[str], others: Sequence[str]) -> str:
+    """Show the names of streams, or of many, how many there are, and some that others lack."""
+    if len(names) <= _MOST_SHOWN:
+        return str(list(names))
+    own = [name for name in names if name not in {*others}][:_MOST_SHOWN]
+    return f"{len(names):,} streams, among them {own}" if own else f"{len(names):,} streams"
 
 
 def build_mixture(

@@ -10,6 +10,7 @@
     recipe            all that determines the rows
     components        streams that share an order
     sources           where data and tokenizer are
+    glob_streams      a stream for each dataset
     position          rows delivered, cursors
     state             position and recipe as a dict
     state_fields      fields, and errors about them
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from cloudload.run import state_fields
     from cloudload.run.changes import ACCEPTABLE_FIELDS, FIELD_MEANINGS
     from cloudload.run.components import Component, order_corpus
+    from cloudload.run.glob_streams import find_streams
     from cloudload.run.lengths import length_files, lengths_index
     from cloudload.run.lengths.ending import Ending, Tails, end_corpus
     from cloudload.run.lengths.open import find_lengths, find_resumed_lengths, open_lengths

@@ -21,7 +21,7 @@ import numpy as np
 
 from cloudload.config import Chat, DocumentSource, RowsConfig, Stream, TokensColumn, choices
 from cloudload.data import ColumnChoice, Corpus, Retry, open_corpus, selections
-from cloudload.errors import TokenizerError
+from cloudload.errors import DatasetError, TokenizerError
 from cloudload.order import Layout, Mixture, build_mixture
 from cloudload.rows import (
     ChatTemplate,
@@ -46,6 +46,9 @@ from cloudload.run.components import (
 )
 from cloudload.run.sources import describe_sources
 from cloudload.system import Ints, Tokens
+
+_MOST_CURSORS = 1 << 22
+"""1,000 streams may have 3,840 lanes. Their state has 52 MB."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,8 @@ class Recipe:
     """How the middles of each stream's documents are moved, likewise."""
     selected: tuple[selections.Selection | None, ...] = ()
     """The documents of each stream that are read, likewise; None if all of them are."""
+    shared: tuple[range, ...] = ()
+    """The indices of streams that have one proportion together, until `divide_proportions`."""
     index_s: float = field(default=0.0, compare=False)
     """Time spent on reading the streams' indexes, in seconds, for the log."""
 
@@ -296,6 +301,26 @@ class Recipe:
         layout, components = _settle(config, self.components, None)
         return replace(self, config=config, layout=layout, components=components)
 
+    def divide_proportions(self, tokens: Sequence[int], tokenizer: Any) -> Recipe:
+        """Return a copy in which `shared` streams divide their proportion by their tokens.
+
+        `tokens` has the number of each stream's tokens. Raises `DatasetError` if streams that share
+        a proportion have no tokens.
+        """
+        streams = list(self.config.streams)
+        for group in self.shared:
+            if not (total := sum(tokens[each] for each in group)):
+                raise DatasetError(
+                    f"{streams[group[0]].label} and the other datasets of its glob have no tokens, "
+                    "so they cannot divide a proportion. Remove the glob"
+                )
+            for each in group:
+                share = (streams[each].proportion or 0.0) * tokens[each] / total
+                streams[each] = replace(streams[each], proportion=share)
+        config = replace(self.config, streams=tuple(streams))
+        sources = describe_sources(config, tokenizer)
+        return replace(self, config=config, sources=sources, mixture=mixture_of(config), shared=())
+
     def settle(self, saved: Layout | None) -> Recipe:
         """Return a copy with the layout of the config, and values of `saved` where it sets none.
 
@@ -311,13 +336,15 @@ def open_recipe(
     retry: Retry,
     opened: OpenedTokenizer | None = None,
     cache_root: Path | None = None,
+    *,
+    shared: tuple[range, ...] = (),
 ) -> Recipe:
     """Load the tokenizer, read each stream's index, and choose the values that the config omits.
 
-    Pass `opened` if the tokenizer is already open. If there is a cache folder `cache_root`, the
-    processes of a node share large indexes in it. Raises `TokenizerError`, `StoreError`, or
-    `DatasetError` if the tokenizer or the data cannot be used, and `ValueError` for a config that
-    does not fit the data.
+    Pass `opened` if the tokenizer is already open. `shared` is as in `Recipe`. If there is a cache
+    folder `cache_root`, the processes of a node share large indexes in it. Raises `TokenizerError`,
+    `StoreError`, or `DatasetError` if the tokenizer or the data cannot be used, and `ValueError`
+    for a config that does not fit the data.
     """
     opened = opened or open_tokenizer(config, tokenizer)
     spec = opened.spec
@@ -338,6 +365,7 @@ def open_recipe(
         for dataset, stream in zip(corpus.datasets, config.streams, strict=True)
     )
     layout, components = _settle(config, specify_components(config, corpus, selected), None)
+    _check_cursors(config, layout.num_lanes)
     return Recipe(
         config=config,
         tokenizer=spec,
@@ -349,8 +377,22 @@ def open_recipe(
         chats=opened.chats,
         middles=_find_middles(config, spec),
         selected=selected,
+        shared=shared if config.schedule is None else (),
         index_s=index_s,
     )
+
+
+def _check_cursors(config: RowsConfig, num_lanes: int) -> None:
+    """Raise `ValueError` if the streams of a mixture have more cursors than a state should hold."""
+    num_streams = len(config.streams)
+    if config.is_mixed and (number := num_streams * num_lanes) > _MOST_CURSORS:
+        raise ValueError(
+            f"{num_streams:,} streams with shares of their own have {number:,} cursors in "
+            f"{num_lanes:,} lanes, which every state holds, and at most {_MOST_CURSORS:,} are "
+            "allowed. Read the streams as one corpus, without proportions and schedule, which "
+            "keeps their natural shares with one cursor for each lane, or set num_lanes to at most "
+            f"{_MOST_CURSORS // num_streams:,}"
+        )
 
 
 def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:

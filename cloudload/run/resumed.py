@@ -295,20 +295,22 @@ def check_cursors(position: Position, components: Sequence[Component]) -> None:
 
 
 def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
-    for lane, (ordinal, offset, size) in enumerate(cursors.tolist()):
-        end = lanes.end(lane)
-        if 0 < size <= offset:
-            raise StreamChangedError(
-                f"document_sizes: lane {lane} is at token {offset} of document {ordinal}, which "
-                f"has {size} tokens. The state is damaged. Load an earlier one"
-            )
-        if end is not None and (ordinal > end or (ordinal == end and offset)):
-            raise StreamChangedError(
-                f"cursors: lane {lane} is at document {ordinal}, but ends at document {end} with "
-                f"epochs={lanes.epochs}. The state is damaged, or was saved with more epochs or "
-                "with epochs=None. Load an earlier one, or use more epochs"
-            )
-    ordinals, offsets, _ = cursors.T
+    ordinals, offsets, sizes = cursors.T
+    if len(beyond := np.flatnonzero((sizes > 0) & (sizes <= offsets))):
+        lane = int(beyond[0])
+        raise StreamChangedError(
+            f"document_sizes: lane {lane} is at token {offsets[lane]} of document "
+            f"{ordinals[lane]}, which has {sizes[lane]} tokens. The state is damaged. Load an "
+            "earlier one"
+        )
+    ends = lanes.ends
+    if len(past := np.flatnonzero((ordinals > ends) | ((ordinals == ends) & (offsets > 0)))):
+        lane = int(past[0])
+        raise StreamChangedError(
+            f"cursors: lane {lane} is at document {ordinals[lane]}, but ends at document "
+            f"{ends[lane]} with epochs={lanes.epochs}. The state is damaged, or was saved with "
+            "more epochs or with epochs=None. Load an earlier one, or use more epochs"
+        )
     _, positions = lanes.epoch_positions(np.arange(lanes.num_lanes), ordinals)
     if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
         raise StreamChangedError(

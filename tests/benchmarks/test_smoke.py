@@ -147,6 +147,13 @@ def test_uneven_worlds_reports_what_is_read_twice() -> None:
 
 
 @pytest.mark.long
+def test_components_report_the_start_and_the_state() -> None:
+    for rows in run_json("scale.components").values():
+        assert [row["components"] for row in rows] == [2, 3]
+        assert all(row["batches/s"] > 0 and row["state, MB"] > 0 for row in rows)
+
+
+@pytest.mark.long
 def test_lengths_report_the_cost_of_tables_and_rows() -> None:
     tables, best_fit = run_json("scale.lengths").values()
     assert [row["shuffle_algo"] for row in tables] == ["py1e", "seekable"]

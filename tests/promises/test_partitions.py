@@ -130,6 +130,14 @@ def test_any_engine_writes_the_same_bytes(
             assert dataset_bytes(str(out)) == whole
 
 
+def test_a_store_has_the_same_partitions(
+    corpus: Path, store_url: str, whole: dict[str, str]
+) -> None:
+    convert_to_mds(corpus, store_url, **BY_FOLDER)
+    assert dataset_bytes(store_url) == whole
+    assert convert_to_mds(corpus, store_url, **BY_FOLDER).already_complete
+
+
 @pytest.mark.parametrize("number", [2, 5])
 def test_the_workers_of_an_array_share_all_partitions(
     corpus: Path, tmp_path: Path, whole: dict[str, str], number: int
@@ -329,6 +337,13 @@ def test_a_dataset_that_would_hide_the_partitions_is_refused(tmp_path: Path) -> 
 
 
 # ---------------------------------------------------------------- refusals
+
+
+def test_a_file_with_the_name_of_the_list_is_kept(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "partitions.json").write_text("[1]")
+    refuse("is not a list that cloudload wrote", corpus, tmp_path / "out", **BY_FOLDER)
+    assert (tmp_path / "out" / "partitions.json").read_text() == "[1]"
 
 
 @pytest.mark.parametrize(

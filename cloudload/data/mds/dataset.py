@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,9 @@ from cloudload.data.mds.virtual_index import ALL_COLUMNS, ColumnChoice
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import DatasetError
-from cloudload.system import Flags, Ints
+from cloudload.system import DaemonThreadPool, Flags, Ints, run_in_order
+
+_NUM_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -239,8 +241,7 @@ def open_corpus(
     if all datasets are empty, or if one is empty and `may_be_empty` is False.
     """
     choices = choices or [ALL_COLUMNS] * len(locations)
-    pairs = zip(locations, choices, strict=True)
-    corpus = Corpus(tuple(_open_dataset(each, root, choice) for each, choice in pairs))
+    corpus = Corpus(tuple(_open_datasets(locations, root, choices)))
     empty = [dataset for dataset in corpus.datasets if not dataset.table.samples.any()]
     if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
         urls = ", ".join(str(dataset.location) for dataset in empty)
@@ -248,6 +249,24 @@ def open_corpus(
             f"found no samples in {urls}. Convert a corpus first, or remove empty streams"
         )
     return corpus
+
+
+def _open_datasets(
+    locations: Sequence[Location], root: Path | None, choices: Sequence[ColumnChoice]
+) -> Iterator[Dataset]:
+    """Yield the dataset at each location. Several indexes are read at a time."""
+    pairs = list(zip(locations, choices, strict=True))
+    if len(pairs) == 1:
+        yield _open_dataset(locations[0], root, choices[0])
+        return
+    threads = DaemonThreadPool(_NUM_THREADS, "cloudload-index")
+    try:
+        opened = run_in_order(
+            lambda pair: threads.submit(_open_dataset, pair[0], root, pair[1]), pairs, len(pairs)
+        )
+        yield from (dataset for _, dataset in opened)
+    finally:
+        threads.close(0)
 
 
 def _open_dataset(location: Location, root: Path | None, choice: ColumnChoice) -> Dataset:

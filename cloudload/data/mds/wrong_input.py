@@ -42,6 +42,7 @@ from cloudload.data.file_kinds import (
     split_name,
 )
 from cloudload.data.mds import shard_entries, virtual_index
+from cloudload.data.mds.folder_globs import find_folders
 from cloudload.data.mds.own_objects import JOURNAL_FOLDER, is_of_dataset
 from cloudload.data.storage import urls
 from cloudload.data.storage.globs import Glob, find_glob
@@ -162,12 +163,15 @@ def _explain_glob(location: Location, glob: Glob, found: Survey) -> str | None:
         [urls.join_url(root, name) for name in names if glob.matches(name)]
         for names in (found.files, found.datasets)
     )
-    shown = f"{location} is a glob, but a loader reads globs only of Parquet files"
+    folders = [each.url for each in find_folders(location)] or folders
     if folders:
-        return f"{shown}. Pass a list of these folders: {name_some(folders)}"
+        return f"{location} is a glob of folders: {name_some(folders)}. Pass one of them"
+    shown = f"{location} is a glob, but a loader reads globs only of datasets and Parquet files"
     if not files:
         return (
-            f"{shown}. The glob matches no file. Check the location" if found.is_complete else None
+            f"{shown}. The glob matches neither a file nor a folder. Check the location"
+            if found.is_complete
+            else None
         )
     advice = _advise_on_files(root, files)
     if advice and _RUN in advice:
@@ -210,7 +214,12 @@ def _explain_location(location: Location, found: Survey) -> str | None:
 
 def _advise_split(missing: str, url: str, names: Sequence[str]) -> str:
     noun = "folder has" if len(names) == 1 else "folders have"
-    several = ". To read several datasets, pass a list" if len(names) > 1 else ""
+    several = ""
+    if len(names) > 1:
+        folders = {name.rpartition("/")[0] for name in names}
+        glob = urls.join_url(url, f"{min(folders)}/*" if min(folders) else "*")
+        several = ". To read several datasets, pass a list"
+        several += f", or {glob!r} for all of them" if len(folders) == 1 else ""
     return (
         f"{missing}, but {len(names):,} {noun} an index: {name_some(names)}. "
         f"Pass Stream({url!r}, split={names[0]!r}) as data, or "

@@ -138,8 +138,7 @@ class Backend(ABC):
     def peek(self, url: str) -> Iterator[str]:
         """Yield the names of objects and folders directly in the folder `url`.
 
-        The name of a folder ends in `/`. Send one request. If there are more names than fit in one
-        response, some may be missing.
+        The name of a folder ends in `/`. Send a request for each response as its names are needed.
         """
 
     @abstractmethod

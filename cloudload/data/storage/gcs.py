@@ -116,9 +116,12 @@ class GCSStore(Backend):
         blobs = self._bucket(bucket).list_blobs(
             prefix=prefix, delimiter="/", timeout=self._timeout_s, retry=None
         )
-        names = [blob.name for blob in next(blobs.pages)]  # each page is one request
-        found = [*blobs.prefixes, *names]
-        yield from (name.removeprefix(prefix) for name in found if name != prefix)
+        folders: set[str] = set()
+        for page in blobs.pages:  # each page is one request
+            names = [blob.name for blob in page]
+            found = [*(blobs.prefixes - folders), *names]
+            folders |= blobs.prefixes
+            yield from (name.removeprefix(prefix) for name in found if name != prefix)
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         from google.auth.exceptions import GoogleAuthError, TransportError

@@ -370,11 +370,17 @@ class Location:
         return retrying("list", self.url, backend, self.retry, attempt)
 
     def peek(self) -> list[str]:
-        """List at most 1,000 names of objects and folders directly in this folder, sorted.
+        """List at most 1,000 names as `list_folder` does. If there are more, some are missing.
 
-        The name of a folder ends in `/`. If there are more names, some are missing. This sends one
-        request, so it is fast even for a large folder, except on some fsspec file systems and web
-        servers.
+        This sends one request, so it is fast even for a large folder, except on some fsspec file
+        systems and web servers.
+        """
+        return self.list_folder(MOST_PEEKED)
+
+    def list_folder(self, most: int | None = None) -> list[str]:
+        """List the names of objects and folders directly in this folder, sorted, at most `most`.
+
+        The name of a folder ends in `/`. Sends a request for every 1,000 names.
         """
         backend = self.backend
         return sorted(
@@ -383,7 +389,7 @@ class Location:
                 self.url,
                 backend,
                 self.retry,
-                lambda _: list(islice(backend.peek(self.url), MOST_PEEKED)),
+                lambda _: list(islice(backend.peek(self.url), most)),
             )
         )
 

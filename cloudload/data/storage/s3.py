@@ -175,12 +175,13 @@ class S3Store(Backend):
     def peek(self, url: str) -> Iterator[str]:
         bucket, key = urls.split_url(url)
         prefix = urls.folder_prefix(key)
-        page = self._client().list_objects_v2(
+        pages = self._client().get_paginator("list_objects_v2")
+        for page in pages.paginate(
             Bucket=bucket, Prefix=prefix, Delimiter="/", **self._payer(bucket)
-        )
-        found = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
-        found += [each["Key"] for each in page.get("Contents", [])]
-        yield from (key.removeprefix(prefix) for key in found if key != prefix)
+        ):
+            found = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
+            found += [each["Key"] for each in page.get("Contents", [])]
+            yield from (key.removeprefix(prefix) for key in found if key != prefix)
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         from botocore import exceptions

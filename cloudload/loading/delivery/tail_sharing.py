@@ -114,7 +114,7 @@ def _sizes_by_lane(plan: WorkerPlan, messages: Sequence[Ints]) -> list[Ints]:
 
 def _num_left(plan: WorkerPlan, lane: int) -> int:
     """Return the number of ordinals, including holes, left in a lane at the plan's position."""
-    end = plan.recipe.components[0].lanes.end(lane) or 0
+    end = int(plan.recipe.components[0].lanes.ends[lane])
     return end - int(plan.position.cursors[0, lane, tables.CURSOR_ORDINAL])
 
 

@@ -10,7 +10,7 @@ are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -100,6 +100,18 @@ class FoundDocuments:
         return sizes
 
 
+def split_by_component(flat_lanes: Ints, num_lanes: int) -> Iterator[tuple[int, Ints]]:
+    """Yield (component, indices of its lanes in `flat_lanes`), by component.
+
+    `flat_lanes` is int64 [lanes]. One sort serves all components, of which there may be thousands.
+    """
+    components = flat_lanes // num_lanes
+    order = np.argsort(components, kind="stable")
+    starts = np.flatnonzero(np.diff(components[order], prepend=-1))
+    for own in np.split(order, starts[1:]) if len(order) else ():
+        yield int(components[own[0]]), own
+
+
 class LaneDocuments:
     """Finds and reads the documents of lanes."""
 
@@ -131,9 +143,7 @@ class LaneDocuments:
             )
         else:
             epochs, samples = np.empty_like(flat_lanes), np.empty_like(flat_lanes)
-            components = flat_lanes // self._num_lanes
-            for component in np.unique(components).tolist():
-                own = np.flatnonzero(components == component)
+            for component, own in split_by_component(flat_lanes, self._num_lanes):
                 epochs[own], samples[own] = self._components[component].find_samples(
                     self._orders[component], flat_lanes[own] % self._num_lanes, ordinals[own]
                 )

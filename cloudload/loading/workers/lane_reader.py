@@ -14,12 +14,12 @@ from dataclasses import replace
 import numpy as np
 
 from cloudload.errors import DatasetError
-from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments, split_by_component
 from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import BestFitLanes, ConcatLanes, Packing, lane_packer, tables
 from cloudload.stats import DESELECTED
-from cloudload.system import NEVER, Ints, count_within
+from cloudload.system import Ints, count_within
 
 logger = logging.getLogger("cloudload.workers")
 _GUESSED_BYTES_PER_TOKEN = 4
@@ -176,13 +176,12 @@ class LaneReader:
             documents.table[:, tables.SIZE].copy(),
             documents.table[:, tables.FLAT_LANE].copy(),
         )
-        components = lanes // self._num_lanes
-        for component in np.unique(components).tolist():
-            own = sizes[components == component]
+        for component, indices in split_by_component(lanes, self._num_lanes):
+            own = sizes[indices]
             weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
             mean, of = self._mean_tokens[component], self._components[component]
             self._mean_tokens[component] += weight * (max(of.selected_share, own.mean()) - mean)
-            is_selected = documents.table[components == component, tables.COUNT] != DESELECTED
+            is_selected = documents.table[indices, tables.COUNT] != DESELECTED
             self._doubt_component(component, own[is_selected])
         if sizes.all():
             self._barren[lanes] = 0
@@ -247,9 +246,4 @@ def find_ends(plan: WorkerPlan) -> Ints:
 
     `NEVER` for an endless lane.
     """
-    ends = [
-        NEVER if (end := component.lanes.end(lane)) is None else end
-        for component in plan.recipe.components
-        for lane in range(plan.recipe.num_lanes)
-    ]
-    return np.array(ends, np.int64)
+    return np.concatenate([component.lanes.ends for component in plan.recipe.components])

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.loading.workers.documents import (
+    FoundDocuments,
+    LaneDocuments,
+    split_by_component,
+)
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.run import Recipe
 from cloudload.system import Ints, count_within
@@ -104,9 +108,8 @@ class Prefetcher:
         order is built.
         """
         ends = np.empty_like(flat_lanes)
-        components = flat_lanes // self._num_lanes
-        for component in np.unique(components).tolist():
-            own, lanes = components == component, self._components[component].lanes
+        for component, own in split_by_component(flat_lanes, self._num_lanes):
+            lanes = self._components[component].lanes
             own_lanes = flat_lanes[own] % lanes.num_lanes
             epochs, _ = lanes.epoch_positions(
                 own_lanes, np.maximum(0, self._next_ordinals[flat_lanes[own]] - 1)
@@ -126,16 +129,9 @@ class Prefetcher:
         If there are token lengths and several ranks, also starts building the epoch's table, from
         which a rank computes the cursors of other ranks' lanes.
         """
-        for component in np.unique(flat_lanes // self._num_lanes).tolist():
+        for component, own in split_by_component(flat_lanes, self._num_lanes):
             lanes = self._components[component].lanes
-            furthest = (
-                int(
-                    self._next_ordinals[
-                        flat_lanes[flat_lanes // self._num_lanes == component]
-                    ].max()
-                )
-                * lanes.num_lanes
-            )
+            furthest = int(self._next_ordinals[flat_lanes[own]].max()) * lanes.num_lanes
             epoch = (furthest + lanes.stride // 2) // lanes.stride
             if epoch > self._ordered_epochs[component] and (
                 lanes.epochs is None or epoch < lanes.epochs

@@ -103,8 +103,7 @@ class LaneTables:
     @cached_property
     def ends(self) -> Ints:
         """The ordinal at which each lane ends: int64 [lanes]; `NEVER` in an endless run."""
-        ends = [self._division.end(lane) for lane in range(self.num_lanes)]
-        return np.array([NEVER if end is None else end for end in ends], np.int64)
+        return self._division.ends
 
     @cached_property
     def end(self) -> int | None:

@@ -38,7 +38,8 @@ def open_lengths(found: Sequence[CountedDataset], recipe: Recipe, root: Path) ->
     Downloads lengths that are not in the cache. Raises `StoreError`, `DatasetError` and
     `CacheError` as `open_dataset_lengths` does.
     """
-    datasets = tuple(open_dataset_lengths(counted, root) for counted in found)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        datasets = tuple(threads.map(lambda counted: open_dataset_lengths(counted, root), found))
     digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))
     locations = tuple(dict.fromkeys(str(counted.location) for counted in found))
     if any(recipe.middles):
@@ -69,6 +70,10 @@ _ENDS = _Need(
     "a mixture with epochs or max_epochs needs token lengths to know where its streams end",
     "without epochs and max_epochs, and with take(n)",
 )
+_SHARES = _Need(
+    "the proportion of a glob needs token lengths, because its datasets divide it by their tokens",
+    "without proportions, as one corpus, or with the proportion of each dataset in a list",
+)
 
 
 def find_lengths(
@@ -78,13 +83,14 @@ def find_lengths(
 
     Returns None if lengths are off, or if they are optional and a stream has none. Raises
     `DatasetError` if lengths are damaged, or if required lengths are missing. Lengths are required
-    if the user requests them, if streams of a mixture end, or if the run `balances` rows. Raises
-    `StoreError` if a requested store cannot be read, and `ValueError` if lengths are required but
-    off.
+    if the user requests them, if streams of a mixture end or share a proportion, or if the run
+    `balances` rows. Raises `StoreError` if a requested store cannot be read, and `ValueError` if
+    lengths are required but off.
     """
     need = _ASKED
-    if balances or (recipe.config.is_mixed and recipe.has_tails):
-        need = _BALANCE if balances else _ENDS
+    has_ends = recipe.config.is_mixed and recipe.has_tails
+    if balances or has_ends or recipe.shared:
+        need = _BALANCE if balances else _ENDS if has_ends else _SHARES
         if asked == choices.OFF:
             raise ValueError(
                 f"lengths is 'off', but {need.why}. Set lengths='auto', and run cloudload count "

@@ -38,7 +38,7 @@ from cloudload.tools.check.stored_objects import (
     list_folder,
 )
 from cloudload.tools.engines.units import Share, count_processes
-from cloudload.tools.inspect.info import spread_shards
+from cloudload.tools.inspect.info import spread_items
 from cloudload.tools.inspect.trained_documents import open_recipe_of
 
 
@@ -150,7 +150,7 @@ def check_dataset(
     findings.add(framing)
     if share.index > 0:
         findings = Findings()  # only worker 0 reports the findings so far
-    mine = share.take(spread_shards(readable, sample))
+    mine = share.take(spread_items(readable, sample))
     has_template = given is not None and chosen.names & {*document_rules.TEMPLATE_RULES}
     recipe = open_recipe_of(stream, tokenizer, chat=given) if has_template else None
     work = CheckWork(folder, text_key, keys.read_chat, chosen, recipe)

@@ -10,6 +10,7 @@ examples:
   cloudload count s3://bucket/mds --tokenizer gpt2
   cloudload count s3://bucket/mds --tokenizer gpt2 --sample 1%       an estimate, in seconds
   cloudload count s3://bucket/chats --tokenizer Qwen/Qwen3-8B --chat tokenizer,max_tokens=4096
+  cloudload count 's3://bucket/topics/*' --tokenizer gpt2            all datasets of a glob
   cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job in an array of 64
   cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
 """

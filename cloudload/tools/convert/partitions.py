@@ -182,5 +182,13 @@ def _remove_begun(home: Location) -> None:
 
 
 def _read_list(home: Location, name: str) -> PartitionList | None:
-    data = home.join(name).read_if_exists()
-    return None if data is None else PartitionList.parse(data)
+    location = home.join(name)
+    if (data := location.read_if_exists()) is None:
+        return None
+    try:
+        return PartitionList.parse(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConvertError(
+            f"{location} is not a list that cloudload wrote ({error!r:.100}). Choose another "
+            "output, or remove the file"
+        ) from error

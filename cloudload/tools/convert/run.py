@@ -70,7 +70,7 @@ def run_conversions(several: Sequence[Planned]) -> list[ConvertReport]:
         _convert(parts)
     except BaseException as error:
         if isinstance(error, ConvertError | StoreError):
-            found = [report for each in parts if (report := _read_if_joined(each))]
+            found = [report for report in for_each(_read_if_joined, parts) if report]
             if len(found) == len(parts):
                 return found
         for_each(_remove_unused_plan, parts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from cloudload.config import (
     TEXT_KEY,
@@ -29,13 +29,15 @@ from cloudload.data import (
     Retry,
     cache_folder,
     own_objects,
+    redact,
 )
 from cloudload.rows import choose_backend
-from cloudload.run import Recipe, length_files, lengths_index, open_recipe
-from cloudload.system import open_progress_bar, option_help
+from cloudload.run import Recipe, find_streams, length_files, lengths_index, open_recipe
+from cloudload.system import open_progress_bar, option_help, run_in_order
 from cloudload.tools.count.estimate import CountEstimate, sample_lengths
 from cloudload.tools.count.group import (
     Counted,
+    CountedGroup,
     CountWork,
     GroupJob,
     check_limit,
@@ -44,10 +46,20 @@ from cloudload.tools.count.group import (
     list_found,
     list_groups,
 )
-from cloudload.tools.count.length_report import CountReport, Tally, check_column, merge_tallies
+from cloudload.tools.count.length_report import (
+    CountReport,
+    LengthCounter,
+    Tally,
+    check_column,
+    merge_tallies,
+)
 from cloudload.tools.engines.units import Engine, Share, choose_engine, count_processes, run_units
 
 logger = logging.getLogger("cloudload.count")
+
+Result = TypeVar("Result")
+
+_NUM_THREADS = 16
 
 
 @option_help.suggests_names
@@ -85,7 +97,7 @@ def count_tokens(
     every run with this data, tokenizer, column and transform.
 
     Args:
-        dataset: folder or URL of an MDS dataset.
+        dataset: folder or URL of an MDS dataset, or a glob of several, which one job counts.
         tokenizer: as for `CloudLoader`.
         split: the subfolder to count, such as `train`.
         text_key: the column that contains the document.
@@ -134,27 +146,27 @@ def count_tokens(
     documents |= {"strip_tokens": strip_tokens, "on_error": on_error}
     documents |= {"transform": transform, "transform_id": transform_id}
     documents |= {"encode": encode, "encode_id": encode_id}
-    stream = _as_stream(dataset, split)
-    recipe, backend = _open(stream, documents, tokenizer, tokenizer_backend, retry)
-    [data] = recipe.corpus.datasets
-    location = length_files.lengths_location(data, None if out is None else os.fspath(out))
-    work = prepare_count(recipe, backend, location)
+    asked = _as_stream(dataset, split)
+    streams = find_streams([asked], retry).streams
+    recipe, backend = _open(streams, documents, tokenizer, tokenizer_backend, retry)
+    parts = _list_parts(recipe, backend, None if out is None else os.fspath(out))
     if by is not None:
-        _check_by(data, by, worker)
+        _check_by(recipe.corpus, by, worker)
     if again:
-        _remove_lengths(work, worker)
-    jobs = list_groups(work, data)
-    left = _list_uncounted(work, jobs)
-    own = left if worker is None else _take_share(worker, jobs, left)
-    units = own if by is None else _mark_counted(jobs, left)
+        _refuse_again(parts[0].work, worker)
+        _for_each(_remove_lengths, parts)
+    every = [_CountUnit(part, job) for part, each in enumerate(parts) for job in each.jobs]
+    left = {unit.place for unit in _list_uncounted(parts)}
+    mine = every if worker is None else Share.parse(worker).take(every)
+    own = [unit for unit in mine if unit.place in left]
+    units = own if by is None else [unit.mark(unit.place not in left) for unit in every]
     processes = min(count_processes(processes), len(units))
     with choose_engine(executor, processes) as engine:
-        tallies = _count(work, units, by, engine, progress=progress)
-    if missing := _list_uncounted(work, jobs) if worker is not None else []:
-        logger.info("other jobs have not yet counted %d of %d groups", len(missing), len(jobs))
+        tallies = _count(parts, units, by, engine, progress=progress)
+    if missing := _list_uncounted(parts) if worker is not None else []:
+        logger.info("other jobs have not yet counted %d of %d groups", len(missing), len(every))
         return None
-    counted = finish_count(work, data, jobs)
-    report = _report(data, work, counted, len(own), time.monotonic() - began)
+    report = _report(asked, parts, len(own), began)
     if by is None:
         return report
     return replace(report, by=by, values=merge_tallies(by, tallies).list_values())
@@ -217,7 +229,7 @@ def estimate_tokens(
     documents |= {"transform": transform, "transform_id": transform_id}
     documents |= {"encode": encode, "encode_id": encode_id}
     stream = _as_stream(dataset, split)
-    recipe, backend = _open(stream, documents, tokenizer, tokenizer_backend, retry)
+    recipe, backend = _open([stream], documents, tokenizer, tokenizer_backend, retry)
     return sample_lengths(recipe, backend, share).estimate()
 
 
@@ -228,17 +240,17 @@ def _as_stream(dataset: str | os.PathLike[str] | Stream, split: str | None) -> S
 
 
 def _open(
-    stream: Stream,
+    streams: Sequence[Stream],
     documents: Mapping[str, Any],
     tokenizer: Any,
     backend: TokenizerBackend,
     retry: Retry | None,
 ) -> tuple[Recipe, str]:
-    """Open the recipe of a run that reads only one dataset, and choose its tokenizer backend.
+    """Open the recipe of a run that reads datasets alike, and choose its tokenizer backend.
 
     `documents` has options of `RowsConfig`.
     """
-    config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
+    config = RowsConfig(streams=tuple(streams), seq_len=1, bos=None, eos=None, **documents)
     check_limit(config)
     recipe = open_recipe(config, tokenizer, retry or Retry())
     text = recipe.tokenizer.json if recipe.tokenizes else ""
@@ -247,29 +259,84 @@ def _open(
 
 
 def prepare_count(recipe: Recipe, backend: str, location: Location) -> CountWork:
-    """Return the settings for counting a recipe's only dataset, which all groups share."""
-    small = replace(recipe, corpus=Corpus(()), components=())
+    """Return the settings for counting the first dataset of a recipe, which all groups share."""
+    small = replace(
+        recipe,
+        config=replace(recipe.config, streams=recipe.config.streams[:1]),
+        tokenizer=replace(recipe.tokenizer, frames=recipe.tokenizer.frames[:1]),
+        chats=recipe.chats[:1],
+        middles=recipe.middles[:1],
+        selected=recipe.selected[:1],
+        corpus=Corpus(()),
+        components=(),
+    )
     return CountWork(small, backend, lengths_index.make_key(recipe, 0), location)
 
 
-def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
-    indices = {job.shards.index for job in Share.parse(worker).take(jobs)}
-    return [job for job in left if job.shards.index in indices]
+@dataclass(frozen=True)
+class _CountPart:
+    """A dataset to count, and its groups."""
+
+    dataset: Dataset
+    work: CountWork
+    jobs: list[GroupJob]
 
 
-def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]:
+class _CountUnit(NamedTuple):
+    """A group to count: the index of its part, and the job."""
+
+    part: int
+    job: GroupJob
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Identifies the unit."""
+        return self.part, self.job.shards.index
+
+    def mark(self, is_counted: bool) -> _CountUnit:
+        """Return the unit with whether its file exists."""
+        return self._replace(job=replace(self.job, is_counted=is_counted))
+
+
+def _list_parts(recipe: Recipe, backend: str, out: str | None) -> list[_CountPart]:
+    """List the datasets of a recipe, which have the same options, and so the same key."""
+    datasets = recipe.corpus.datasets
+    first = prepare_count(recipe, backend, length_files.lengths_location(datasets[0], out))
+    works = [replace(first, location=length_files.lengths_location(each, out)) for each in datasets]
+    pairs = zip(datasets, works, strict=True)
+    return [_CountPart(each, work, list_groups(work, each)) for each, work in pairs]
+
+
+def _for_each(
+    function: Callable[[_CountPart], Result], parts: Sequence[_CountPart]
+) -> list[Result]:
+    """Call a function that waits for a store with each part, several at a time."""
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        return list(threads.map(function, parts))
+
+
+def _list_uncounted(parts: Sequence[_CountPart]) -> list[_CountUnit]:
     """Return the groups whose files do not exist."""
-    found = list_found(work)
-    return [job for job in jobs if job.shards.name not in found]
+    found = _for_each(lambda part: list_found(part.work), parts)
+    return [
+        _CountUnit(index, job)
+        for index, (part, names) in enumerate(zip(parts, found, strict=True))
+        for job in part.jobs
+        if job.shards.name not in names
+    ]
 
 
-def _remove_lengths(work: CountWork, worker: str | None) -> None:
-    """Remove the lengths that belong to a key: first the indexes, without which none are used."""
+def _refuse_again(work: CountWork, worker: str | None) -> None:
     if worker is not None:
         raise ValueError(
             "again (--again) removes the lengths of all groups, but worker counts only a share of "
             f"them. Remove the folder {work.folder}, and run without again"
         )
+
+
+def _remove_lengths(part: _CountPart) -> None:
+    """Remove the lengths that belong to a key: first the indexes, without which none are used."""
+    work = part.work
     indexes, groups = list[Location](), list[Location]()
     for name in sorted(list_found(work)):
         if own_objects.LENGTHS.fullmatch(f"{own_objects.LENGTHS_FOLDER}/{work.key.digest}/{name}"):
@@ -278,8 +345,9 @@ def _remove_lengths(work: CountWork, worker: str | None) -> None:
         location.delete()
 
 
-def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:
-    check_column(dataset, by)
+def _check_by(corpus: Corpus, by: str, worker: str | None) -> None:
+    for dataset in corpus.datasets:
+        check_column(dataset, by)
     if worker is not None:
         raise ValueError(
             "by (--by) needs all groups of shards, but worker (--worker) counts only a share of "
@@ -288,45 +356,66 @@ def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:
         )
 
 
-def _mark_counted(jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
-    indices = {job.shards.index for job in left}
-    return [replace(job, is_counted=job.shards.index not in indices) for job in jobs]
-
-
 def _count(
-    work: CountWork,
-    jobs: Sequence[GroupJob],
+    parts: Sequence[_CountPart],
+    units: Sequence[_CountUnit],
     by: str | None,
     engine: Engine | None,
     *,
     progress: bool,
 ) -> list[Tally | None]:
     """Count groups, and return their tallies."""
-    total, tallies = sum(job.raw_bytes for job in jobs), []
-    with open_progress_bar("count", total, shown=progress and bool(jobs)) as bar:
-        for _, result in run_units(partial(count_group, work, by=by), jobs, engine):
+    total, tallies = sum(unit.job.raw_bytes for unit in units), []
+    located = ((parts[unit.part].work.location, unit.job) for unit in units)
+    with open_progress_bar("count", total, shown=progress and bool(units)) as bar:
+        count = partial(_count_at, parts[0].work, by=by)
+        for _, result in run_units(count, located, engine):
             bar.update(result.raw_bytes)
             tallies.append(result.tally)
     return tallies
 
 
+def _count_at(work: CountWork, located: tuple[Location, GroupJob], by: str | None) -> CountedGroup:
+    """Count a group of the dataset whose lengths are at a location."""
+    location, job = located
+    return count_group(replace(work, location=location), job, by)
+
+
 def _report(
-    dataset: Dataset, work: CountWork, counted: Counted, num_counted: int, seconds: float
+    asked: Stream, parts: Sequence[_CountPart], num_counted: int, began: float
 ) -> CountReport:
-    index = counted.index
+    """Write the index of each dataset, and return the report of all."""
+    spread, found = LengthCounter(), list[tuple[Location, lengths_index.LengthsIndex]]()
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+
+        def submit(part: _CountPart) -> Future[Counted]:
+            return threads.submit(finish_count, part.work, part.dataset, part.jobs)
+
+        # a spread takes half a megabyte, so only some are in memory
+        for _, each in run_in_order(submit, parts, _NUM_THREADS):
+            spread.merge(each.spread)
+            found.append((each.location, each.index))
+    indexes = [index for _, index in found]
     names = ("samples", "empty", "filtered", "failed", "tokens", "text_bytes")
-    totals: dict[str, Any] = {name: index.total(name) for name in names}
+    totals: dict[str, Any] = {name: sum(index.total(name) for index in indexes) for name in names}
     absent = totals["empty"] + totals["filtered"] + totals["failed"]
+    first, others = found[0][0], len(found) - 1
     return CountReport(
-        dataset=str(dataset.location),
-        lengths=str(counted.location),
-        tokenizer=work.key.tokenizer,
+        dataset=str(parts[0].dataset.location) if not others else redact(asked.url),
+        lengths=f"{first}" + (f", and {others:,} other indexes" if others else ""),
+        tokenizer=parts[0].work.key.tokenizer,
         **totals,
         documents=totals["samples"] - absent,
         tokens_per_byte=totals["tokens"] / max(1, totals["text_bytes"]),
-        stats=counted.spread.summarize(),
-        groups=len(index.groups),
-        length_bytes=index.total("bytes"),
+        stats=spread.summarize(),
+        groups=sum(len(index.groups) for index in indexes),
+        length_bytes=sum(index.total("bytes") for index in indexes),
+        datasets={
+            str(part.dataset.location): index.total("tokens")
+            for part, index in zip(parts, indexes, strict=True)
+        }
+        if others
+        else {},
         counted_groups=num_counted,
-        seconds=round(seconds, 3),
+        seconds=round(time.monotonic() - began, 3),
     )

@@ -26,6 +26,7 @@ _BAR = 19
 _PERCENTILES_PER_LINE = 5
 _MOST_SHOWN, _MOST_CHARACTERS, _MOST_TITLE_CHARACTERS = 50, 80, 50
 _MOST_WIDE_LABELS = 16
+_MOST_DATASETS = 10
 _UNITS = (("M", 1 << 20), ("k", 1 << 10))
 
 MOST_VALUES = 10_000
@@ -126,6 +127,8 @@ class CountReport:
     """The column by whose values documents were tallied, or None."""
     values: tuple[ValueCount, ...] = ()
     """Documents and tokens by the values of the column `by`, in descending order of tokens."""
+    datasets: Mapping[str, int] = field(default_factory=dict)
+    """Number of tokens of each dataset by its location; empty for a single dataset."""
     counted_groups: int = 0
     """Number of groups that this run counted. Earlier runs counted the other groups."""
     seconds: float = 0.0
@@ -145,6 +148,10 @@ class CountReport:
         text = counted(self.text_bytes, "byte")
         yield f"  text       {text}, {self.tokens_per_byte:.4f} tokens per byte"
         yield f"  lengths    {self.lengths} ({counted(self.length_bytes, 'byte')})"
+        if self.datasets:
+            most = sorted(self.datasets.items(), key=lambda each: -each[1])[:_MOST_DATASETS]
+            yield f"  datasets   {len(self.datasets):,}, the largest:"
+            yield from (f"             {name} {tokens:,}" for name, tokens in most)
         yield f"  seconds    {self.seconds:.1f}"
         if self.by is not None:
             yield from ("", *self._describe_values())
@@ -177,6 +184,11 @@ class LengthCounter:
         is_short = lengths < len(self._short)
         self._short += np.bincount(lengths[is_short & (lengths > 0)], minlength=len(self._short))
         self._long.append(lengths[~is_short])
+
+    def merge(self, other: LengthCounter) -> None:
+        """Add the lengths that another counter has counted."""
+        self._short += other._short
+        self._long += other._long
 
     def summarize(self) -> LengthStats:
         """Compute the exact percentiles, histogram and fits of the lengths added so far."""

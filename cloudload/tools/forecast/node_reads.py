@@ -10,7 +10,7 @@ import numpy as np
 from cloudload.data import Corpus
 from cloudload.order import RankShare, mixture_counts
 from cloudload.rows import tables
-from cloudload.run import Component, Position, Recipe, RowFinder, RunLengths
+from cloudload.run import Position, Recipe, RowFinder, RunLengths
 from cloudload.system import NEVER, Flags, Ints
 
 _ROWS_AT_ONCE = 1 << 20
@@ -127,7 +127,7 @@ class NodeReads:
 
     def _find_stops(self, index: int, rows: Ints) -> Ints:
         """Return the `stops` of a component after `rows` rows of each lane (int64 [lanes])."""
-        ends = list_ends(self.recipe.components[index])
+        ends = self.recipe.components[index].lanes.ends
         if self.is_whole or self.tail_starts[index] < self.last_row:
             return ends
         start, walker = self.start, self.lengths.walkers[index]
@@ -151,9 +151,3 @@ def find_nodes(share: RankShare, lanes: Ints, rows: Ints) -> Ints:
     ranks = np.stack([share.ranks_of(start) for start in starts])
     dealt_nodes: Ints = share.hosts[ranks[indices, rows % share.global_batch]]
     return dealt_nodes
-
-
-def list_ends(component: Component) -> Ints:
-    """Return the ordinal at which each lane ends: int64 [lanes]; `NEVER` if it is endless."""
-    ends = [component.lanes.end(lane) for lane in range(component.lanes.num_lanes)]
-    return np.array([NEVER if end is None else end for end in ends], np.int64)

@@ -21,7 +21,7 @@ import numpy as np
 from cloudload.order import Lanes, SeekableOrder
 from cloudload.rows import tables
 from cloudload.system import NEVER, Flags, Ints
-from cloudload.tools.forecast.node_reads import NodeReads, find_nodes, list_ends
+from cloudload.tools.forecast.node_reads import NodeReads, find_nodes
 
 _MOST_LISTED = 1 << 24
 _MOST_CURSORS = 48
@@ -231,7 +231,7 @@ def _list_pieces(
 def _find_stops(reading: NodeReads, index: int) -> Ints:
     """Return the ordinal after the last document that each lane may fetch: int64 [lanes]."""
     stops = reading.stops[index] + reading.documents_ahead[index]
-    return np.minimum(stops, list_ends(reading.recipe.components[index]))
+    return np.minimum(stops, reading.recipe.components[index].lanes.ends)
 
 
 def _list_others(reading: NodeReads, index: int, find: _ShardFinder, firsts: Ints) -> Parts:

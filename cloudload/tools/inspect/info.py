@@ -15,9 +15,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,9 +30,11 @@ from cloudload.data import (
     open_corpus,
     open_shard_start,
     own_objects,
+    redact,
     shard_entries,
 )
 from cloudload.errors import StoreError
+from cloudload.run import find_streams
 from cloudload.system import DaemonThreadPool, Ints, counted, escape, reports, run_in_order
 
 NO_COMPRESSION = "none"
@@ -40,6 +42,9 @@ _MOST_REPORT_BYTES = 1 << 26
 _NUM_THREADS = 8
 _BAR_WIDTH = 40
 _FEWEST_DRAWN = 5
+_MOST_DATASETS = 5
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,9 @@ class DatasetInfo:
     text_bytes: int | None
     """Bytes of UTF-8 text in the documents, from the writer's report; None without a report."""
     index_hash: str
-    """SHA-256 of `index.json`, in hex digits."""
+    """SHA-256 of `index.json`, in hex digits; "" for a glob of datasets."""
+    datasets: Mapping[str, int] = field(default_factory=dict)
+    """Number of samples of each dataset of a glob, by its name; empty for a single dataset."""
 
     def to_json(self) -> str:
         """Return the summary as indented JSON."""
@@ -184,6 +191,10 @@ class DatasetInfo:
         """Yield the summary as lines of text."""
         ratio = f" ({self.stored_bytes / self.raw_bytes:.0%})" if self.raw_bytes else ""
         yield self.dataset
+        if self.datasets:
+            order = sorted(self.datasets.items(), key=lambda each: -each[1])
+            most = ", ".join(f"{name} {count:,}" for name, count in order[:_MOST_DATASETS])
+            yield f"  datasets     {len(order):,}, the largest: {most}"
         yield f"  samples      {self.samples:,}"
         yield f"  shards       {self.shards:,}"
         about = "about " if any(form in self.compression for form in shard_entries.VIRTUAL) else ""
@@ -197,7 +208,8 @@ class DatasetInfo:
         yield f"  compression  {self._describe_shares(self.compression)}"
         yield f"  hashes       {self._describe_shares(self.hashes) or 'none'}"
         yield f"  written by   {self.writer or 'unknown'}"
-        yield f"  index        sha256 {self.index_hash[:16]}"
+        if self.index_hash:
+            yield f"  index        sha256 {self.index_hash[:16]}"
         source = ""
         if self.sample_bytes is not None and self.sample_bytes.count < self.samples:
             samples = counted(self.sample_bytes.count, "sample")
@@ -229,7 +241,8 @@ def read_info(
     Reads the index, the first bytes of a few shards, and the report that `convert` wrote.
 
     Args:
-        dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
+        dataset: the folder or URL that contains `index.json`, or that contains the folder `split`;
+            or a glob of several datasets.
         split: the subfolder to summarize, such as `train`.
         sample: number of shards whose offsets are read for the sizes of samples, spread evenly over
             the dataset. With 0, no shard is read. If the dataset has at most this number of shards,
@@ -243,16 +256,19 @@ def read_info(
     """
     if sample < 0:
         raise ValueError(f"sample is {sample}. Use an integer of at least 0")
-    stream = Stream(os.fspath(dataset), split=split)
-    [found] = open_corpus([stream.locate(retry or Retry())]).datasets
-    shards = tuple(found.shards)
+    stream, retry = Stream(os.fspath(dataset), split=split), retry or Retry()
+    streams = find_streams([stream], retry).streams
+    found = open_corpus([each.locate(retry) for each in streams]).datasets
+    pairs = [(each, shard) for each in found for shard in each.shards]
+    shards = tuple(shard for _, shard in pairs)
     # the offsets of a virtual shard are only known once it was written
-    stored = [shard for shard in shards if shard.samples and not shard.is_virtual]
-    chosen = spread_shards(stored, sample)
+    stored = [pair for pair in pairs if pair[1].samples and not pair[1].is_virtual]
+    chosen = spread_items(stored, sample)
     samples = sum(shard.samples for shard in shards)
-    report = _read_report(found.location, samples)
+    is_one = len(found) == 1
+    report = _read_report(found[0].location, samples) if is_one else None
     return DatasetInfo(
-        dataset=str(found.location),
+        dataset=str(found[0].location) if is_one else redact(stream.url),
         samples=samples,
         shards=len(shards),
         raw_bytes=sum(shard.raw.bytes for shard in shards),
@@ -262,21 +278,25 @@ def read_info(
         hashes=dict(Counter(name for shard in shards for name in shard.stored.hashes)),
         samples_per_shard=_distribute(shards, lambda shard: shard.samples),
         shard_bytes=_distribute(shards, lambda shard: shard.raw.bytes),
-        sample_bytes=Distribution.of(_read_sizes(found, chosen)),
+        sample_bytes=Distribution.of(_read_sizes(chosen)),
         shards_read=len(chosen),
         writer="cloudload convert" if report is not None else None,
         text_bytes=(report or {}).get("text_bytes"),
-        index_hash=found.index_hash,
+        index_hash=found[0].index_hash if is_one else "",
+        datasets={}
+        if is_one
+        else {
+            stream.label: int(each.table.samples.sum())
+            for stream, each in zip(streams, found, strict=True)
+        },
     )
 
 
-def spread_shards(
-    shards: Sequence[shard_entries.ShardInfo], most: int | None
-) -> Sequence[shard_entries.ShardInfo]:
-    """Choose at most `most` shards, spread evenly, or all shards if `most` is None."""
-    if most is None or most >= len(shards):
-        return shards
-    return [shards[index * len(shards) // most] for index in range(most)]
+def spread_items(items: Sequence[Item], most: int | None) -> Sequence[Item]:
+    """Choose at most `most` items, spread evenly, or all items if `most` is None."""
+    if most is None or most >= len(items):
+        return items
+    return [items[index * len(items) // most] for index in range(most)]
 
 
 def _distribute(
@@ -331,11 +351,11 @@ def _count_tokens(column: shard_entries.Column, num_samples: int) -> int | None:
     return num_samples * column.bytes // np.dtype(dtype).itemsize
 
 
-def _read_sizes(dataset: Dataset, shards: Sequence[shard_entries.ShardInfo]) -> Ints:
-    """Return the size in bytes of every sample in `shards`: int64 [samples]."""
+def _read_sizes(shards: Sequence[tuple[Dataset, shard_entries.ShardInfo]]) -> Ints:
+    """Return the size in bytes of every sample in shards: int64 [samples]."""
 
-    def read(info: shard_entries.ShardInfo) -> Ints:
-        with open_shard_start(dataset, info, 0) as shard:
+    def read(pair: tuple[Dataset, shard_entries.ShardInfo]) -> Ints:
+        with open_shard_start(*pair, 0) as shard:
             return shard.sample_bytes()
 
     threads = DaemonThreadPool(_NUM_THREADS, "cloudload-info")

@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cloudload.order.lanes import Lanes
+from cloudload.system import NEVER
 
 
 def positions(lanes: Lanes, lane: int, number: int) -> list[tuple[int, int]]:
@@ -47,15 +48,15 @@ def test_an_epoch_is_as_long_as_its_documents_rounded_up_to_the_lanes(
         (12, 1, [3, 3, 3, 3]),
         (3, 2, [2, 2, 1, 1]),
         (1, 2, [1, 1, 0, 0]),
-        (3, None, [None] * 4),
+        (3, None, [NEVER] * 4),
     ],
     ids=str,
 )
 def test_a_lane_ends_after_the_last_epoch(
-    num_positions: int, epochs: int | None, ends: list[int | None]
+    num_positions: int, epochs: int | None, ends: list[int]
 ) -> None:
     lanes = Lanes(4, num_positions, epochs)
-    assert [lanes.end(lane) for lane in range(4)] == ends
+    assert lanes.ends.tolist() == ends
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_lanes_share_out_every_document_of_every_epoch_once(
     places = [
         lanes.epoch_position(lane, ordinal)
         for lane in range(num_lanes)
-        for ordinal in range(lanes.end(lane) or 0)
+        for ordinal in range(int(lanes.ends[lane]))
     ]
     documents = sorted(place for place in places if place[1] < num_samples)
     assert documents == [

@@ -135,13 +135,9 @@ def test_what_cannot_be_converted_as_files_is_called_by_its_name(
             "c/val has no split 'val', because it is itself a dataset with an index.json. Omit "
             "split",
         ),
-        (
-            "c/*",
-            None,
-            "c/* is a glob, but a loader reads globs only of Parquet files. Pass a list of ",
-        ),
-        ("c/**", None, "these folders: c/val and c/en/train"),
-        ("c/*.txt", None, "The glob matches no file. Check the location"),
+        ("c/*", None, "c/* is a glob of folders: c/en and c/val. Pass one of them"),
+        ("c/**", None, "c/** is a glob of folders: c/val and c/en/train. Pass one of them"),
+        ("c/*.txt", None, "The glob matches neither a file nor a folder. Check the location"),
         ("c/val/index.json", None, "is the index of a dataset. Pass its folder: c/val"),
         ("c/val/index.json", "val", "is the index of a dataset. Pass its folder: c/val"),
         ("c/val/shard.00000.mds", None, "is a shard of a dataset. Pass its folder: c/val"),

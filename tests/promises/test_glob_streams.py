@@ -1,0 +1,272 @@
+"""A glob of datasets has the same rows and states as a list of a stream for each dataset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudload import Documents, Stream
+from cloudload.convert import convert_to_mds
+from cloudload.errors import DatasetError, StoreError, StreamChangedError
+from cloudload.inspect import read_info
+from cloudload.tools.count import count_tokens
+from testkit import ROOT
+from testkit.conversions import write_lines
+from testkit.corpora import byte_tokenizer, write_mds
+from testkit.counted import count, write_counted
+from testkit.loaders import make_loader, rows_of
+
+COUNT: dict[str, Any] = {"tokenizer": byte_tokenizer(), "processes": 1, "progress": False}
+SIZES = {"law": 7, "science": 30, "web": 50}
+
+
+@pytest.fixture(scope="module")
+def folder(module_folder: Path) -> Path:
+    """Three counted datasets, and files and hidden folders that are none."""
+    for name, size in SIZES.items():
+        write_counted(module_folder / "in" / name, [f"{name} {row} " * 4 for row in range(size)])
+    (module_folder / "in" / "partitions.json").write_text("{}")
+    (module_folder / "in" / ".convert").mkdir()
+    (module_folder / "in" / "_temporary").mkdir()
+    return module_folder / "in"
+
+
+def in_a_list(folder: Path, **options: Any) -> list[Stream]:
+    return [Stream(f"{folder}/{name}", **options) for name in SIZES]
+
+
+def tokens_of(folder: Path) -> dict[str, int]:
+    [indexes] = [
+        {name: sorted((folder / name / "lengths").glob("*/index-*.json")) for name in SIZES}
+    ]
+    return {
+        name: sum(group["tokens"] for group in json.loads(found[0].read_text())["groups"])
+        for name, found in indexes.items()
+    }
+
+
+def by_hand(folder: Path, proportion: float) -> list[Stream]:
+    """The streams of a glob with a proportion, written out."""
+    tokens = tokens_of(folder)
+    total = sum(tokens.values())
+    return [
+        Stream(f"{folder}/{name}", proportion=proportion * count / total)
+        for name, count in tokens.items()
+    ]
+
+
+def read(data: Any, number: int = 40, **options: Any) -> tuple[list[list[int]], dict[str, Any]]:
+    """The rows of the first batches, and the state after them."""
+    with make_loader(data, **options) as loader:
+        return rows_of(loader.take(number)), loader.state_dict()
+
+
+def test_a_glob_without_a_proportion_is_one_corpus_of_named_streams(folder: Path) -> None:
+    glob, listed = (read(data, epochs=1) for data in (f"{folder}/*", in_a_list(folder)))
+    assert glob == listed
+    with make_loader(f"{folder}/*") as loader:
+        assert loader.stream_names == ("law", "science", "web")
+        assert loader.num_samples == sum(SIZES.values())
+
+
+def test_a_proportion_of_a_glob_is_divided_by_the_tokens_of_its_datasets(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = write_counted(tmp_path / "books", ["a book " * 9] * 20)
+    books = Stream(other, proportion=0.6, name="books")
+    glob = [books, Stream(f"{folder}/*", proportion=0.4)]
+    listed = [books, *by_hand(folder, 0.4)]
+    assert read(glob) == read(listed)
+    with make_loader(glob) as loader:
+        weights = json.loads(loader.state_dict()["mixture"])["schedule"][0][1]
+    assert weights[0] == 0.6
+    assert sum(weights[1:]) == pytest.approx(0.4)
+
+
+def test_states_of_the_glob_and_of_the_list_resume_each_other(folder: Path) -> None:
+    glob, listed = Stream(f"{folder}/*", proportion=1), by_hand(folder, 1)
+    whole = read(glob, 30)[0]
+    for before, after in ((glob, listed), (listed, glob)):
+        first, state = read(before, 11)
+        with make_loader(after) as loader:
+            loader.load_state_dict(state)
+            assert first + rows_of(loader.take(19)) == whole
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_any_glob_reads_the_rows_of_the_list_that_it_selects(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("law")
+    names = data.draw(st.sets(st.sampled_from(["a", "ab", "b-c", "c=d", "e.f"]), min_size=1))
+    split = data.draw(st.sampled_from([None, "train"]))
+    for name in names:
+        write_counted(root / "in" / name / (split or ""), [f"{name} {row}" for row in range(9)])
+    pattern = data.draw(st.sampled_from(["*", "[abce]*", "?*", "a*", "*c*"]))
+    kept = sorted(
+        name
+        for name in names
+        if pattern in ("*", "[abce]*", "?*") or (name[0] == "a" if pattern == "a*" else "c" in name)
+    )
+    repeat = data.draw(st.sampled_from([None, 2.0]))
+    glob = Stream(f"{root}/in/{pattern}", split=split, repeat=repeat)
+    if not kept:
+        with pytest.raises(DatasetError, match="neither a file nor a folder"):
+            make_loader(glob)
+        return
+    listed = [Stream(f"{root}/in/{name}", split, repeat=repeat, name=name) for name in kept]
+    assert read(glob, 9) == read(listed, 9)
+
+
+def test_a_schedule_weighs_the_datasets_of_a_glob_by_name(folder: Path) -> None:
+    schedule = [(0, {"d/law": 0.5, "d/web": 0.5}), (40, {"d/science": 1.0})]
+    glob = Stream(f"{folder}/*", name="d")
+    listed = [Stream(f"{folder}/{name}", name=f"d/{name}") for name in SIZES]
+    options: dict[str, Any] = {"schedule": schedule, "lengths": "off"}
+    assert read(glob, **options) == read(listed, **options)
+
+
+def test_ranks_agree_and_a_finite_mixture_of_a_glob_ends_for_each_dataset(folder: Path) -> None:
+    glob = Stream(f"{folder}/*", proportion=1)
+    whole, _ = read(glob, 400, epochs=1)
+    loaders = [make_loader(glob, epochs=1, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    parts = [[batch["input_ids"].tolist() for batch in loader] for loader in loaders]
+    joined = [row for both in zip(*parts, strict=True) for rows in both for row in rows]
+    assert sorted(joined)[-len(whole) :] == sorted(whole)
+
+
+def test_a_proportion_of_a_glob_needs_token_lengths(tmp_path: Path) -> None:
+    for name in "ab":
+        write_mds(tmp_path / "in" / name, ["text"] * 5)
+    glob = Stream(f"{tmp_path}/in/*", proportion=1)
+    with pytest.raises(DatasetError, match=r"divide it by their tokens.*cloudload count") as error:
+        make_loader(glob)
+    assert "without proportions, as one corpus" in str(error.value)
+    with pytest.raises(ValueError, match="lengths is 'off', but the proportion of a glob"):
+        make_loader(glob, lengths="off")
+    make_loader(f"{tmp_path}/in/*").close()
+
+
+def test_a_dataset_that_appears_later_is_named_and_can_be_added_at_the_end(tmp_path: Path) -> None:
+    for name in "ac":
+        write_counted(tmp_path / "in" / name, [f"{name} {row}" for row in range(20)])
+    glob = Stream(f"{tmp_path}/in/*", proportion=1)
+    _, state = read(glob, 3)
+    write_counted(tmp_path / "in" / "b", ["new"] * 20)
+    appeared = pytest.raises(StreamChangedError, match=r"loader has \['a', 'b', 'c'\].*at the end")
+    with make_loader(glob) as loader, appeared:
+        loader.load_state_dict(state)
+    listed = [Stream(f"{tmp_path}/in/{name}", proportion=0.5) for name in "acb"]
+    with make_loader(listed) as loader:
+        loader.load_state_dict(state)
+        assert len(rows_of(loader.take(5))) == 20
+
+
+def test_folders_that_are_not_datasets_and_mixed_globs_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    write_mds(tmp_path / "in" / "a", ["text"] * 5)
+    (tmp_path / "in" / "empty").mkdir()
+    with pytest.raises(StoreError, match="in/empty is empty"):
+        make_loader(f"{tmp_path}/in/*")
+    (tmp_path / "in" / "empty").rmdir()
+    table = pyarrow.table({"text": ["a"]})
+    pyarrow.parquet.write_table(table, tmp_path / "in" / "x.parquet")
+    with pytest.raises(DatasetError, match=r"selects 1 folders, .*in/a, and Parquet files"):
+        make_loader(f"{tmp_path}/in/*")
+    with make_loader(f"{tmp_path}/in/*.parquet") as loader:
+        assert loader.num_samples == 1
+    with pytest.raises(DatasetError, match="neither a file nor a folder"):
+        make_loader(f"{tmp_path}/in/nothing*")
+    with pytest.raises(ValueError, match="has choose"):
+        make_loader(Stream(f"{tmp_path}/in/[a]", choose=3))
+
+
+def test_the_datasets_of_a_partitioned_conversion_are_a_mixture(tmp_path: Path) -> None:
+    for name in ("law", "web"):
+        write_lines(tmp_path / "raw" / name / "x.jsonl", [f"{name} {row}" for row in range(30)])
+    out, tokenizer = tmp_path / "out", byte_tokenizer()
+    options: dict[str, Any] = {"partition_by": "folder", "processes": 1, "progress": False}
+    convert_to_mds(tmp_path / "raw", out, tokenizer=tokenizer, **options)
+    with make_loader(Stream(f"{out}/*", proportion=1), epochs=1) as loader:
+        assert loader.stream_names == ("law", "web")
+        assert len(rows_of(loader)) >= len(loader)
+    with pytest.raises(DatasetError, match=r"or '.*/out/\*' for all of them"):
+        make_loader(str(out))
+
+
+def test_documents_take_a_glob(folder: Path) -> None:
+    assert len(list(Documents(f"{folder}/*", shuffle=False))) == sum(SIZES.values())
+
+
+def test_a_store_lists_the_folders_of_a_glob(store_url: str) -> None:
+    for name in ("b", "a"):
+        write_mds(f"{store_url}/in/{name}/v2", [f"{name} text"] * 6)
+    with make_loader(f"{store_url}/in/*/v2") as loader:
+        assert loader.stream_names == ("a", "b")
+        assert len(rows_of(loader.take(2))) == 8
+
+
+def test_one_count_covers_all_datasets_of_a_glob(tmp_path: Path) -> None:
+    for name, size in SIZES.items():
+        write_mds(tmp_path / "in" / name, [f"{name} {row} " * 4 for row in range(size)])
+    glob = f"{tmp_path}/in/*"
+    for worker in ("0/3", "2/3"):
+        assert count_tokens(glob, worker=worker, **COUNT) is None
+    report = count_tokens(glob, worker="1/3", **COUNT)
+    assert report is not None
+    assert report.samples == sum(SIZES.values())
+    alone = {f"{tmp_path}/in/{name}": count(tmp_path / "in" / name) for name in SIZES}
+    assert report.datasets == {url: each.tokens for url, each in alone.items()}
+    assert report.tokens == sum(each.tokens for each in alone.values())
+    assert all(each.counted_groups == 0 for each in alone.values())
+    assert report.stats.longest == max(each.stats.longest for each in alone.values())
+    assert any(line.startswith("  datasets   3, the largest") for line in report.describe())
+    again = count_tokens(glob, by="text", again=True, **COUNT)
+    assert again is not None
+    assert sum(value.tokens for value in again.values) == report.tokens
+    with make_loader(Stream(glob, proportion=1)) as loader:
+        assert len(rows_of(loader.take(3))) == 12
+
+
+def test_info_summarizes_all_datasets_of_a_glob(folder: Path, cli: Any) -> None:
+    whole = read_info(f"{folder}/*")
+    parts = [read_info(folder / name) for name in SIZES]
+    assert whole.datasets == SIZES
+    for name in ("samples", "shards", "raw_bytes", "stored_bytes"):
+        assert getattr(whole, name) == sum(getattr(part, name) for part in parts)
+    assert whole.sample_bytes
+    assert whole.sample_bytes.count == whole.samples
+    printed = cli("info", f"{folder}/*").out
+    assert "datasets     3, the largest: web 50, science 30, law 7" in printed
+    said = cli("head", f"{folder}/*", status=1).err
+    assert "is a glob of folders: " in said
+    assert "Pass one of them" in said
+
+
+def test_plan_forecasts_a_glob(folder: Path, cli: Any) -> None:
+    options = ("--tokenizer", str(ROOT / "examples/tokenizer"), "--seq-len", "16")
+    planned = cli(
+        *("plan", "--data", f"{folder}/*", *options, "--batch-size", "4", "--steps", "3"),
+        *("--no-measure", "--num-lanes", "12"),
+    ).out
+    assert "law, " in planned.splitlines()[0]
+
+
+def test_a_mixture_with_too_many_cursors_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    for number in range(2):
+        write_mds(tmp_path / str(number), [f"text {row}" for row in range(9)])
+    streams = [Stream(f"{tmp_path}/{number}", proportion=1) for number in range(2)]
+    with pytest.raises(ValueError, match=r"2 streams .* have 4,400,000 cursors") as error:
+        make_loader(streams, num_lanes=2_200_000)
+    assert "as one corpus" in str(error.value)
+    assert "num_lanes to at most 2,097,152" in str(error.value)
+    with make_loader([f"{tmp_path}/0", f"{tmp_path}/1"], num_lanes=2_200_000) as loader:
+        assert loader.num_samples == 18
