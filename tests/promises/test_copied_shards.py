@@ -531,6 +531,14 @@ def test_what_is_no_index_is_refused_as_by_a_loader(tmp_path: Path) -> None:
         copy(write(tmp_path / "parquet"), tmp_path / "out", text_key="content")
 
 
+def test_a_conversion_of_an_index_as_if_it_were_documents_is_refused(tmp_path: Path) -> None:
+    index_files(write(tmp_path / "in"), tmp_path / "index")
+    with pytest.raises(
+        ConvertError, match=r"/index has only an index .*pass it as like \(--like\)"
+    ):
+        convert_to_mds(tmp_path / "index", tmp_path / "out", **QUIET)
+
+
 def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
     path = Path(write_mds(tmp_path / "mds", ["a"], extra={"id": ("str", ["b"])}), "index.json")
     listed = json.loads(path.read_text())

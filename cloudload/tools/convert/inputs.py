@@ -163,7 +163,7 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
         files = found.files
         if format == "mds" or (format == "auto" and is_mds_folder(files)):
             return replace(found, files=list_shards(text, files))
-        found = _leave_out_own(found)
+        found = _leave_out_own(text, found)
         files = found.files
         if format in ("auto", "arrow"):
             files = select_saved_files(text, files, split)
@@ -181,11 +181,20 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
     )
 
 
-def _leave_out_own(found: FolderFiles) -> FolderFiles:
-    """Leave out what cloudload stores beside raw files: token lengths, and an index of Parquet."""
+def _leave_out_own(location: str, found: FolderFiles) -> FolderFiles:
+    """Leave out what cloudload stores beside raw files: token lengths, and an index of them.
+
+    Raises `ConvertError` if there is nothing else.
+    """
     own = {file.name for file in found.files if own_objects.LENGTHS.fullmatch(file.name)}
     own |= {file.name for file in found.files if _is_virtual_index(file)}
     files = [file for file in found.files if file.name not in own]
+    if not files:
+        raise ConvertError(
+            f"{redact(location)} has only an index of files or token lengths, and no documents. To "
+            "copy the shards of an index, pass it as like (--like). To convert the files, pass "
+            "their own location"
+        )
     return replace(found, files=files, hidden=tuple(sorted({*found.hidden, *own})))
 
 
