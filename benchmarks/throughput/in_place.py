@@ -86,14 +86,15 @@ def time_index(files: str, index: str) -> Message:
 def time_fetch(index: str) -> Message:
     """Measure the CPU seconds to fetch and decode each shard of an index."""
     [dataset] = open_corpus([Location(index)]).datasets
-    began = time.process_time()
-    for info in dataset.shards:
+    began = 0.0
+    for info in [dataset.shards[0], *dataset.shards]:
         with tempfile.TemporaryFile() as file:
             location, target = dataset.locate(info), cast("BinaryIO", file)
             found = download_shard(
                 location, info, target, checks_hash=True, count_bytes=lambda _: None
             )
             assert found.fault is None
+        began = began or time.process_time()  # after the first shard, which imports packages
     return {"seconds": time.process_time() - began}
 
 
@@ -104,10 +105,12 @@ def time_convert(files: str) -> Message:
     parts = [FilePart(with_format(file, "auto")) for file in listed]
     config, journal = ConvertConfig(), SegmentJournal(Output(Location("out")), "")
     context = ShardContext(config, config.shard_format([]), journal)
-    began = time.process_time()
-    units = list(group_units(parts, config.block_bytes))
-    for _, block in read_blocks(units, InputPosition(), config):
-        encode_block(context, block)
+    began = 0.0
+    for several in (parts[:1], parts):
+        units = list(group_units(several, config.block_bytes))
+        for _, block in read_blocks(units, InputPosition(), config):
+            encode_block(context, block)
+        began = began or time.process_time()
     return {"seconds": time.process_time() - began}
 
 

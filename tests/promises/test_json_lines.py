@@ -305,6 +305,18 @@ def test_a_stored_index_is_not_trusted(
         open_folder(tmp_path / "index")
 
 
+def test_a_column_that_lines_cannot_have_is_an_error(tmp_path: Path) -> None:
+    index(write_line_corpus(tmp_path / "in", DOCUMENTS), tmp_path / "index")
+    path = tmp_path / "index" / "index.json"
+    path.write_text(
+        path.read_text()
+        .replace('["str", "str"]', '["int", "str"]')
+        .replace("[null, null]", "[8, null]")
+    )
+    with pytest.raises(DatasetError, match="has the column 'id' of int in its index, which lines"):
+        texts_of(open_folder(tmp_path / "index"), tmp_path / "cache")
+
+
 # ---------------------------------------------------------------- columns
 
 
@@ -508,6 +520,23 @@ def test_a_state_is_resumed_from_a_copy_but_not_after_a_change(tmp_path: Path) -
         loader.load_state_dict(state)
 
 
+def test_a_run_continues_on_copies_of_its_shards_with_the_bad_records(tmp_path: Path) -> None:
+    write_line_corpus(tmp_path / "in", DOCUMENTS)
+    with (tmp_path / "in" / "part-001.jsonl").open("ab") as file:
+        file.write(b'{"text": null}\n{"text": \n' * 9)
+    virtual, copies = index(tmp_path / "in", tmp_path / "index"), str(tmp_path / "copies")
+    convert_to_mds([], copies, like=virtual, progress=False, processes=1)
+    root = tmp_path / "cache"
+    assert samples_of(open_folder(copies), root) == samples_of(open_folder(virtual), root)
+    for first, second in ((virtual, copies), (copies, virtual)):
+        with open_epoch(first, root, on_error="skip") as loader:
+            rows_of(loader.take(2))
+            state, expected = loader.state_dict(), rows_of(loader)
+        with open_epoch(second, root, on_error="skip") as loader:
+            loader.load_state_dict(state)
+            assert rows_of(loader) == expected
+
+
 def test_the_identity_of_files_is_the_same_in_every_release(tmp_path: Path) -> None:
     """Otherwise, a run could not be resumed with a later release."""
     rows = [{"id": f"d{n}", "text": f"text {n} " * (n % 7)} for n in range(200)]
@@ -553,6 +582,25 @@ def test_lengths_are_counted_and_used(tmp_path: Path) -> None:
     )
     chosen = [7, 3, 40]
     assert [rows[row]["input_ids"].tolist() for row in chosen] == [expected[r] for r in chosen]
+
+
+def test_a_count_of_a_folder_of_lines_writes_their_index(
+    tmp_path: Path, cli: Any, tokenizer_folder: Path
+) -> None:
+    folder = write_line_corpus(tmp_path / "in", DOCUMENTS)
+    flags = ["--tokenizer", tokenizer_folder, "--processes", 1, "--quiet"]
+    for _ in range(2):
+        report = json.loads(cli("count", folder, *flags, "--json").out)
+        assert report["samples"] == len(DOCUMENTS)
+    assert texts_of(open_folder(folder), tmp_path / "cache") == DOCUMENTS
+    error = cli("count", f"{folder}/*.jsonl", *flags, status=1).err
+    assert f"Its folder has an index, so pass the folder: {folder}" in error
+    (folder / "index.json").unlink()
+    error = cli("count", f"{folder}/*.jsonl", *flags, status=1).err
+    assert f"cloudload index '{folder}/*.jsonl' {folder}-index" in error
+    write_parquet(folder / "a.parquet", [{"text": "a"}])
+    cli("count", folder, *flags, status=1)
+    assert not (folder / "index.json").exists()
 
 
 # ---------------------------------------------------------------- commands

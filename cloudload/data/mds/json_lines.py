@@ -51,6 +51,12 @@ def read_json_lines(
     be read, and `FileFaultError` if it is damaged.
     """
     lines = shard_entries.LineRange.of(info.stored)
+    for column in info.columns:
+        if column.encoding not in ("str", "json"):
+            raise FileFaultError(
+                f"has the column {column.name!r} of {column.encoding} in its index, which lines "
+                "cannot have"
+            )
     location, encoder = folder.join(lines.file), LineEncoder(info.columns, lines.file)
     if count < info.samples:
         yield _read_first(location, lines, encoder, count, transfer)

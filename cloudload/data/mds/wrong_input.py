@@ -4,7 +4,7 @@
     corpus/index.json           its folder
     corpus/.convert/ …          the same conversion again
     hf://owner/name             cloudload convert hf://owner/name name-mds
-    corpus/a.jsonl.gz …         cloudload convert corpus corpus-mds
+    corpus/a.jsonl.gz …         cloudload index corpus corpus-index, or cloudload convert corpus …
     a.jsonl.gz  b.jsonl.gz  README.md    2 .jsonl.gz and 1 .md
                                          cloudload convert 'corpus/*.jsonl.gz' corpus-mds
     train/a.txt  val/b.txt               cloudload convert corpus/train corpus-mds --split train &&
@@ -167,6 +167,8 @@ def _explain_glob(location: Location, glob: Glob, found: Survey) -> str | None:
     if folders:
         return f"{location} is a glob of folders: {name_some(folders)}. Pass one of them"
     shown = f"{location} is a glob, but a loader reads globs only of datasets and Parquet files"
+    if "" in found.datasets:
+        return f"{shown}. Its folder has an index, so pass the folder: {redact(root)}"
     if not files:
         return (
             f"{shown}. The glob matches neither a file nor a folder. Check the location"

@@ -1,7 +1,7 @@
 """`cloudload count`: count the tokens of a dataset.
 
 Count the tokens of each document in an MDS dataset, and store these lengths in the dataset's
-folder, using 2 bytes per document.
+folder, using 2 bytes per document. A folder of JSON Lines files gets an index first, beside them.
 
 To resume an interrupted count, run the same command again. A loader with the same data, tokenizer,
 text column, and transform finds the lengths automatically.
@@ -18,8 +18,10 @@ examples:
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from cloudload.errors import DatasetError
 from cloudload.system import reports
 from cloudload.tools.cli import command
 from cloudload.tools.cli.declared_options import add_declared, list_given, read_functions
@@ -45,6 +47,16 @@ def add_count(parser: command.CommandParser) -> None:
     add("--png", type=command.path_argument, metavar="FILE", help=png)
 
 
+def _index_lines(asked: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
+    """Index the files of a folder of JSON Lines beside them. Returns whether it was one."""
+    from cloudload.tools.convert.index_files import index_lines_beside
+
+    names = ("split", "text_key", "tokens_key", "processes")
+    chosen = {name: asked[name] for name in names if name in asked}
+    all_columns = bool(asked.keys() & {"transform", "chat", "encode", "labels_key", "by"})
+    return index_lines_beside(asked["dataset"], all_columns=all_columns, **chosen, **run)
+
+
 def _count(options: argparse.Namespace) -> int:
     from cloudload.tools.count.count import count_tokens, estimate_tokens
     from cloudload.tools.count.length_report import plot_lengths
@@ -61,7 +73,13 @@ def _count(options: argparse.Namespace) -> int:
     found: CountReport | CountEstimate | None
     if options.sample is None:
         with command.open_engine(options) as executor:
-            found = count_tokens(**asked, executor=executor, progress=not options.quiet)
+            run: dict[str, Any] = {"executor": executor, "progress": not options.quiet}
+            try:
+                found = count_tokens(**asked, **run)
+            except DatasetError:
+                if not _index_lines(asked, run):
+                    raise
+                found = count_tokens(**asked, **run)
     else:
         for name in asked.keys() & {"by", "again", "out", "worker"}:
             raise ValueError(f"--{name} requires a full count. Remove --sample")

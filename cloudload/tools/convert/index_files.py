@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from cloudload.config import TEXT_KEY, Stream
 from cloudload.data import (
@@ -135,6 +136,25 @@ def index_files(
         raw_bytes=int(table.raw_bytes.sum()),
         stored_bytes=int(table.stored_bytes.sum()),
     )
+
+
+def index_lines_beside(
+    data: str | os.PathLike[str], *, split: str | None = None, **options: Any
+) -> bool:
+    """Index the JSON Lines files of a folder, in that folder, unless it has an index or other data.
+
+    `options` are those of `index_files`. Returns whether it wrote the index.
+    """
+    location = Stream(os.fspath(data), split=split).locate(Retry())
+    try:
+        found = _find(location)
+    except (ConvertError, DatasetError):
+        return False
+    is_folder = urls.same_or_inside(found.folder.url, location.url)  # no glob, and no single file
+    if found.has_index or not is_folder or virtual_index.is_parquet(found.files[0].url):
+        return False
+    index_files(location.url, location.url, **options)
+    return True
 
 
 def _find(location: Location) -> virtual_index.ListedFiles:
