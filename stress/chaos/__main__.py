@@ -16,9 +16,10 @@
                  inodes during a job, if this user may mount (root, or user namespaces)
 
 A campaign is a series of training runs. A run is finite or endless, and has one packing, mixture
-and shuffle. A sequence of jobs, each with a different world, continues it from its last checkpoint.
-The datasets may have token lengths, and a job may use them or not. If it uses them, the number of
-lanes need not be a multiple of the number of ranks. Every rank writes a hash of each row.
+and shuffle. Its data are MDS shards, or Parquet files that are read where they are. A sequence of
+jobs, each with a different world, continues it from its last checkpoint. The datasets may have
+token lengths, and a job may use them or not. If it uses them, the number of lanes need not be a
+multiple of the number of ranks. Every rank writes a hash of each row.
 
 A job must leave no process, nothing in /dev/shm, and no lock or part file. If nothing was killed,
 this is checked when the job has ended, and otherwise when the next job has started. A job hangs if
@@ -51,6 +52,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "--restarts": (200, "minimum number of jobs"),
     "--faults": (10_000, "minimum number of injected faults"),
     "--share": (0.4, "fraction of shard requests that get a fault"),
+    "--parquet": (0.4, "fraction of runs whose data are Parquet files, read where they are"),
     "--documents": (6_000, "number of documents in the largest stream of a run"),
     "--wipe": (0.5, "probability that a cache is wiped before a job"),
     "--max-delay": (2.0, "maximum seconds from a job's first step to the signal that ends it"),

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from cloudload import convert_to_mds, count_tokens
+from cloudload import count_tokens
 from stress.campaign import Report
+from stress.chaos.datasets import cut_small_shards, draw_documents, write_files, write_shards
 from stress.chaos.job import JobRunner
 from stress.chaos.monitor import ProcessTree
 from stress.chaos.rank import count_small_groups, hash_rows, write_json
@@ -27,8 +28,6 @@ from testkit.conversions import QUIET
 from testkit.disks import unmount
 from testkit.trained_tokenizers import save_tokenizer, standard_library_texts, train_tokenizer
 
-_WORDS = ("the", "fox", "jumps", "über", "狐", "🦊", "lazy", "import", "self")
-
 
 class Campaign:
     """A series of training runs of all kinds."""
@@ -37,6 +36,7 @@ class Campaign:
         self._args, self._folder, self._stores = args, folder, stores
         self._draw, self._report, self._tree = random.Random(args.seed), Report(), ProcessTree()
         count_small_groups()
+        cut_small_shards()
         texts = (text[:2_000] for text in islice(standard_library_texts(), 100))
         save_tokenizer(train_tokenizer(texts, 600), folder / "tokenizer")
         self._has_disks = can_mount(folder)
@@ -68,22 +68,37 @@ class Campaign:
     def _make_run(self, number: int, store: Store) -> TrainingRun:
         kind, draw = RUN_KINDS[number % len(RUN_KINDS)], self._draw
         has_lengths = kind.needs_lengths or draw.random() < 0.5
+        is_parquet = draw.random() < self._args.parquet
         tokenizer = str(self._folder / "tokenizer" / "tokenizer.json")
-        urls = [store.url(f"{number}/{stream}") for stream in range(len(kind.proportions or "x"))]
-        for stream, url in enumerate(urls):
-            documents = _draw_documents(draw, self._args.documents // (stream + 1))
-            rows = ({"text": text} for text in documents)
-            convert_to_mds(rows, url, shard_bytes=1_500, **QUIET)
-            if has_lengths:
-                count_tokens(url, tokenizer=tokenizer, tokenizer_backend="hf", **QUIET)
         folder = self._folder / f"run-{number}"
         folder.mkdir()
+        urls, undisturbed = [], []
+        for stream in range(len(kind.proportions or "x")):
+            url = store.url(f"{number}/{stream}")
+            documents = draw_documents(draw, self._args.documents // (stream + 1))
+            if is_parquet:
+                undisturbed.append(str(folder / f"undisturbed-{stream}"))
+                urls.append(write_files(url, documents, draw, Path(undisturbed[-1])))
+            else:
+                write_shards(url, documents)
+                urls.append(url)
+        for url in (*urls, *undisturbed):
+            if has_lengths:
+                count_tokens(url, tokenizer=tokenizer, tokenizer_backend="hf", **QUIET)
         has_disks = self._has_disks and draw.random() < 0.5
         variables: dict[str, str] = {}
         for each in self._stores:
             variables |= each.server.environment(each.proxy.endpoint)
         return TrainingRun(
-            kind, number, folder, tuple(urls), tokenizer, has_lengths, has_disks, variables
+            kind,
+            number,
+            folder,
+            tuple(urls),
+            tokenizer,
+            has_lengths,
+            has_disks,
+            tuple(undisturbed),
+            variables,
         )
 
     def _run_jobs(self, run: TrainingRun, store: Store) -> tuple[dict[int, str], int]:
@@ -150,7 +165,7 @@ def compare(run: TrainingRun, trained: dict[int, str], stop: int, report: Report
     """
     expected: dict[int, str] = {}
     # at the end, a job may pad the rows to its global batch, which is smaller than this batch
-    with run.open(
+    with run.open_undisturbed(
         batch_size=MAX_GLOBAL_BATCH,
         num_workers=0,
         local=run.folder / "undisturbed",
@@ -173,16 +188,6 @@ def compare(run: TrainingRun, trained: dict[int, str], stop: int, report: Report
             f"total): {different[:5]}"
         )
     return stop
-
-
-def _draw_documents(draw: random.Random, number: int) -> list[str]:
-    """Documents that vary in length. 1% of them are empty."""
-    return [
-        ""
-        if draw.random() < 0.01
-        else " ".join([str(each), *draw.choices(_WORDS, k=int(draw.lognormvariate(3.5, 1.0)))])
-        for each in range(number)
-    ]
 
 
 def _rows_of(job: Job) -> dict[int, str]:

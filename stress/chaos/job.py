@@ -208,6 +208,7 @@ class JobRunner:
             "ends": end,
             "stores": self.store.scheme,
             "kinds of runs": job.run.kind.name,
+            "data": job.run.data,
             "lengths": f"{counted}, lengths={options['lengths']}",
             "start methods": options["start_method"] if options["num_workers"] else "no workers",
             "ranks": f"{job.ranks}, {evenly}",

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from cloudload import CloudLoader, Retry
 from cloudload.loading.delivery import all_gather, exchange
 from cloudload.run.lengths import lengths_index
+from stress.chaos.datasets import cut_small_shards
 from stress.chaos.scenario import Job
 
 
@@ -40,6 +41,7 @@ def run_rank(job: Job, rank: int) -> None:
         timeout=timedelta(seconds=job.scenario.timeout_s),
     )
     count_small_groups()
+    cut_small_shards()
     if job.killed_while_connecting is not None and job.killed_while_connecting[0] == rank:
         _die_while_connecting(job.killed_while_connecting[1])
     loader = _make_loader(job, rank)

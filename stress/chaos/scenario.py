@@ -72,7 +72,14 @@ class TrainingRun:
     """Whether the token lengths of the datasets are stored beside them."""
     has_disks: bool = False
     """Whether each cache of the run is a separate file system, which may be filled."""
+    other_urls: tuple[str, ...] = ()
+    """MDS shards of the same documents for the undisturbed run, if `urls` are Parquet files."""
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def data(self) -> str:
+        """The form of the data, for counts."""
+        return "Parquet files" if self.other_urls else "MDS shards"
 
     @property
     def state_file(self) -> Path:
@@ -86,10 +93,15 @@ class TrainingRun:
 
     def open(self, **settings: Any) -> CloudLoader:
         """Create a loader for the run's rows. `settings` are additional options."""
-        shares = self.kind.proportions or (None,) * len(self.urls)
-        streams = [
-            Stream(url, proportion=share) for url, share in zip(self.urls, shares, strict=True)
-        ]
+        return self._open(self.urls, settings)
+
+    def open_undisturbed(self, **settings: Any) -> CloudLoader:
+        """Create a loader for the rows with which those of the jobs are compared."""
+        return self._open(self.other_urls or self.urls, settings)
+
+    def _open(self, urls: tuple[str, ...], settings: Mapping[str, Any]) -> CloudLoader:
+        shares = self.kind.proportions or (None,) * len(urls)
+        streams = [Stream(url, proportion=share) for url, share in zip(urls, shares, strict=True)]
         return CloudLoader(
             streams,
             tokenizer=self.tokenizer,

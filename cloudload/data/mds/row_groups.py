@@ -121,7 +121,10 @@ def _open_source(
     spans = sorted(span for each in found for span in each.spans)
     parts = _read_spans(location, groups.tag, spans, transfer)
     parquet = pyarrow.parquet.ParquetFile(
-        _Parts(parts, groups.footer[1]), metadata=metadata, pre_buffer=False
+        _Parts(parts, groups.footer[1]),
+        metadata=metadata,
+        pre_buffer=False,
+        page_checksum_verification=True,
     )
     row_bytes = sum(each.raw_bytes for each in found) // max(1, sum(each.rows for each in found))
     batches = parquet.iter_batches(
@@ -141,10 +144,14 @@ def _find_footer(location: Location, groups: shard_entries.RowGroups, watch: Wat
     key = location.url, groups.digest, groups.tag
     if (found := _footers.get(key)) is None:
         data = location.read_range(*groups.footer, groups.tag, watch)
-        if hash_footer(data) != groups.digest:
+        if (digest := hash_footer(data)) != groups.digest:
+            if groups.tag:  # the store says that the file is the same, so the bytes are damaged
+                raise footers.FooterError(
+                    f"its footer has the hash {digest}, but the index says {groups.digest}"
+                )
             raise StoreError(
                 f"{location} changed since the run began: its footer had the hash {groups.digest}, "
-                f"and now has {hash_footer(data)}. Restore the file, or start a new run"
+                f"and now has {digest}. Restore the file, or start a new run"
             )
         found = _footers[key] = footers.parse_footer(data)
     while len(_footers) > _MOST_FOOTERS:
