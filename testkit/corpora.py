@@ -8,6 +8,7 @@ write_mds(path, ["aaa"], extra={"source": ("str", ["a book"])})   # more columns
 from __future__ import annotations
 
 import functools
+import io
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.data.mds.codecs import compress, compression_extension
 from cloudload.data.mds.hashes import hash_bytes
-from cloudload.data.mds.shard_entries import INDEX_NAME, Column
+from cloudload.data.mds.shard_entries import INDEX_NAME, PARQUET, Column
 from cloudload.data.mds.writer import ShardFormat, encode_sample, encode_shard_head
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url
@@ -84,7 +85,8 @@ def write_mds(
     `shard_bytes` is the maximum size of a shard, unless a single document is larger.
     `shard_samples` sets the number of documents in each shard instead. `encoding` is the MDS
     encoding of `documents`. `extra` maps the name of each additional column to its encoding and to
-    its values, one for each document.
+    its values, one for each document. With the compression `parquet`, each shard is a Parquet file
+    of one row group, and there is no index, so a loader reads the files where they are.
     """
     texts, extra = list(documents), dict(extra or {})
     columns = [
@@ -92,7 +94,8 @@ def write_mds(
         *(Column.of(name, encoding) for name, (encoding, _) in extra.items()),
     ]
     columns.sort(key=lambda each: each.name)
-    form = ShardFormat(tuple(columns), compression, tuple(hashes), shard_bytes)
+    codec = None if compression == PARQUET else compression
+    form = ShardFormat(tuple(columns), codec, tuple(hashes), shard_bytes)
     samples = [
         encode_sample(
             columns, {column: text} | {name: values[number] for name, (_, values) in extra.items()}
@@ -104,6 +107,10 @@ def write_mds(
         if shard_samples is None
         else _cut_by_number(samples, shard_samples)
     )
+    if compression == PARQUET:
+        values = {column: texts} | {name: values for name, (_, values) in extra.items()}
+        _write_row_groups(str(folder), values, list(map(len, parts)))
+        return str(folder)
     shards = [_write_shard(str(folder), form, number, part) for number, part in enumerate(parts)]
     Location(join_url(str(folder), INDEX_NAME)).write(
         json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode()
@@ -152,6 +159,20 @@ def _write_shard(
         entry["zip_data"] = _describe(name, zipped, form.hashes)
     Location(join_url(folder, name)).write(raw if zipped is None else zipped)
     return entry
+
+
+def _write_row_groups(
+    folder: str, values: Mapping[str, Sequence[Any]], numbers: Sequence[int]
+) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table, start = pyarrow.table(values), 0
+    for number, size in enumerate(numbers):
+        file = io.BytesIO()
+        pyarrow.parquet.write_table(table.slice(start, size), file, write_page_checksum=True)
+        Location(join_url(folder, f"shard.{number:05}.parquet")).write(file.getvalue())
+        start += size
 
 
 def _describe(name: str, data: bytes, hashes: Sequence[str]) -> dict[str, Any]:

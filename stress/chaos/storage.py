@@ -52,8 +52,8 @@ class Store:
         self.proxy.set_faults(
             [
                 Fault("GET .*shard", "truncate", share=share / 4, at=at),
-                # corruption is rare, because a job fails if a shard is corrupt twice in a row
-                Fault("GET .*shard", "corrupt", share=share / 10, at=at),
+                # corruption is rare, because a job fails if a download is corrupt twice in a row
+                Fault("GET .*shard", "corrupt", share=share / 20, at=at),
                 Fault("GET .*shard", "stall", share=share / 20, at=at, seconds=5),
                 Fault(".", "status", share=share / 4, status=status, code=code, as_json=is_gcs),
                 Fault(".", "reset", share=share / 4),

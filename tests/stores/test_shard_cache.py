@@ -29,6 +29,11 @@ from testkit.fault_proxy import FaultProxy
 from testkit.loaders import ids_of, make_loader
 from testkit.shard_caches import DOCUMENTS, RETRY, flip, loader_of, texts_of, write
 
+REQUESTS = {"zstd": 1, "parquet": 2}
+"""The number of requests for a shard: one, or one for a footer and one for row groups."""
+
+in_both_forms = pytest.mark.parametrize("compression", REQUESTS)
+
 
 def cached_files(root: Path) -> list[str]:
     """The sorted names of cached files, without the hashes in the names of shards."""
@@ -38,7 +43,7 @@ def cached_files(root: Path) -> list[str]:
     return sorted(re.sub(r"-[0-9a-f]{12}(?=\.mds)", "", name) for name in found)
 
 
-@pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2"])
+@pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2", "parquet"])
 def test_shards_come_whole_from_every_store(
     store_url: str, tmp_path: Path, compression: str | None
 ) -> None:
@@ -62,24 +67,29 @@ def test_a_loader_reads_the_same_rows_from_every_store(
     assert rows[0] == rows[1]
 
 
-def test_a_second_reader_fetches_nothing(s3_url: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
-    corpus = write(s3_url)
+@in_both_forms
+def test_a_second_reader_fetches_nothing(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, compression: str
+) -> None:
+    corpus = write(s3_url, compression=compression)
     assert texts_of(corpus, tmp_path) == DOCUMENTS
     first = len(s3_proxy.requests("shard"))
     assert texts_of(corpus, tmp_path) == DOCUMENTS
     assert len(s3_proxy.requests("shard")) == first
 
 
+@in_both_forms
 def test_processes_that_share_a_cache_fetch_each_shard_once(
-    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, compression: str
 ) -> None:
-    corpus = write(s3_url)
+    corpus = write(s3_url, compression=compression)
     before = len(s3_proxy.requests("shard"))
     processes = [start_reading(corpus, tmp_path) for _ in range(4)]
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    assert len(s3_proxy.requests("shard")) - before == len(corpus.shard_sizes)
+    requests = len(s3_proxy.requests("shard")) - before
+    assert requests == REQUESTS[compression] * len(corpus.shard_sizes)
 
 
 def start_reading(corpus: Corpus, root: Path) -> Any:
@@ -118,17 +128,18 @@ def test_a_corrupt_shard_is_fetched_again_and_then_named(s3_url: str, tmp_path: 
     assert texts_of(corpus, tmp_path) == DOCUMENTS
 
 
+@in_both_forms
 def test_a_shard_corrupted_on_its_way_once_is_fetched_again(
-    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, compression: str
 ) -> None:
-    corpus = write(s3_url)
+    corpus = write(s3_url, compression=compression)
     s3_proxy.fail("GET .*shard.00001", "truncate", at=300, times=1)
     assert texts_of(corpus, tmp_path) == DOCUMENTS
 
 
 def find_other(path: Path) -> Path:
     """The cached file of shard 3, in the same folder as the shard at `path`."""
-    return next(path.parent.glob("shard.00003-*.mds"))
+    return next(path.parent.glob("shard.00003*.mds"))
 
 
 def replace_by_link(path: Path, name: str) -> None:
@@ -147,24 +158,25 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@in_both_forms
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_cached_shard_that_was_written_to_is_fetched_again(
-    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, damage: str
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, damage: str, compression: str
 ) -> None:
-    corpus = write(s3_url)
+    corpus = write(s3_url, compression=compression)
     assert texts_of(corpus, tmp_path) == DOCUMENTS
     s3_proxy.set_faults([])
-    DAMAGES[damage](next(tmp_path.rglob("shard.00002-*.mds")))
-    assert texts_of(corpus, tmp_path) == DOCUMENTS
-    assert len(s3_proxy.requests("shard")) == 1
-    assert texts_of(corpus, tmp_path) == DOCUMENTS
-    assert len(s3_proxy.requests("shard")) == 1
+    DAMAGES[damage](next(tmp_path.rglob("shard.00002*.mds")))
+    for _ in range(2):
+        assert texts_of(corpus, tmp_path) == DOCUMENTS
+        assert len(s3_proxy.requests("shard")) == REQUESTS[compression]
 
 
+@in_both_forms
 def test_a_cache_that_was_copied_is_checked_and_not_fetched(
-    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, compression: str
 ) -> None:
-    corpus = write(s3_url)
+    corpus = write(s3_url, compression=compression)
     assert texts_of(corpus, tmp_path / "one") == DOCUMENTS
     shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=shutil.copyfile)
     s3_proxy.set_faults([])
@@ -184,10 +196,13 @@ def test_without_a_hash_a_cached_shard_that_was_written_to_is_fetched_again(
     assert len(s3_proxy.requests("shard")) == 1
 
 
-def test_a_disk_that_forgets_bits_is_found_out_on_request(s3_url: str, tmp_path: Path) -> None:
-    corpus = write(s3_url)
+@in_both_forms
+def test_a_disk_that_forgets_bits_is_found_out_on_request(
+    s3_url: str, tmp_path: Path, compression: str
+) -> None:
+    corpus = write(s3_url, compression=compression)
     assert texts_of(corpus, tmp_path) == DOCUMENTS
-    victim = next(tmp_path.rglob("shard.00002-*.mds"))
+    victim = next(tmp_path.rglob("shard.00002*.mds"))
     flip(victim, victim.stat().st_size - 3)
     mark_verified(victim)  # hide the change, as if the disk had corrupted the file
     assert texts_of(corpus, tmp_path) != DOCUMENTS
@@ -221,41 +236,43 @@ def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: 
     assert not list(tmp_path.rglob("shard.00001-*.mds*"))
 
 
+@in_both_forms
 def test_what_another_process_evicted_is_let_go_of(
-    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
 ) -> None:
     monkeypatch.setattr("cloudload.data.cache.shard_cache.TOUCH_EVERY_S", 0.0)
-    corpus = write(s3_url)
+    corpus = write(s3_url, compression=compression)
     cache = ShardCache(corpus, tmp_path, limit_bytes=1 << 20, threads=1, verify="once")
     for number in range(4):
         cache.shard(number)
-    next(tmp_path.rglob("shard.00001-*.mds")).unlink()
+    next(tmp_path.rglob("shard.00001*.mds")).unlink()
     cache.shard(5)
     maps = Path("/proc/self/maps").read_text()
-    assert "shard.00002-" in maps
-    assert not re.search(r"shard\.00001-.*\(deleted\)", maps)
+    assert "shard.00002" in maps
+    assert not re.search(r"shard\.00001.*\(deleted\)", maps)
     cache.close()
 
 
+@in_both_forms
 def test_a_missing_shard_reaches_the_training_loop_with_its_url(
-    s3_url: str, tmp_path: Path
+    s3_url: str, tmp_path: Path, compression: str
 ) -> None:
-    write(s3_url)
-    names = [
-        entry["zip_data"]["basename"]
-        for entry in json.loads(Location(f"{s3_url}/index.json").read())["shards"]
-    ]
-    Location(f"{s3_url}/{names[3]}").delete()
+    shards = write(s3_url, compression=compression).datasets[0].shards
+    name, _, _ = shards[3].stored.name.partition("#")
     loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=RETRY)
+    Location(f"{s3_url}/{name}").delete()
     start = time.monotonic()
-    with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}") as caught:
+    with loader, pytest.raises(StoreError, match=f"{s3_url}/{name}") as caught:
         list(loader)
     assert caught.value.kind is FailureKind.MISSING_OBJECT
     assert time.monotonic() - start < 60
 
 
-def test_eviction_leaves_other_files_in_the_folder(s3_url: str, tmp_path: Path) -> None:
-    corpus = write(s3_url)
+@in_both_forms
+def test_eviction_leaves_other_files_in_the_folder(
+    s3_url: str, tmp_path: Path, compression: str
+) -> None:
+    corpus = write(s3_url, compression=compression)
     own, lengths = tmp_path / "notes" / "deep" / "thesis.txt", tmp_path / "lengths" / "some"
     make_folder(lengths.parent)
     for path in (own, lengths):
@@ -268,10 +285,11 @@ def test_eviction_leaves_other_files_in_the_folder(s3_url: str, tmp_path: Path) 
     assert lengths.exists()
 
 
+@in_both_forms
 def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(
-    s3_url: str, tmp_path: Path
+    s3_url: str, tmp_path: Path, compression: str
 ) -> None:
-    corpus = write(s3_url)
+    corpus = write(s3_url, compression=compression)
     sizes = [shard.raw.bytes for shard in corpus.datasets[0].shards]
     limit = 4 * max(sizes)
     cache = ShardCache(corpus, tmp_path, limit_bytes=limit, threads=1, verify="once")
@@ -281,14 +299,16 @@ def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(
         assert sum(path.stat().st_size for path in tmp_path.rglob("shard.*")) <= limit
     assert cached_files(tmp_path)[-1] == corpus.datasets[0].shards[-1].raw.name
     # a shard that is evicted while it is mapped stays readable
-    assert mapped[0].read_bytes(0, 0).decode() == DOCUMENTS[0]
+    text = mapped[0].column_index("text")
+    assert mapped[0].read_bytes(0, text).decode() == DOCUMENTS[0]
     cache.close()
 
 
+@in_both_forms
 def test_a_limit_below_the_working_set_is_refused_with_the_number_that_would_do(
-    s3_url: str, tmp_path: Path
+    s3_url: str, tmp_path: Path, compression: str
 ) -> None:
-    write(s3_url)
+    write(s3_url, compression=compression)
 
     def loader_with(limit: int) -> CloudLoader:
         return loader_of(
@@ -305,10 +325,11 @@ def test_a_limit_below_the_working_set_is_refused_with_the_number_that_would_do(
         assert sum(len(batch["input_ids"]) for batch in loader)
 
 
+@in_both_forms
 def test_what_a_killed_process_left_is_swept_and_waited_for_by_nobody(
-    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, compression: str
 ) -> None:
-    corpus = write(s3_url)
+    corpus = write(s3_url, compression=compression)
     s3_proxy.fail("GET .*shard.00000", "stall", at=10, seconds=30, times=1)
     process = start_reading(corpus, tmp_path)
     deadline = time.monotonic() + 20
@@ -322,10 +343,11 @@ def test_what_a_killed_process_left_is_swept_and_waited_for_by_nobody(
     assert all(name.endswith(".mds") for name in cached_files(tmp_path))
 
 
+@in_both_forms
 def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(
-    s3_url: str, small_disk: Path
+    s3_url: str, small_disk: Path, compression: str
 ) -> None:
-    corpus = write(s3_url, shard_bytes=80_000)
+    corpus = write(s3_url, shard_bytes=80_000, compression=compression)
     with pytest.raises(CacheError, match="no space left in"):
         texts_of(corpus, small_disk)
     assert cached_files(small_disk) == []

@@ -34,25 +34,28 @@ def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
     return make_loader(url, local=cache, **{**defaults, **settings})
 
 
-def write(url: str) -> None:
-    write_mds(url, random_documents(12, 200), shard_bytes=4_000, compression="zstd")
+def write(url: str, compression: str = "zstd") -> None:
+    write_mds(url, random_documents(12, 200), shard_bytes=4_000, compression=compression)
 
 
+@pytest.mark.parametrize("compression", ["zstd", "parquet"])
 @pytest.mark.parametrize("action", ["drop", "stall"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_frozen_store_is_a_warning_that_names_the_shard(
     faulty: FaultyStore,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    *,
     num_workers: int,
     action: str,
+    compression: str,
 ) -> None:
-    write(faulty.url)
-    faulty.fail("GET .*shard.0000[3-9]", action, seconds=60, at=10)
+    write(faulty.url, compression)
     with (
         loader_of(faulty.url, tmp_path, num_workers=num_workers, retry=BRIEF_ATTEMPTS) as loader,
         ended_by(caplog, " failed: ", lambda: faulty.proxy.set_faults([])),
     ):
+        faulty.fail("GET .*shard.0000[3-9]", action, seconds=60, at=10)
         list(loader.take(12))
     [line, *_] = [text for text in caplog.messages if "downloading" in text]
     assert ("s for a batch: worker " in line) == (num_workers > 0)

@@ -4,6 +4,7 @@ that fails, or a file that changes, never gives other rows."""
 from __future__ import annotations
 
 import multiprocessing
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,30 @@ def test_a_store_that_fails_now_and_then_gives_the_same_samples(
     assert sum(each.action == action for each in faulty.proxy.requests()) == 4
 
 
-def test_pages_that_arrive_damaged_are_read_again(faulty: FaultyStore, tmp_path: Path) -> None:
-    url = store_corpus(faulty.url, DOCUMENTS, tmp_path / "copy", write_page_checksum=True)
+@pytest.mark.parametrize(
+    ("at", "fault"),
+    [(0, "cannot be read as Parquet"), (200, "CRC checksum verification failed")],
+    ids=["a header that Thrift cannot parse", "a text"],
+)
+def test_pages_that_arrive_damaged_are_read_again(
+    faulty: FaultyStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int, fault: str
+) -> None:
+    options = {"write_page_checksum": True, "compression": "none", "use_dictionary": False}
+    url = store_corpus(faulty.url, DOCUMENTS, tmp_path / "copy", **options)
     corpus = open_files(url)
-    # a byte of the first page header: Thrift cannot parse it
-    faulty.fail(r"GET .*\.parquet", "corrupt", times=1, skip=1, at=0)
+    faulty.fail(r"GET .*\.parquet", "corrupt", times=1, skip=1, at=at)  # after the footer
     assert texts_of(corpus, tmp_path / "cache", threads=1) == DOCUMENTS
     assert any(each.action == "corrupt" for each in faulty.proxy.requests())
+    assert re.search(f"part-000.* {fault}.*Fetching it again", caplog.text)
+
+
+def test_a_footer_that_arrives_damaged_is_read_again(
+    faulty: FaultyStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = store(faulty.url, tmp_path)
+    faulty.fail(r"GET .*\.parquet", "corrupt", times=1, at=20)
+    assert texts_of(corpus, tmp_path / "cache", threads=1) == DOCUMENTS
+    assert re.search(r"its footer has the hash \w+, but the index says \w+", caplog.text)
 
 
 def test_a_file_that_changes_during_a_run_is_named_with_both_versions(

@@ -7,12 +7,14 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cloudload.data.mds import virtual_index
 from stress.campaign import Report
-from stress.chaos import monitor
+from stress.chaos import datasets, monitor
 from stress.chaos.campaign import compare
 from stress.chaos.rank import hash_rows
 from stress.chaos.scenario import (
@@ -93,6 +95,27 @@ def test_a_row_that_differs_from_the_undisturbed_run_is_a_failure(
     compare(run, trained | {17: trained[16]}, 24, changed)
     assert len(changed.failures) == 1
     assert "rows differ from those of an undisturbed run (1 in total): [17]" in changed.failures[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parquet_files_have_the_rows_of_the_shards_of_the_undisturbed_run(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(virtual_index, "SHARD_BYTES", datasets.SHARD_BYTES)
+    draw = random.Random(seed)
+    documents, other = datasets.draw_documents(draw, 120), tmp_path / "other"
+    data = datasets.write_files(str(tmp_path / "files"), documents, draw, other)
+    kind, tokenizer = RUN_KINDS[seed], str(tokenizer_folder)
+    run = TrainingRun(kind, 1, tmp_path, (data,), tokenizer, other_urls=(str(other),))
+    if kind.proportions is not None:
+        run = replace(run, kind=replace(kind, proportions=(1.0,), settings={}))
+    trained: dict[int, str] = {}
+    with run.open(batch_size=8, num_workers=0, local=tmp_path / "cache") as loader:
+        for batch in loader.take(4):
+            trained.update(hash_rows(batch))
+    report = Report()
+    assert compare(run, trained, 32, report) == 32
+    assert report.failures == []
 
 
 def test_a_time_is_not_silent_while_processes_wait_for_a_core(

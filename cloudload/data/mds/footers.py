@@ -61,7 +61,7 @@ def parse_footer(footer: bytes) -> Any:
     try:
         return pyarrow.parquet.read_metadata(pyarrow.BufferReader(_MARK + footer))
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
-        reason = str(error).rstrip(".\n")
+        reason = " ".join(str(error).split()).rstrip(".")
         raise FooterError(f"its footer is damaged ({reason[:300]})") from error
 
 

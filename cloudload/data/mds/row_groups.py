@@ -78,7 +78,7 @@ def _faults_of_arrow() -> Iterator[None]:
     except StoreError:
         raise
     except (*known, OSError, ValueError, MemoryError) as error:
-        reason = str(error).rstrip(".\n")
+        reason = " ".join(str(error).split()).rstrip(".")
         raise FileFaultError(f"cannot be read as Parquet ({reason[:500]})") from error
 
 
