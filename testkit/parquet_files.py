@@ -1,12 +1,13 @@
-"""Parquet files of small corpora, in the variants that other writers produce."""
+"""Parquet files of small corpora, in the variants that writers produce.
+
+The writers are those of the environment of tests. `scripts.write_parquet_files` has others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.urls import join_url
@@ -90,28 +91,6 @@ def _datasets(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     datasets.Dataset.from_list(list(rows)).to_parquet(path)
 
 
-def _polars(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    polars = pytest.importorskip("polars")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    polars.DataFrame(rows).write_parquet(path, row_group_size=40)
-
-
-def _duckdb(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    import pandas
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    duckdb.from_df(pandas.DataFrame(rows)).write_parquet(str(path))
-
-
-def _fastparquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    fastparquet = pytest.importorskip("fastparquet")
-    import pandas
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fastparquet.write(str(path), pandas.DataFrame(rows), row_group_offsets=40)
-
-
 def _ignore(_: object) -> None:
     """Return nothing."""
 
@@ -131,6 +110,7 @@ WRITERS: dict[str, Write] = {
         use_dictionary=False, column_encoding={"text": "DELTA_LENGTH_BYTE_ARRAY"}
     ),
     "delta": _pyarrow(use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}),
+    "content-defined chunks": _pyarrow(use_content_defined_chunking=True),
     "checksums": _pyarrow(write_page_checksum=True),
     "no schema": _pyarrow(store_schema=False),
     "one row group": _pyarrow(row_group_size=1 << 20),
@@ -140,8 +120,5 @@ WRITERS: dict[str, Write] = {
     "many small row groups": _in_many_writes,
     "pandas": _pandas,
     "datasets": _datasets,
-    "polars": _polars,
-    "duckdb": _duckdb,
-    "fastparquet": _fastparquet,
 }
-"""Functions that write rows to a file, each as another writer or another setting does."""
+"""Functions that write rows to a file, each with another writer or another setting."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cloudload import CloudLoader, Retry
 from cloudload.data.cache.shard_cache import ShardCache
@@ -29,6 +32,24 @@ def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:
             shard.read_bytes(sample, shard.column_index("text")).decode()
             for shard in shards
             for sample in range(shard.info.samples)
+        ]
+    finally:
+        cache.close()
+
+
+def samples_of(corpus: Corpus, root: Path) -> list[bytes]:
+    """The bytes of each sample, with the sizes of its values."""
+    cache = ShardCache(corpus, root, threads=3, verify="always")
+    try:
+        shards = [cache.shard(number) for number in range(len(corpus.shard_sizes))]
+        starts = [np.cumsum([0, *shard.sample_bytes()]) for shard in shards]
+        bodies = [
+            bytes(shard.data)[-int(ends[-1]) :] for shard, ends in zip(shards, starts, strict=True)
+        ]
+        return [
+            body[start:stop]
+            for body, ends in zip(bodies, starts, strict=True)
+            for start, stop in itertools.pairwise(ends)
         ]
     finally:
         cache.close()

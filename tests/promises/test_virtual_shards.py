@@ -8,7 +8,6 @@ import datetime
 import decimal
 import hashlib
 import io
-import itertools
 import json
 import os
 import re
@@ -27,7 +26,6 @@ import pytest
 from cloudload import Rows, Stream
 from cloudload.convert import convert_to_mds, index_files
 from cloudload.data.cache import cache_folder, fetch
-from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds import footers, row_groups, shard_entries, virtual_index
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.mds.encoded_rows import Transfer
@@ -40,7 +38,7 @@ from testkit.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
 from testkit.loaders import make_loader, ranks, rows_of
 from testkit.parquet_files import WRITERS, write_corpus, write_parquet
-from testkit.shard_caches import flip, texts_of
+from testkit.shard_caches import flip, samples_of, texts_of
 from testkit.whole_documents import open_epoch, read_all
 
 DOCUMENTS = [*random_documents(5, 240), "", "é 狐 \x00", "z" * 5_000]
@@ -56,43 +54,7 @@ def open_files(location: Path | str, choice: ColumnChoice = TEXT_ONLY) -> Corpus
     return open_corpus([Location(str(location))], choices=[choice])
 
 
-def samples_of(corpus: Corpus, root: Path) -> list[bytes]:
-    """The bytes of each sample, with the sizes of its values."""
-    cache = ShardCache(corpus, root, threads=3, verify="always")
-    try:
-        shards = [cache.shard(number) for number in range(len(corpus.shard_sizes))]
-        starts = [np.cumsum([0, *shard.sample_bytes()]) for shard in shards]
-        bodies = [
-            bytes(shard.data)[-int(ends[-1]) :] for shard, ends in zip(shards, starts, strict=True)
-        ]
-        return [
-            body[start:stop]
-            for body, ends in zip(bodies, starts, strict=True)
-            for start, stop in itertools.pairwise(ends)
-        ]
-    finally:
-        cache.close()
-
-
 # ---------------------------------------------------------------- the same samples
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("has_ids", [True, False])
-def test_samples_are_the_same_bytes_as_after_a_conversion(
-    tmp_path: Path, writer: str, has_ids: bool
-) -> None:
-    documents = [text for text in DOCUMENTS if text]  # a conversion leaves out empty documents
-    rows = [{"id": f"d{n}", "text": text, "n": n} for n, text in enumerate(documents)]
-    rows = rows if has_ids else [{"text": row["text"], "n": row["n"]} for row in rows]
-    if not has_ids and writer in ("dictionary", "large_string", "string_view"):
-        pytest.skip("the schema of this writer has IDs")
-    for number in range(2):
-        WRITERS[writer](tmp_path / "in" / f"{number}.parquet", rows[number::2])
-    convert_to_mds(str(tmp_path / "in"), str(tmp_path / "out"), progress=False, processes=1)
-    converted = open_corpus([Location(str(tmp_path / "out"))])
-    found = samples_of(open_files(tmp_path / "in"), tmp_path / "cache")
-    assert found == samples_of(converted, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("kind", ["int64", "float64", "null", "binary", "bool"])

@@ -59,7 +59,7 @@ def encode_rows(
 
     values = [
         _encode_ids(find_column(batch, ID_KEY), batch.num_rows, file, first_row)
-        if column.name == ID_KEY
+        if (column.name, column.encoding) == (ID_KEY, "str")
         else _encode_column(find_column(batch, column.name), column)
         for column in columns
     ]

@@ -18,6 +18,7 @@ Span = tuple[int, int]
 
 _MARK, _ENCRYPTED = b"PAR1", b"PARE"
 _END_BYTES = 8  # the size of the footer, and the mark
+_SIGNATURE_BYTES = 28  # of a footer that is not encrypted itself
 TAIL_BYTES = 1 << 16
 """More bytes than most footers have, so that one request is enough."""
 
@@ -59,10 +60,14 @@ def parse_footer(footer: bytes) -> Any:
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.read_metadata(pyarrow.BufferReader(_MARK + footer))
+        metadata = pyarrow.parquet.read_metadata(pyarrow.BufferReader(_MARK + footer))
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise FooterError(f"its footer is damaged ({reason[:300]})") from error
+    # pyarrow aborts the process when it is asked for a column that is encrypted
+    if metadata.serialized_size + _SIGNATURE_BYTES + _END_BYTES == len(footer):
+        raise FooterError("it has encrypted columns. Write it without encryption")
+    return metadata
 
 
 class GroupColumns(NamedTuple):

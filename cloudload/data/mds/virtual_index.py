@@ -238,9 +238,8 @@ def plan_columns(metadata: Any, choice: ColumnChoice) -> tuple[shard_entries.Col
         raise _ColumnError(f"has a schema that pyarrow cannot read ({error})") from error
     if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
         raise _ColumnError(f"has two columns named {twice[0]!r}. Rename one of them")
-    encodings = {ID_KEY: "str"}
-    if choice.has_others:
-        encodings |= dict(_list_others(metadata, schema))
+    encodings = dict(_list_others(metadata, schema)) if choice.has_others else {}
+    encodings[ID_KEY] = "str"  # as in a conversion, whatever the type of the file's column
     if choice.key is not None and (kind := _find_type(schema, choice.key)) is not None:
         encodings[choice.key] = _encoding_of_key(choice.key, kind)
     elif choice.key is not None and not choice.has_others:
