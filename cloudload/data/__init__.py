@@ -44,8 +44,8 @@ if TYPE_CHECKING:
         are_in_place,
         is_in_place,
         join_columns,
+        list_warnings,
         open_corpus,
-        warn_of_missing_hashes,
     )
     from cloudload.data.mds.download import check_hash, download_shard
     from cloudload.data.mds.folder_globs import find_folders

@@ -18,7 +18,7 @@ from cloudload.data.mds import virtual_index
 from cloudload.data.mds.dataset import open_corpus
 from cloudload.data.mds.virtual_index import ColumnChoice
 from cloudload.data.storage.locations import Location
-from cloudload.errors import DatasetError
+from cloudload.errors import ConvertError, DatasetError
 from cloudload.inspect import read_samples
 from testkit.corpora import random_documents
 from testkit.loaders import make_loader
@@ -116,3 +116,5 @@ def test_an_encrypted_file_is_an_error_that_says_so(tmp_path: Path, has_plain_fo
         make_loader(str(path), local=tmp_path / "cache", epochs=1) as loader,
     ):
         next(iter(loader))
+    with pytest.raises(ConvertError, match=r"a\.parquet cannot be read as Parquet: .*encrypted"):
+        convert_to_mds(str(path), str(tmp_path / "out"), progress=False, processes=1)

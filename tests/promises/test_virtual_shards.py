@@ -33,6 +33,7 @@ from cloudload.data.mds.virtual_index import ColumnChoice
 from cloudload.data.mds.virtual_shards import write_virtual_shard
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, ConvertError, DatasetError, StoreError, StreamChangedError
+from cloudload.forecast import plan_run
 from cloudload.testing import Leg, check_resume, check_worlds, run_legs
 from testkit.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
@@ -543,15 +544,31 @@ def test_a_shard_that_is_too_large_names_its_row_groups(
         open_files(tmp_path / "a.parquet")
 
 
-def test_large_row_groups_are_mentioned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_large_row_groups_are_mentioned_with_the_command_that_converts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cli: Any
 ) -> None:
-    write_corpus(tmp_path / "in", DOCUMENTS)
-    open_files(tmp_path / "in")
-    assert not caplog.records
+    folder = write_corpus(tmp_path / "in", DOCUMENTS)
+    options: dict[str, Any] = {"local": tmp_path / "cache", "epochs": 1}
+    make_loader(str(folder), **options).close()
+    assert "row group" not in cli("info", folder).out + caplog.text
     monkeypatch.setattr(virtual_index, "LARGE_BYTES", 5_000)
-    open_files(tmp_path / "in")
-    assert re.search(r"3 shards with more than 0 MiB .* part-000\.parquet#1-2\. ", caplog.text)
+    warning = (
+        r"in: 3 row groups with more than 0 MiB .* part-000\.parquet#1-2\. .*"
+        rf"run: cloudload convert {folder} OUTPUT"
+    )
+    assert re.search(f"warning: .*{warning}", cli("info", folder).out)
+    plan = {"tokenizer": byte_tokenizer(), "eos": EOS_ID, "seq_len": 16, "batch_size": 2}
+    assert re.search(warning, " ".join(plan_run(folder, **plan, **options, measure=False).warnings))
+    [text] = json.loads(cli("info", folder, "--json").out)["warnings"]
+    assert re.search(warning, text)
+    for read in (
+        lambda: make_loader(str(folder), **options).close(),
+        lambda: index_files(folder, tmp_path / "index"),
+        lambda: make_loader(str(tmp_path / "index"), **options).close(),
+    ):
+        caplog.clear()
+        read()
+        assert re.search(warning, caplog.text)
 
 
 @pytest.mark.parametrize("columns", [1, 3_000])

@@ -24,7 +24,7 @@ from cloudload.data.mds.fingerprints import DATA, SAMPLES, find_beginning, finge
 from cloudload.data.mds.hashes import fastest_hash
 from cloudload.data.mds.open_index import open_index
 from cloudload.data.mds.shard_table import ShardTable
-from cloudload.data.mds.virtual_index import ALL_COLUMNS, ColumnChoice
+from cloudload.data.mds.virtual_index import ALL_COLUMNS, ColumnChoice, explain_large_groups
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import DatasetError
@@ -289,8 +289,13 @@ def _locate_files(dataset: Dataset) -> Location:
     return files
 
 
-def warn_of_missing_hashes(dataset: Dataset) -> str | None:
-    """The warning about a dataset with shards that have no hash; None if all shards have one."""
+def list_warnings(dataset: Dataset) -> list[str]:
+    """The warnings about the shards of a dataset: missing hashes, and large row groups."""
+    large = explain_large_groups(dataset.table, dataset.files or dataset.location)
+    return [text for text in (_explain_missing_hashes(dataset), large) if text is not None]
+
+
+def _explain_missing_hashes(dataset: Dataset) -> str | None:
     if not dataset.num_without_hash:
         return None
     effect = (

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from cloudload._version import __version__
 from cloudload.data import file_kinds
@@ -29,7 +31,7 @@ from cloudload.data.mds.codecs import check_codec
 from cloudload.data.mds.file_selection import FileSelection
 from cloudload.data.mds.row_groups import hash_footer
 from cloudload.data.mds.shard import ID_KEY
-from cloudload.data.mds.shard_table import parse_index
+from cloudload.data.mds.shard_table import ShardTable, parse_index
 from cloudload.data.storage import urls
 from cloudload.data.storage.base import StoredObject
 from cloudload.data.storage.globs import find_glob
@@ -38,12 +40,10 @@ from cloudload.data.storage.redaction import redact
 from cloudload.errors import DatasetError
 from cloudload.system import DaemonThreadPool, counted, run_in_order
 
-logger = logging.getLogger("cloudload.cache")
-
 SHARD_BYTES = writer.DEFAULT_SHARD_BYTES
 """About how many bytes of the columns read a shard has."""
 LARGE_BYTES = 1 << 29
-"""A shard with more bytes is mentioned in a warning."""
+"""A row group with more bytes is mentioned in a warning."""
 _AT_ONCE = 32
 _MOST_TAIL_BYTES = 1 << 22
 _MOST_NAMED = 30
@@ -165,17 +165,19 @@ def build_index(found: ListedFiles, choice: ColumnChoice, folder: str = "") -> b
         entries = [entry for _, own in several for entry in own]
     finally:
         threads.close(timeout_s=1.0)
-    large = [each["zip_data"] for each in entries if each["raw_data"]["bytes"] > LARGE_BYTES]
-    if large:
-        logger.warning(
-            "%s: %s with more than %s MiB of the columns to read, such as %s. Each one is fetched "
-            "and decoded as a whole. To get small shards, convert the files (cloudload convert)",
-            found.location,
-            counted(len(large), "shard"),
-            LARGE_BYTES >> 20,
-            large[0]["basename"],
-        )
     return writer.encode_index(entries, folder)
+
+
+def explain_large_groups(table: ShardTable, folder: Location) -> str | None:
+    """The warning about large row groups of the files in `folder`; None if there are none."""
+    large = np.flatnonzero(table.raw_bytes > LARGE_BYTES)
+    if not len(large) or not (first := table[int(large[0])]).is_virtual:
+        return None
+    return (
+        f"{folder}: {counted(len(large), 'row group')} with more than {LARGE_BYTES >> 20} MiB of "
+        f"the columns to read, such as {first.stored.name}. Each one is fetched and decoded as a "
+        f"whole. To get small shards, run: cloudload convert {shlex.quote(str(folder))} OUTPUT"
+    )
 
 
 @dataclass

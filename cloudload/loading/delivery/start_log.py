@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.data import Corpus, are_in_place, redact, warn_of_missing_hashes
+from cloudload.data import Corpus, are_in_place, list_warnings, redact
 from cloudload.loading.delivery.description import join_numbers
 from cloudload.loading.workers.block import Block
 from cloudload.order import Lanes, RankShare
@@ -70,7 +70,7 @@ class StartLog:
         if (warning := recipe.tokenizer.framing_warning) is not None:
             logger.warning("%s", warning)
         for dataset in recipe.corpus.datasets:
-            if (warning := warn_of_missing_hashes(dataset)) is not None:
+            for warning in list_warnings(dataset):
                 logger.warning("%s", warning)
         log_choice(backend)
 

@@ -10,6 +10,7 @@ added later, nor files that changed.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -30,6 +31,8 @@ from cloudload.data import (
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.system import counted, reports
 from cloudload.tools.convert import line_index
+
+logger = logging.getLogger("cloudload.convert")
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ def index_files(
             f"{target} has another index. Choose another folder, or delete its "
             f"{shard_entries.INDEX_NAME} if no run reads it"
         )
+    if (warning := virtual_index.explain_large_groups(table, found.folder)) is not None:
+        logger.warning("%s", warning)
     return IndexReport(
         index=str(target),
         files=len(found.files),

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.config import checks, choices
-from cloudload.data import redact
+from cloudload.data import list_warnings, redact
 from cloudload.loading import take_share
 from cloudload.order import World
 from cloudload.stats import READ, TOKENS
@@ -312,6 +312,7 @@ class _Forecast:
                 "between nodes. Set ranks_per_node"
             )
         warnings += self._warn_of_cache(found)
+        warnings += [text for each in self._corpus.datasets for text in list_warnings(each)]
         if not self._cases.is_exact and self._cases.samples:
             warnings.append(
                 "there are no token lengths, so the figures are estimates. Run cloudload count to "

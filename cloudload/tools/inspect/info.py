@@ -27,6 +27,7 @@ from cloudload.data import (
     Location,
     Retry,
     document_columns,
+    list_warnings,
     open_corpus,
     open_shard_start,
     own_objects,
@@ -182,6 +183,8 @@ class DatasetInfo:
     """SHA-256 of `index.json`, in hex digits; "" for a glob of datasets."""
     datasets: Mapping[str, int] = field(default_factory=dict)
     """Number of samples of each dataset of a glob, by its name; empty for a single dataset."""
+    warnings: tuple[str, ...] = ()
+    """Problems that a loader would also mention, such as large row groups."""
 
     def to_json(self) -> str:
         """Return the summary as indented JSON."""
@@ -220,6 +223,8 @@ class DatasetInfo:
         ):
             if found is not None:
                 yield from ("", f"  {title}", *(f"    {line}" for line in found.describe()))
+        if self.warnings:
+            yield from ("", *(f"  warning: {text}" for text in self.warnings))
 
     def _describe_shares(self, shards_of: Mapping[str, int]) -> str:
         """List names, each with its number of shards, unless all shards have it."""
@@ -289,6 +294,7 @@ def read_info(
             stream.label: int(each.table.samples.sum())
             for stream, each in zip(streams, found, strict=True)
         },
+        warnings=tuple(text for each in found for text in list_warnings(each)),
     )
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.data import footers
+from cloudload.data import Location, footers
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock
@@ -44,11 +44,13 @@ class ParquetUnit(input_records.FileUnit):
             try:
                 part = self.range and partial(_copy_range, self.file, self.range)
                 path = arrow_block.local_copy(self.file, Path(folder), part)
-                with pyarrow.parquet.ParquetFile(path) as parquet:
-                    _refuse_joined(self.file, path, parquet.metadata)
+                footer = footers.read_footer(Location(str(path)), path.stat().st_size)
+                metadata = footers.parse_footer(footer)
+                _refuse_joined(self.file, path, metadata)
+                with pyarrow.parquet.ParquetFile(path, metadata=metadata) as parquet:
                     yield from self._batches(parquet, start, block_bytes, fields)
             except (pyarrow.ArrowException, footers.FooterError, OSError) as error:
-                reason = str(error).rstrip(".\n")
+                reason = " ".join(str(error).split()).rstrip(".")
                 raise ConvertError(
                     f"{self.file.display_name} cannot be read as Parquet: {reason}. Repair the "
                     "file or leave it out"
