@@ -79,16 +79,20 @@ class Side:
         *,
         python: str = sys.executable,
         folders: Sequence[Path] = (),
+        variables: Mapping[str, str] | None = None,
         scratch: Path = ROOT,
         cores: set[int] | None = None,
         log: Path | None = None,
     ) -> None:
         """Start `python -m module` in the folder `scratch`, pinned to `cores` if given.
 
-        `folders` are added to its PYTHONPATH. Its stderr goes to `log`, or, if that is None, to the
-        stderr of this process.
+        `folders` are added to its PYTHONPATH, and `variables` to its environment. Its stderr goes
+        to `log`, or, if that is None, to the stderr of this process.
         """
-        variables = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders]))}
+        variables = {
+            **(variables or {}),
+            "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders])),
+        }
         if scratch != ROOT:
             variables["HOME"] = str(scratch)
         self._log = log

@@ -14,8 +14,20 @@ from importlib import metadata
 from pathlib import Path
 
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
-    "hf": ("torch==2.13.0", "datasets==5.2.0", "torchdata==0.11.0", "tokenizers=={tokenizers}"),
-    "litdata": ("torch==2.13.0", "litdata==0.2.76"),
+    "hf": (
+        "torch==2.13.0",
+        "datasets==5.2.0",
+        "torchdata==0.11.0",
+        "tokenizers=={tokenizers}",
+        "s3fs",
+    ),
+    "litdata": (
+        "torch==2.13.0",
+        "litdata==0.2.76",
+        "polars==2.1.0",
+        "pyarrow==26.0.1",
+        "tokenizers=={tokenizers}",
+    ),
     "lance": ("torch==2.13.0", "lancedb==0.40.0", "pylance==14.0.2"),
 }
 """The pip requirements of peers whose dependencies conflict with cloudload's, by environment.

@@ -56,26 +56,8 @@ def short_texts(number: int) -> Iterator[str]:
         yield " ".join(words[each] for each in random.integers(0, len(words), size).tolist())
 
 
-class SimulatedStore(Backend):
-    """A store that serves the files of `write_index_of_many`, and rejects writes."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(timeout_s=1)
-        self._folder = folder
-
-    def open(
-        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
-    ) -> ObjectStream:
-        name = url.removeprefix(f"{URL}/")
-        is_shard = name.endswith(".mds.zstd")
-        if not is_shard and name != "index.json":
-            raise FileNotFoundError(url)
-        file = (self._folder / ("shard" if is_shard else name)).open("rb", buffering=0)
-        size = file.seek(0, 2)
-        file.seek(start)
-        headers = {"ETag": f'"{name}"', "Content-Length": str(size)}
-        headers |= {"Last-Modified": formatdate(_WRITTEN_S), "Date": formatdate(time.time())}
-        return ObjectStream(file, version_of_headers(headers))
+class ReadOnlyStore(Backend):
+    """A store without folders that rejects writes. Its objects are those that `open` knows."""
 
     def upload(self, path: Path, url: str, deadline_s: float) -> None:
         raise PermissionError(url)
@@ -94,6 +76,28 @@ class SimulatedStore(Backend):
     def failure_kind(self, error: BaseException) -> FailureKind:
         is_missing = isinstance(error, FileNotFoundError)
         return FailureKind.MISSING_OBJECT if is_missing else FailureKind.OTHER
+
+
+class SimulatedStore(ReadOnlyStore):
+    """A store that serves the files of `write_index_of_many`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(timeout_s=1)
+        self._folder = folder
+
+    def open(
+        self, url: str, start: int = 0, tag: str = "", stop: int | None = None
+    ) -> ObjectStream:
+        name = url.removeprefix(f"{URL}/")
+        is_shard = name.endswith(".mds.zstd")
+        if not is_shard and name != "index.json":
+            raise FileNotFoundError(url)
+        file = (self._folder / ("shard" if is_shard else name)).open("rb", buffering=0)
+        size = file.seek(0, 2)
+        file.seek(start)
+        headers = {"ETag": f'"{name}"', "Content-Length": str(size)}
+        headers |= {"Last-Modified": formatdate(_WRITTEN_S), "Date": formatdate(time.time())}
+        return ObjectStream(file, version_of_headers(headers))
 
 
 def use_store(folder: Path) -> None:

@@ -162,10 +162,9 @@ def build_index(found: ListedFiles, choice: ColumnChoice, folder: str = "") -> b
     try:
         read = partial(_read_entries, found, choice, _TailSize())
         several = run_in_order(partial(threads.submit, read), found.files, 2 * _AT_ONCE)
-        entries = [entry for _, own in several for entry in own]
+        return writer.encode_index((entry for _, own in several for entry in own), folder)
     finally:
         threads.close(timeout_s=1.0)
-    return writer.encode_index(entries, folder)
 
 
 def explain_large_groups(table: ShardTable, folder: Location) -> str | None:

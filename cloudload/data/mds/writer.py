@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import reprlib
 import struct
@@ -204,14 +205,21 @@ def pack_shard(
     return PackedShard(name, stored, raw, entry)
 
 
-def encode_index(entries: Sequence[Mapping[str, Any]], folder: str = "") -> bytes:
+def encode_index(entries: Iterable[Mapping[str, Any]], folder: str = "") -> bytes:
     """Encode `index.json` with the entries of all shards, in order.
 
-    `folder` is the URL of the folder of virtual shards, or "" for the folder of the index.
+    `folder` is the URL of the folder of virtual shards, or "" for the folder of the index. Entries
+    are encoded one by one, because a million of them would take gigabytes.
     """
-    index: dict[str, Any] = {"version": 2, "shards": list(entries)}
-    index |= {shard_entries.FOLDER: folder} if folder else {}
-    return json.dumps(index, sort_keys=True).encode()
+    index = io.BytesIO()
+    index.write(b"{")
+    if folder:
+        index.write(f'"{shard_entries.FOLDER}": {json.dumps(folder)}, '.encode())
+    index.write(b'"shards": [')
+    for number, entry in enumerate(entries):
+        index.write(b", " * (number > 0) + json.dumps(entry, sort_keys=True).encode())
+    index.write(b'], "version": 2}')
+    return index.getvalue()
 
 
 def _describe_file(form: ShardFormat, name: str, data: bytes | memoryview) -> dict[str, Any]:

@@ -1,0 +1,210 @@
+"""Measure loaders that read Parquet files where they are: cloudload, `datasets`, and LitData.
+
+    python -m benchmarks.start.parquet --corpus FOLDER --tokenizer FOLDER
+
+first batch   An S3 server on this machine has --files files of --file-mb MB, and delays every
+              request by --latency-ms. Measures the seconds from the construction of the loader,
+              after its imports, to its first batch of 8 rows of 2,048 tokens, and the requests and
+              the megabytes until then. The loaders take turns, each in a new process with an empty
+              cache. All files have the same bytes, so that they need little disk space.
+speed         The files are local. Measures tokens per second of CPU time in turns of --seconds.
+
+The row groups have --rows documents of at most 4,000 characters, and pages compressed with zstd.
+Each loader has one worker, and all use the same tokenizer. LitData needs an index, which is made
+before, and whose seconds are in the table. `datasets` and LitData run in environments of their own,
+in the folder .bench, which pip makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.documents import add_documents, framing_of, read_documents, repeat
+from benchmarks.figures import Row
+from benchmarks.harness import ROOT, Message, Side, note
+from benchmarks.options import Options, temporary_folder
+from benchmarks.peers.environments import environment_of
+from benchmarks.start.range_server import BUCKET, RangeServer, serve_file
+
+LOADERS = {"cloudload": None, "datasets": "hf", "litdata": "litdata"}
+"""Each loader, with the name of its environment, or None for this one."""
+_TURNS = 4
+_MOST_CHARACTERS = 4_000
+_INDEX_LITDATA = """
+import json, sys
+import litdata
+data, folder, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+litdata.index_parquet_dataset(data, cache_dir=folder, storage_options=options, num_workers=4)
+"""
+
+
+def main() -> None:
+    options = Options(__doc__)
+    add_documents(options, 40.0)
+    options.add_parts(("first-batch", "speed"))
+    options.add_amount("files", 100, 3, "number of files in the store")
+    options.add_amount("file-mb", 300.0, 1.0, "megabytes of each file")
+    options.add_amount("rows", 5_000, 100, "number of documents in each row group")
+    options.add_amount("latency-ms", 20.0, 2.0, "delay of every request, in milliseconds")
+    options.add_amount("repeats", 3, 1, "number of first batches to time for each loader")
+    options.add_amount("seconds", 5.0, 0.5, "seconds of each turn in the part `speed`")
+    options.run(measure)
+
+
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the tables of the chosen parts."""
+    file = write_file(args, folder / "file.parquet")
+    if "first-batch" in args.only:
+        yield "first batch", time_first_batches(args, file, folder)
+    if "speed" in args.only:
+        yield "speed", time_turns(args, file, folder)
+
+
+def write_file(args: argparse.Namespace, path: Path) -> Path:
+    """Write a Parquet file of about `--file-mb` MB."""
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = [
+        text[start : start + _MOST_CHARACTERS]
+        for text in read_documents(args)
+        for start in range(0, len(text), _MOST_CHARACTERS)
+    ]
+    schema = pyarrow.schema([("text", pyarrow.string())])
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        group: list[str] = []
+        for sample in repeat(texts, float("inf")):
+            group.append(sample["text"])
+            if len(group) == args.rows:
+                writer.write_table(pyarrow.table([group], schema))
+                group = []
+                if path.stat().st_size >= args.file_mb * 1e6:
+                    break
+    note(f"file of {path.stat().st_size / 1e6:.0f} MB")
+    return path
+
+
+# ---------------------------------------------------------------- the parts
+
+
+def time_first_batches(args: argparse.Namespace, file: Path, folder: Path) -> list[Row]:
+    """Return the seconds, requests and bytes of each loader's first batches."""
+    names = [f"part-{number:05}.parquet" for number in range(args.files)]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in LOADERS}
+    with serve_file(file, names, args.latency_ms / 1e3) as server:
+        source = Source(f"s3://{BUCKET}", folder / "index", server)
+        index_s = source.index_for_litdata()
+        for _ in range(args.repeats):
+            for name in LOADERS:
+                with open_side(name, args, source, folder) as side:
+                    server.reset()
+                    turn = side.take_turn({})
+                    turn |= {"requests": server.requests.value, "bytes": server.bytes.value}
+                found[name].append(turn)
+                note(f"first batch, {name}: {turn}")
+    return [
+        {
+            "loader": name,
+            "s to the first batch": [turn["wall"] for turn in turns],
+            "MB": [turn["bytes"] / 1e6 for turn in turns],
+            "requests": [turn["requests"] for turn in turns],
+            "s to index before": index_s if name == "litdata" else None,
+        }
+        for name, turns in found.items()
+    ]
+
+
+def time_turns(args: argparse.Namespace, file: Path, folder: Path) -> list[Row]:
+    """Return the tokens per second of CPU time of each loader, in turns."""
+    local = folder / "local"
+    local.mkdir()
+    for number in range(3):
+        (local / f"part-{number:05}.parquet").hardlink_to(file)
+    source = Source(str(local), folder / "local-index")
+    source.index_for_litdata()
+    rates: dict[str, list[float]] = {name: [] for name in LOADERS}
+    with contextlib.ExitStack() as stack:
+        sides = {
+            name: stack.enter_context(open_side(name, args, source, folder)) for name in LOADERS
+        }
+        for side in sides.values():
+            side.take_turn({})
+        for _ in range(1 + _TURNS):
+            for name, side in sides.items():
+                turn = side.take_turn({"seconds": args.seconds})
+                rates[name].append(turn["tokens"] / turn["cpu"] / 1e6)
+                note(f"speed, {name}: {turn}")
+    # the first turn also has what was read ahead
+    return [
+        {"loader": name, "million tokens per CPU second": found[1:]}
+        for name, found in rates.items()
+    ]
+
+
+# ---------------------------------------------------------------- the loaders
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where loaders read."""
+
+    data: str
+    """The location of the files."""
+    index: Path
+    """The folder of LitData's index."""
+    server: RangeServer | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables of loaders."""
+        return self.server.environment() if self.server else {}
+
+    def storage_options(self) -> dict[str, str]:
+        """The options with which LitData uses the server."""
+        return self.server.options() if self.server else {}
+
+    def index_for_litdata(self) -> float:
+        """Make LitData's index of the files, and return the seconds."""
+        python, _ = environment_of("litdata", ROOT / ".bench")
+        words = [self.data, str(self.index), json.dumps(self.storage_options())]
+        began = time.perf_counter()
+        subprocess.run([python, "-c", _INDEX_LITDATA, *words], check=True)
+        return time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def open_side(name: str, args: argparse.Namespace, source: Source, folder: Path) -> Iterator[Side]:
+    """Start the process of a loader, with an empty cache, and import what it needs."""
+    tokenizer, environment = args.tokenizer[0].absolute(), LOADERS[name]
+    python = sys.executable
+    if environment is not None:
+        python = str(environment_of(environment, ROOT / ".bench")[0])
+    module, variables = "benchmarks.peers.parquet_loaders", source.environment()
+    with (
+        temporary_folder(folder) as cache,
+        Side(module, python=python, variables=variables) as side,
+    ):
+        request: Message = {
+            "loader": name,
+            "data": source.data,
+            "index": str(source.index),
+            "storage_options": source.storage_options(),
+            "cache": str(cache),
+            "tokenizer": str(tokenizer),
+            "eos": framing_of(tokenizer)[0],
+            "seq_len": 2_048,
+            "batch_size": 8,
+        }
+        side.start(request)
+        yield side
+
+
+if __name__ == "__main__":
+    main()
