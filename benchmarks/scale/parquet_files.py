@@ -21,6 +21,7 @@ import io
 import json
 import random
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -86,8 +87,9 @@ def write_group_and_footer(folder: Path, groups: int) -> None:
     with pyarrow.parquet.ParquetWriter(sink, table.schema, use_dictionary=False) as writer:
         for _ in range(groups):
             writer.write_table(table)
-    footer_bytes = int.from_bytes(sink.end[-8:-4], "little") + 8
-    (folder / "footer").write_bytes(sink.end[-footer_bytes:])
+    end = sink.end()
+    footer_bytes = int.from_bytes(end[-8:-4], "little") + 8
+    (folder / "footer").write_bytes(end[-footer_bytes:])
     group_bytes, rest = divmod(sink.size - footer_bytes - len(_MARK), groups)
     assert rest == 0
     (folder / "group").write_bytes(sink.first[len(_MARK) :][:group_bytes])
@@ -96,8 +98,11 @@ def write_group_and_footer(folder: Path, groups: int) -> None:
 class _Ends(io.RawIOBase):
     """A file of which only the first and the last 16 MiB are kept."""
 
+    _KEPT = 1 << 24
+
     def __init__(self) -> None:
-        self.size, self.first, self.end = 0, b"", b""
+        self.size, self.first = 0, bytearray()
+        self._last, self._last_bytes = deque[bytes](), 0
 
     def writable(self) -> bool:
         return True
@@ -106,11 +111,19 @@ class _Ends(io.RawIOBase):
         return self.size
 
     def write(self, data: Any) -> int:
-        self.size += len(data)
-        if len(self.first) < 1 << 24:
-            self.first += bytes(data)
-        self.end = (self.end + bytes(data))[-(1 << 24) :]
-        return len(data)
+        part = bytes(data)
+        self.size += len(part)
+        if len(self.first) < self._KEPT:
+            self.first += part
+        self._last.append(part)
+        self._last_bytes += len(part)
+        while self._last_bytes - len(self._last[0]) > self._KEPT:
+            self._last_bytes -= len(self._last.popleft())
+        return len(part)
+
+    def end(self) -> bytes:
+        """The last bytes of the file."""
+        return b"".join(self._last)
 
 
 class ParquetStore(ReadOnlyStore):

@@ -11,18 +11,16 @@ speed         The files are local. Measures tokens per second of CPU time in tur
 
 The row groups have --rows documents of at most 4,000 characters, and pages compressed with zstd.
 Each loader has one worker, and all use the same tokenizer. LitData needs an index, which is made
-before, and whose seconds are in the table. `datasets` and LitData run in environments of their own,
-in the folder .bench, which pip makes.
+before. `datasets` and LitData run in environments of their own, in the folder .bench, which pip
+makes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +36,9 @@ LOADERS = {"cloudload": None, "datasets": "hf", "litdata": "litdata"}
 """Each loader, with the name of its environment, or None for this one."""
 _TURNS = 4
 _MOST_CHARACTERS = 4_000
-_INDEX_LITDATA = """
-import json, sys
-import litdata
-data, folder, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-litdata.index_parquet_dataset(data, cache_dir=folder, storage_options=options, num_workers=4)
-"""
+_INDEX_LITDATA = (
+    "import litdata, sys; litdata.index_parquet_dataset(sys.argv[1], cache_dir=sys.argv[2])"
+)
 
 
 def main() -> None:
@@ -61,11 +56,24 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
     """Yield the tables of the chosen parts."""
-    file = write_file(args, folder / "file.parquet")
+    index = write_files(args, folder)
     if "first-batch" in args.only:
-        yield "first batch", time_first_batches(args, file, folder)
+        yield "first batch", time_first_batches(args, index, folder)
     if "speed" in args.only:
-        yield "speed", time_turns(args, file, folder)
+        yield "speed", time_turns(args, index, folder)
+
+
+def write_files(args: argparse.Namespace, folder: Path) -> Path:
+    """Write the files to a folder `files`, as links to one file. Returns LitData's index."""
+    (folder / "files").mkdir()
+    file = write_file(args, folder / "file.parquet")
+    for number in range(args.files):
+        (folder / "files" / f"part-{number:05}.parquet").hardlink_to(file)
+    python, _ = environment_of("litdata", ROOT / ".bench")
+    words = [str(folder / "files"), str(folder / "index")]
+    (folder / "index").mkdir()
+    subprocess.run([python, "-c", _INDEX_LITDATA, *words], check=True)
+    return folder / "index"
 
 
 def write_file(args: argparse.Namespace, path: Path) -> Path:
@@ -95,13 +103,13 @@ def write_file(args: argparse.Namespace, path: Path) -> Path:
 # ---------------------------------------------------------------- the parts
 
 
-def time_first_batches(args: argparse.Namespace, file: Path, folder: Path) -> list[Row]:
+def time_first_batches(args: argparse.Namespace, index: Path, folder: Path) -> list[Row]:
     """Return the seconds, requests and bytes of each loader's first batches."""
-    names = [f"part-{number:05}.parquet" for number in range(args.files)]
+    [file, *_] = files = sorted((folder / "files").iterdir())
+    names = [each.name for each in files]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in LOADERS}
     with serve_file(file, names, args.latency_ms / 1e3) as server:
-        source = Source(f"s3://{BUCKET}", folder / "index", server)
-        index_s = source.index_for_litdata()
+        source = Source(f"s3://{BUCKET}", index, server)
         for _ in range(args.repeats):
             for name in LOADERS:
                 with open_side(name, args, source, folder) as side:
@@ -116,20 +124,14 @@ def time_first_batches(args: argparse.Namespace, file: Path, folder: Path) -> li
             "s to the first batch": [turn["wall"] for turn in turns],
             "MB": [turn["bytes"] / 1e6 for turn in turns],
             "requests": [turn["requests"] for turn in turns],
-            "s to index before": index_s if name == "litdata" else None,
         }
         for name, turns in found.items()
     ]
 
 
-def time_turns(args: argparse.Namespace, file: Path, folder: Path) -> list[Row]:
+def time_turns(args: argparse.Namespace, index: Path, folder: Path) -> list[Row]:
     """Return the tokens per second of CPU time of each loader, in turns."""
-    local = folder / "local"
-    local.mkdir()
-    for number in range(3):
-        (local / f"part-{number:05}.parquet").hardlink_to(file)
-    source = Source(str(local), folder / "local-index")
-    source.index_for_litdata()
+    source = Source(str(folder / "files"), index)
     rates: dict[str, list[float]] = {name: [] for name in LOADERS}
     with contextlib.ExitStack() as stack:
         sides = {
@@ -169,14 +171,6 @@ class Source:
     def storage_options(self) -> dict[str, str]:
         """The options with which LitData uses the server."""
         return self.server.options() if self.server else {}
-
-    def index_for_litdata(self) -> float:
-        """Make LitData's index of the files, and return the seconds."""
-        python, _ = environment_of("litdata", ROOT / ".bench")
-        words = [self.data, str(self.index), json.dumps(self.storage_options())]
-        began = time.perf_counter()
-        subprocess.run([python, "-c", _INDEX_LITDATA, *words], check=True)
-        return time.perf_counter() - began
 
 
 @contextlib.contextmanager

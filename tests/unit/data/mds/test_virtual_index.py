@@ -1,13 +1,16 @@
-"""Row groups are cut into shards of about the same size, and ranges close together are joined."""
+"""Row groups are cut into shards of about the same size, ranges close together are joined, and an
+index is plain JSON."""
 
 from __future__ import annotations
 
 import itertools
+import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.data.mds import row_groups
+from cloudload.data.mds import row_groups, writer
 from cloudload.data.mds.virtual_index import PartSize, cut_runs
 
 GROUPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=30)
@@ -44,3 +47,11 @@ def test_ranges_that_are_close_are_joined(spans: list[tuple[int, int]], gap: int
     assert all(two[0] - one[1] > gap for one, two in itertools.pairwise(joined))
     edges = {edge for each in joined for edge in each}
     assert edges <= {edge for each in ranges for edge in each}
+
+
+@pytest.mark.parametrize("folder", ["", "s3://bucket/é [1]"])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_an_index_is_json_with_sorted_keys(folder: str, count: int) -> None:
+    entries = [{"samples": n, "format": "mds"} for n in range(count)]
+    index = {"version": 2, "shards": entries} | ({"folder": folder} if folder else {})
+    assert writer.encode_index(iter(entries), folder) == json.dumps(index, sort_keys=True).encode()
