@@ -21,6 +21,7 @@
 `start`: how long does one wait?
 
     start.cold              for the first batch, with an empty cache (`make bench-cold`)
+    start.parquet           for the first batch from Parquet files, compared with other loaders
     start.shard_sizes       for the first batch, by the size of the shards
     start.resume            for the first batch after a resume
     start.membership        for the next step after a rank was killed
@@ -30,6 +31,7 @@
 
     scale                   opening, downloads, cache, states, and plans
     scale.index             ranks that open a dataset of a million shards
+    scale.parquet_files     the index of 50,000 Parquet files
     scale.order             the order of an epoch
     scale.lengths           the tables that a loader builds from token lengths
     scale.exchange          the exchange between ranks

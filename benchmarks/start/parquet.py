@@ -4,9 +4,10 @@
 
 first batch   An S3 server on this machine has --files files of --file-mb MB, and delays every
               request by --latency-ms. Measures the seconds from the construction of the loader,
-              after its imports, to its first batch of 8 rows of 2,048 tokens, and the requests and
-              the megabytes until then. The loaders take turns, each in a new process with an empty
-              cache. All files have the same bytes, so that they need little disk space.
+              after its imports, to its first batch of 8 rows of 2,048 tokens, and the CPU seconds,
+              the megabytes, and the requests until then. The loaders take turns, each in a new
+              process with an empty cache. All files have the same bytes, so that they need little
+              disk space.
 speed         The files are local. Measures tokens per second of CPU time in turns of --seconds.
 
 The row groups have --rows documents of at most 4,000 characters, and pages compressed with zstd.
@@ -45,6 +46,10 @@ def main() -> None:
     options = Options(__doc__)
     add_documents(options, 40.0)
     options.add_parts(("first-batch", "speed"))
+    text = f"measure only these loaders: {', '.join(LOADERS)}"
+    options.add_argument(
+        "--loaders", nargs="+", choices=LOADERS, default=list(LOADERS), metavar="NAME", help=text
+    )
     options.add_amount("files", 100, 3, "number of files in the store")
     options.add_amount("file-mb", 300.0, 1.0, "megabytes of each file")
     options.add_amount("rows", 5_000, 100, "number of documents in each row group")
@@ -69,11 +74,13 @@ def write_files(args: argparse.Namespace, folder: Path) -> Path:
     file = write_file(args, folder / "file.parquet")
     for number in range(args.files):
         (folder / "files" / f"part-{number:05}.parquet").hardlink_to(file)
-    python, _ = environment_of("litdata", ROOT / ".bench")
-    words = [str(folder / "files"), str(folder / "index")]
-    (folder / "index").mkdir()
-    subprocess.run([python, "-c", _INDEX_LITDATA, *words], check=True)
-    return folder / "index"
+    index = folder / "index"
+    if "litdata" in args.loaders:
+        index.mkdir()
+        python, _ = environment_of("litdata", ROOT / ".bench")
+        words = [str(folder / "files"), str(index)]
+        subprocess.run([python, "-c", _INDEX_LITDATA, *words], check=True)
+    return index
 
 
 def write_file(args: argparse.Namespace, path: Path) -> Path:
@@ -107,11 +114,11 @@ def time_first_batches(args: argparse.Namespace, index: Path, folder: Path) -> l
     """Return the seconds, requests and bytes of each loader's first batches."""
     [file, *_] = files = sorted((folder / "files").iterdir())
     names = [each.name for each in files]
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in LOADERS}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in args.loaders}
     with serve_file(file, names, args.latency_ms / 1e3) as server:
         source = Source(f"s3://{BUCKET}", index, server)
         for _ in range(args.repeats):
-            for name in LOADERS:
+            for name in args.loaders:
                 with open_side(name, args, source, folder) as side:
                     server.reset()
                     turn = side.take_turn({})
@@ -122,6 +129,7 @@ def time_first_batches(args: argparse.Namespace, index: Path, folder: Path) -> l
         {
             "loader": name,
             "s to the first batch": [turn["wall"] for turn in turns],
+            "CPU s": [turn["cpu"] for turn in turns],
             "MB": [turn["bytes"] / 1e6 for turn in turns],
             "requests": [turn["requests"] for turn in turns],
         }
@@ -132,10 +140,11 @@ def time_first_batches(args: argparse.Namespace, index: Path, folder: Path) -> l
 def time_turns(args: argparse.Namespace, index: Path, folder: Path) -> list[Row]:
     """Return the tokens per second of CPU time of each loader, in turns."""
     source = Source(str(folder / "files"), index)
-    rates: dict[str, list[float]] = {name: [] for name in LOADERS}
+    rates: dict[str, list[float]] = {name: [] for name in args.loaders}
     with contextlib.ExitStack() as stack:
         sides = {
-            name: stack.enter_context(open_side(name, args, source, folder)) for name in LOADERS
+            name: stack.enter_context(open_side(name, args, source, folder))
+            for name in args.loaders
         }
         for side in sides.values():
             side.take_turn({})

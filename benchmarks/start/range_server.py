@@ -63,8 +63,7 @@ def serve_file(path: Path, names: Sequence[str], latency_s: float) -> Iterator[R
     """Run a server in another process for a `with` block."""
     context = multiprocessing.get_context("fork")
     requests, sent = context.Value("q", 0), context.Value("q", 0)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), _Handler)
     _Handler.file, _Handler.names, _Handler.latency_s = path, frozenset(names), latency_s
     _Handler.counts = requests, sent
     process = context.Process(target=server.serve_forever, daemon=True)
@@ -75,6 +74,15 @@ def serve_file(path: Path, names: Sequence[str], latency_s: float) -> Iterator[R
     finally:
         process.kill()
         process.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """Ignores connections that a client breaks, as when its process is stopped."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Print nothing."""
 
 
 class _Handler(BaseHTTPRequestHandler):

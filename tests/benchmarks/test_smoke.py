@@ -81,6 +81,23 @@ def test_the_table_of_benchmarks_lists_each_command() -> None:
 
 
 @pytest.mark.long
+def test_first_batches_from_parquet_files_are_timed(corpus: Path) -> None:
+    tables = run_json("start.parquet", "--corpus", str(corpus), "--loaders", "cloudload")
+    [first], [speed] = tables["first batch"], tables["speed"]
+    assert all(min(first[name]) > 0 for name in ("s to the first batch", "CPU s", "MB"))
+    assert min(speed["million tokens per CPU second"]) > 0
+
+
+@pytest.mark.long
+def test_the_index_of_many_parquet_files_is_measured() -> None:
+    tables = run_json("scale.parquet_files")
+    [index], (empty, kept) = tables["index"], tables["open"]
+    assert (index["files"], empty["files"], kept["cache"]) == (20, 20, "kept")
+    assert index["requests"] >= index["files"]
+    assert index["samples"] == 20 * 8 * 1_000
+
+
+@pytest.mark.long
 def test_packing_reports_fill(corpus: Path) -> None:
     drawn, of_corpus = run_json("quality.fill", "--corpus", str(corpus)).values()
     for rows in (drawn, of_corpus):

@@ -170,7 +170,7 @@ def build_index(found: ListedFiles, choice: ColumnChoice, folder: str = "") -> b
 def explain_large_groups(table: ShardTable, folder: Location) -> str | None:
     """The warning about large row groups of the files in `folder`; None if there are none."""
     large = np.flatnonzero(table.raw_bytes > LARGE_BYTES)
-    if not len(large) or not (first := table[int(large[0])]).is_virtual:
+    if not len(large) or (first := table[int(large[0])]).compression != shard_entries.PARQUET:
         return None
     return (
         f"{folder}: {counted(len(large), 'row group')} with more than {LARGE_BYTES >> 20} MiB of "
