@@ -75,6 +75,8 @@ if _TYPE_CHECKING:
     from cloudload.tools.count.length_report import CountReport as CountReport
     from cloudload.tools.export import ExportReport as ExportReport
     from cloudload.tools.export import export_rows as export_rows
+    from cloudload.tools.select.report import SelectReport as SelectReport
+    from cloudload.tools.select.select import select_documents as select_documents
 else:
     __getattr__, _ = _open_door(__name__)
 
@@ -95,6 +97,7 @@ __all__ = [
     "Retry",
     "RowContext",
     "Rows",
+    "SelectReport",
     "Stats",
     "Stream",
     "Text",
@@ -105,6 +108,7 @@ __all__ = [
     "convert_to_mds",
     "count_tokens",
     "export_rows",
+    "select_documents",
 ]
 
 

@@ -49,7 +49,7 @@ FLOORS = {
     "tools": [
         "engines inspect",
         "count check",
-        "convert",
+        "convert select",
         "bench export losses warm",
         "forecast provenance",
         "cli",

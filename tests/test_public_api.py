@@ -88,6 +88,8 @@ ADDED = [
         "config_from_yaml",
         "count_tokens",
         "export_rows",
+        "SelectReport",
+        "select_documents",
     ),
 ]
 PATHS = [(module, name) for module, names in FIRST_RELEASE.items() for name in names]

@@ -283,6 +283,31 @@ class Shard:
                 raise DatasetError(message) from error
             raise BadDocumentError(f"{message}. {SKIP_ADVICE}", summary=what) from error
 
+    def read_values(self, name: str) -> list[Any]:
+        """Read a column of all samples; None for null.
+
+        Raises `DatasetError` if there is no such column, if its encoding is not supported, or if a
+        value is damaged.
+        """
+        index = self.column_index(name)
+        encoding = self.info.columns[index].encoding
+        starts, stops = self.find_values(np.arange(self.info.samples), index)
+        if (form := shard_entries.FIXED_FORMATS.get(encoding)) is not None and len(starts):
+            at = starts[:, None] + np.arange(np.dtype(form).itemsize)
+            numbers = np.frombuffer(self._map, np.uint8)[at].view(np.dtype(form))
+            return list(numbers[:, 0].tolist())
+        values = []
+        for sample, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+            data = bytes(self._map[start:stop])
+            try:
+                values.append(None if data == NULL_TEXT else decode_value(encoding, data))
+            except (ValueError, struct.error, RecursionError) as error:
+                raise DatasetError(
+                    f"{self.where(sample)} has a value in column {name!r} that is not {encoding} "
+                    f"({_explain(error)}). Convert the corpus again"
+                ) from error
+        return values
+
     def has_id(self, sample: int, identifier: str) -> bool:
         """Whether a sample's value in the column `id`, as text, is `identifier`.
 

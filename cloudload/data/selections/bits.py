@@ -42,6 +42,12 @@ class Selection:
         """Pack a flag for each sample: bool [samples]."""
         return Selection(np.packbits(flags, bitorder="little"), len(flags))
 
+    @staticmethod
+    def join(parts: Iterable[Flags], num_samples: int) -> Selection:
+        """Pack flags of consecutive samples, bool [samples] each, in memory."""
+        bits: Ids = np.frombuffer(b"".join(pack_parts(parts)), np.uint8)
+        return Selection(bits, num_samples)
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is not None:  # a worker maps the file instead of receiving its data
             return Selection.map_file, (self._path, self.num_samples)

@@ -27,7 +27,7 @@ from cloudload.data.selections.files import (
     selection_location,
 )
 from cloudload.errors import CacheError, DatasetError
-from cloudload.system import Flags, Ids, file_locks, temp_files, verified_files
+from cloudload.system import Flags, file_locks, temp_files, verified_files
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,7 @@ def _open(
     dataset: Dataset, sources: list[_Selector], num_samples: int, root: Path | None
 ) -> Selection:
     if root is None:
-        bits: Ids = np.frombuffer(b"".join(_pack(sources)), np.uint8)
-        return Selection(bits, num_samples)
+        return Selection.join(_join_all(sources), num_samples)
     parts = [fingerprint([dataset.table], DATA), *(source.digest for source in sources)]
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     path = root / cache_folder.LENGTHS_FOLDER / f"{name}.selection"
@@ -142,18 +141,18 @@ def _open(
 def _write(path: Path, sources: list[_Selector], num_samples: int) -> None:
     with temp_files.partial_file(path) as part:
         with part.open("wb") as file:
-            file.writelines(_pack(sources))
+            file.writelines(pack_parts(_join_all(sources)))
         assert part.stat().st_size == count_packed(num_samples)
         verified_files.mark_verified(part)
         part.replace(path)
 
 
-def _pack(sources: list[_Selector]) -> Iterable[bytes]:
-    """Pack the samples that all sources select."""
+def _join_all(sources: list[_Selector]) -> Iterable[Flags]:
+    """The flags that all sources have."""
     [first, *others] = [source.read() for source in sources]
     for other in others:
         first = _join(first, other)
-    return pack_parts(first)
+    return first
 
 
 def _join(one: Iterable[Flags], other: Iterable[Flags]) -> Iterator[Flags]:

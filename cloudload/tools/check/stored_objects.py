@@ -7,6 +7,7 @@ lengths/<key>/…                     anything that no such index lists: `length
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -101,6 +102,7 @@ def check_others(
         for name, size in others.items()
         if name not in (shard_entries.INDEX_NAME, own_objects.REPORT_NAME)
         and not own_objects.LENGTHS.fullmatch(name)
+        and not own_objects.SELECTIONS.fullmatch(name)
         and not any(folder in datasets for folder in _folders_of(name))
     }
     if any(map(own_objects.JOURNAL.fullmatch, rest)):
@@ -169,7 +171,7 @@ class LengthsCheck:
                 counted = self._open(name)
                 names = self._list_groups(counted)
                 if self.reads_groups:
-                    length_files.verify_lengths(counted)
+                    deque(length_files.read_lengths(counted), maxlen=0)
             except (ValueError, DatasetError, StoreError) as error:
                 yield find("lengths-damaged", name, str(error))
                 folder = name.removesuffix(current)

@@ -8,6 +8,7 @@
     info_command      summarize an MDS dataset, with `inspect`
     head_command      print documents of an MDS dataset, with `inspect`
     count_command     count the tokens of a dataset
+    select_command    choose documents of a dataset
     trace_command     list the documents that steps read
     where_command     find the steps that read a document
     rows_command      show the rows of steps as HTML, with `provenance`
@@ -58,6 +59,7 @@ from cloudload.tools.cli.output import (
 )
 from cloudload.tools.cli.plan_command import add_plan
 from cloudload.tools.cli.rows_command import add_rows
+from cloudload.tools.cli.select_command import add_select
 from cloudload.tools.cli.state_command import add_state
 from cloudload.tools.cli.trace_command import add_trace
 from cloudload.tools.cli.where_command import add_where
@@ -69,6 +71,7 @@ _COMMANDS = (
     add_info,
     add_head,
     add_count,
+    add_select,
     add_trace,
     add_where,
     add_rows,

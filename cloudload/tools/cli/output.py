@@ -29,7 +29,7 @@ _BOLD, _MARKED, _PLAIN = "\x1b[1m", "\x1b[1;32m", "\x1b[0m"
 _BRACKETS = "⟦", "⟧"
 _ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-", "⟦": "[[", "⟧": "]]"}
 _REPLACE = "cloudload.replace"
-_COMMANDS_WITH_BARS = {"check", "convert", "count", "export", "fetch"}
+_COMMANDS_WITH_BARS = {"check", "convert", "count", "export", "fetch", "select"}
 
 
 class EscapingFormatter(logging.Formatter):

@@ -182,11 +182,12 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
 
 
 def _leave_out_own(location: str, found: FolderFiles) -> FolderFiles:
-    """Leave out what cloudload stores beside raw files: token lengths, and an index of them.
+    """Leave out what cloudload stores beside raw files: lengths, selections, and an index of them.
 
     Raises `ConvertError` if there is nothing else.
     """
-    own = {file.name for file in found.files if own_objects.LENGTHS.fullmatch(file.name)}
+    patterns = own_objects.LENGTHS, own_objects.SELECTIONS
+    own = {file.name for file in found.files if any(each.fullmatch(file.name) for each in patterns)}
     own |= {file.name for file in found.files if _is_virtual_index(file)}
     files = [file for file in found.files if file.name not in own]
     if not files:

@@ -22,7 +22,7 @@ from cloudload.run.lengths.length_files import (
     find_index,
     lengths_location,
     open_dataset_lengths,
-    verify_lengths,
+    read_lengths,
 )
 from cloudload.run.lengths.lengths_index import (
     Group,
@@ -106,21 +106,21 @@ def test_a_damaged_group_is_named_and_leaves_no_file(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=f"{path}.*the size or hash of the file differs"):
             open_dataset_lengths(at, tmp_path / "cache")
     with pytest.raises(DatasetError, match="the size or hash"):
-        verify_lengths(at)
+        list(read_lengths(at))
 
 
 def test_groups_that_do_not_match_the_shards_are_refused(tmp_path: Path) -> None:
     at = counted(tmp_path / "at", [3, 4])
-    verify_lengths(at)
+    list(read_lengths(at))
     other = replace(at, dataset=tiny_dataset("b", [2]))
     with pytest.raises(DatasetError, match="the file does not list 00000-"):
-        verify_lengths(other)
+        list(read_lengths(other))
     extra = replace(at.index, groups=(*at.index.groups, at.index.groups[0]))
     with pytest.raises(DatasetError, match="the groups in the file do not match the data"):
-        verify_lengths(replace(at, index=extra))
+        list(read_lengths(replace(at, index=extra)))
     wrong = replace(at.index, groups=(replace(at.index.groups[0], samples=3),))
     with pytest.raises(DatasetError, match="has 3 samples, but its shards have 2"):
-        verify_lengths(replace(at, index=wrong))
+        list(read_lengths(replace(at, index=wrong)))
 
 
 def test_an_index_is_found_by_key_and_data(tmp_path: Path) -> None:
