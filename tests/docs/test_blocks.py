@@ -52,6 +52,7 @@ SHELL = {"sh", "bash", "console"}
 FASTER = {
     "convert": ["--processes", "1"],
     "count": ["--processes", "1"],
+    "select": ["--processes", "1"],
     "plan": ["--no-measure"],
     "bench": ["--seconds", "0.1"],
 }

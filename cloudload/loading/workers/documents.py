@@ -202,6 +202,11 @@ class LaneDocuments:
         if len(selected):
             begun = None if begun_sizes is None else begun_sizes[selected]
             read = self.read(found[selected], begun)
+            # a packer copies the range of a lane's tokens, so each document is where the next is
+            following = np.searchsorted(selected, np.arange(len(table)))
+            place = read.table[np.minimum(following, len(selected) - 1)]
+            for column in (tables.BASE, tables.BUFFER):
+                table[:, column] = place[:, column]
             table[selected], buffers = read.table, [*read.buffers]
         return tables.ReadDocuments(table, buffers)
 

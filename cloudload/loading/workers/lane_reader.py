@@ -26,6 +26,7 @@ _GUESSED_BYTES_PER_TOKEN = 4
 _DOUBTED_DOCUMENTS = 1_000
 _GUESS_WEIGHT_DOCUMENTS = 64
 MOST_DOCUMENTS_OF_LANE = 64
+_MOST_PASSED_OF_LANE = 512  # with documents that are not selected, which take memory, too
 # a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
 # documents that wait in the packers would then use more than about `_WAITING_BYTES`
 MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
@@ -150,7 +151,7 @@ class LaneReader:
             # lanes turn out to be short. Each round doubles this factor
             needed = missing[short] / means
             eager = max(1.0, min(eagerness, self._enough_documents / (shares * needed).sum()))
-            most = np.ceil(MOST_DOCUMENTS_OF_LANE / shares)
+            most = np.minimum(np.ceil(MOST_DOCUMENTS_OF_LANE / shares), _MOST_PASSED_OF_LANE)
             counts = np.clip(np.ceil(eager * needed), 1, most)
             counts = np.minimum(counts.astype(np.int64), room[short])
             repeated = np.repeat(lanes, counts)
