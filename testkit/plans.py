@@ -237,9 +237,12 @@ class TailOwners:
 
 
 def _sum_counts(loaders: Sequence[CloudLoader]) -> tuple[list[int], list[int]]:
-    """Return each stream's numbers of tokens and of documents read, over all ranks."""
+    """Return each stream's numbers of tokens and of documents passed, over all ranks."""
     streams = loaders[0].stats().streams.values()
-    read = [each.documents + each.filtered + each.empty + each.failed for each in streams]
+    read = [
+        each.documents + each.filtered + each.empty + each.failed + each.deselected
+        for each in streams
+    ]
     return [each.tokens for each in streams], read
 
 

@@ -296,6 +296,11 @@ class Documents(torch.utils.data.Dataset[Document]):
                 "a stream has a proportion, but Documents have one order over all streams. Use "
                 "repeat or choose, or create Documents for each stream"
             )
+        if chosen := [each.label for each in config.streams if each.select or each.drop]:
+            raise ValueError(
+                f"{chosen[0]} has select or drop, but Documents read all documents. Omit it, or "
+                "convert the selected documents to a dataset of their own"
+            )
         if isinstance(columns, str):
             raise ValueError(f"columns is {columns!r}. Use a list of names")
         columns = None if columns is None else tuple(columns)

@@ -143,7 +143,9 @@ def _list_shards(inputs: RunInputs, position: Position, own: Ints) -> Iterator[i
     is_known, components = np.zeros(len(recipe.corpus.shard_sizes), np.bool_), recipe.components
     for index in range(len(components)):
         lanes, ordinals = _list_residues(position, own, index)
-        yield from _take_new(_find_shards(inputs, index, lanes, ordinals), is_known)
+        yield from _take_new(
+            recipe.corpus.shards_of(_find_samples(inputs, index, lanes, ordinals)), is_known
+        )
     longest = max(-(-each.lanes.stride // each.lanes.num_lanes) for each in components)
     for start in range(0, longest + 1, _ORDINALS_AT_ONCE):
         found = [
@@ -198,17 +200,20 @@ def _find_step(
     is_there = positions < component.lanes.num_positions
     if component.lanes.epochs is not None:
         is_there &= epochs < component.lanes.epochs
-    shards = _find_shards(inputs, index, lanes[is_there], ordinals[is_there])
-    return distances[is_there], shards
+    samples = _find_samples(inputs, index, lanes[is_there], ordinals[is_there])
+    distances, recipe = distances[is_there], inputs.recipe
+    if recipe.selection is not None:
+        is_read = recipe.selection.of(samples)
+        distances, samples = distances[is_read], samples[is_read]
+    return distances, recipe.corpus.shards_of(samples)
 
 
-def _find_shards(inputs: RunInputs, index: int, lanes: Ints, ordinals: Ints) -> Ints:
-    """Return the shards of a component's documents: int64 [documents]."""
-    recipe = inputs.recipe
-    component = recipe.components[index]
+def _find_samples(inputs: RunInputs, index: int, lanes: Ints, ordinals: Ints) -> Ints:
+    """Return the samples of a component's documents in the corpus: int64 [documents]."""
+    component = inputs.recipe.components[index]
     epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
     samples = component.orders(inputs.cache_root).samples_at(epochs, positions)
-    return recipe.corpus.shards_of(samples + component.first_sample)
+    return samples + component.first_sample
 
 
 def _fetch(

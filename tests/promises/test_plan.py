@@ -30,6 +30,8 @@ SAMPLES = 240
 def corpora(module_folder: Path) -> list[str]:
     """Three compressed datasets with token lengths."""
     kinds = enumerate(((30, 20), (8, 12), (60, 30)))
+    lines = [f"{shard},{index}" for shard in range(0, 30, 2) for index in range(8) if index % 3]
+    (module_folder / "keep.csv").write_text("\n".join(["shard,index", *lines]))
     return [
         write_zipped(module_folder / f"{seed}", seed, SAMPLES, shards, max_words=words)
         for seed, (words, shards) in kinds
@@ -58,11 +60,19 @@ def data_of(name: str, corpora: list[str]) -> Any:
         "small": small,
         "joined": [Stream(small, repeat=2), Stream(other)],
         "mixed": [Stream(large, proportion=0.7), Stream(other, proportion=0.3)],
+        "selected": Stream(other, select=f"{Path(other).parent}/keep.csv"),
     }[name]
 
 
+SELECTED: list[Case] = [
+    ("selected", {"epochs": 1}, {}),
+    ("selected", {"packing": "best_fit", "epochs": 2}, {}),
+    ("selected", {"shuffle_algo": "seekable", "shuffle_block_size": 20}, {"tokens": 20_000}),
+]
+
+
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES + SELECTED)
 def test_with_lengths_a_plan_is_what_the_run_reads(
     corpora: list[str], tmp_path: Path, world: tuple[int, int], case: Case
 ) -> None:
@@ -90,6 +100,20 @@ def test_without_lengths_the_stated_error_holds(
         for name in ("rows", "steps", "tokens", "epochs", "bytes_downloaded"):
             figure = getattr(found, name)
             assert figure.low <= getattr(exact, name).value <= figure.high, (name, figure)
+
+
+def test_a_plan_says_what_a_sparse_selection_costs(corpora: list[str], tmp_path: Path) -> None:
+    found = plan(tmp_path, options_of(data_of("selected", corpora), epochs=1))
+    whole = plan(tmp_path, options_of(corpora[2], epochs=1))
+    [stream], [other] = found.streams, whole.streams
+    assert (stream.samples, stream.selected) == (SAMPLES, 75)
+    assert stream.egress == pytest.approx(8 / 5)
+    assert (other.selected, other.egress) == (SAMPLES, 1)
+    assert 0.4 < found.bytes_downloaded.value / whole.bytes_downloaded.value < 0.6
+    assert found.least_cache_bytes <= whole.least_cache_bytes
+    text = "\n".join(describe_plan(found))
+    assert "75 of 240 documents selected" in text
+    assert "1.60 times as many are fetched" in text
 
 
 def test_ranks_without_lengths_also_read_what_their_lanes_have_left(

@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import Stream
+from cloudload import Documents, Stream
 from cloudload.errors import CacheError, DatasetError, StreamChangedError
 from cloudload.stats import COUNTS, DESELECTED
 from cloudload.testing import Leg, assert_same_rows, run_leg
+from cloudload.warm import warm_cache
 from testkit.awkward import Case
 from testkit.corpora import EOS_ID, random_documents, write_mds
 from testkit.counted import write_counted
 from testkit.examples import EXAMPLES
 from testkit.finite_runs import tokens_in
 from testkit.kinds import every_case, loaders_of
-from testkit.loaders import ids_of, make_loader, ranks, rows_of
+from testkit.loaders import ids_of, list_settings, make_loader, ranks, rows_of
 from testkit.parquet_files import write_corpus
 
 PACKINGS = ("concat", "best_fit", "one_per_row")
@@ -119,9 +120,22 @@ def test_only_shards_with_selected_documents_count_in_the_working_set(
     with make_loader(Stream(shards, select=keep), **options) as loader:
         needed = loader.describe()["working_set_bytes"]
         assert needed < whole / 4
+        assert "120 samples in 6 shards, of which 20 are selected" in list_settings(loader)
     chosen = Stream(shards, select=keep)
     with make_loader(chosen, cache_limit=min(limit, needed), **options) as loader:
         list(loader.take(5))
+
+
+def test_a_cache_is_warmed_with_shards_of_selected_documents(shards: str, tmp_path: Path) -> None:
+    keep = write_list(tmp_path / "keep.csv", [(2, 1), (3, 4)])
+    with make_loader(Stream(shards, select=keep), local=tmp_path / "cache") as loader:
+        assert warm_cache(loader).is_all
+    assert len(list((tmp_path / "cache").rglob("shard.*.mds"))) == 2
+
+
+def test_documents_by_index_refuse_a_selection(shards: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has select or drop, but Documents read all documents"):
+        Documents(Stream(shards, select="good"), local=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])

@@ -226,6 +226,8 @@ def _streams(plan: WorkerPlan) -> Iterator[Setting]:
         if dataset.num_left_out:
             total = len(dataset.shards) + dataset.num_left_out
             shards = f"the first {len(dataset.shards):,} of {counted(total, 'shard')}"
+        if (selected := recipe.selected[stream]) is not None:
+            share = f", of which {selected.num_selected:,} are selected{share}"
         note = f"samples{kind} in {shards}{share}, from {url}"
         origin = STATE if dataset.num_left_out else DATA
         yield Setting(f"stream {label}", samples, origin, note)

@@ -236,7 +236,8 @@ def estimate_tokens(
 def _as_stream(dataset: str | os.PathLike[str] | Stream, split: str | None) -> Stream:
     if not isinstance(dataset, Stream):
         return Stream(os.fspath(dataset), split=split)
-    return replace(dataset, fim=None)  # lengths are stored before documents are cut
+    # lengths are stored of all documents, before they are cut
+    return replace(dataset, fim=None, select=None, drop=None)
 
 
 def _open(

@@ -287,7 +287,8 @@ def draw_corpus_lengths(
     """Draw a length for each sample of a recipe's corpus. `draw` is the random seed."""
     datasets = tuple(_DrawnLengths(each, draw + 1) for each in streams)
     digest = f"drawn-{draw}"
-    return length_files.CorpusLengths(datasets, recipe.corpus.stream_starts, digest, ())
+    starts, selection = recipe.corpus.stream_starts, recipe.selection
+    return length_files.CorpusLengths(datasets, starts, digest, (), selection)
 
 
 def relative_error(streams: Sequence[StreamSample]) -> float:

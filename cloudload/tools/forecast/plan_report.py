@@ -61,6 +61,11 @@ def _stream(each: StreamPlan, plan: RunPlan) -> str:
     tokens = each.tokens.with_unit("tokens", "token")
     epochs = each.epochs.with_unit("epochs", "epoch")
     text = f"{_describe_share(each.share)} of tokens; {tokens}; {epochs}"
+    if each.selected < each.samples:
+        text += (
+            f"; {each.selected:,} of {each.samples:,} documents selected, for whose bytes "
+            f"{each.egress:.2f} times as many are fetched"
+        )
     if all(other.last_step is None for other in plan.streams):
         return text
     if each.last_step is None or each.tail_rows is None:

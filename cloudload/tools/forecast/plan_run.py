@@ -237,15 +237,29 @@ class _Forecast:
         totals = [max(1, int(each[:, TOKENS].sum())) for each in counts]
         shares = [value / total for value, total in zip(own, totals, strict=True)]
         last_step, tail_rows = self._find_end(stream)
+        samples, selected = (
+            int(np.diff(self._corpus.stream_starts)[stream]),
+            self._recipe.selected[stream],
+        )
         return StreamPlan(
             name=self._recipe.labels[stream],
             tokens=cases.summarize(own, is_exact=is_exact, error=math.hypot(error, cases.error)),
             epochs=self._count_epochs(range(stream, stream + 1), error),
             share=cases.summarize(shares, is_exact=is_exact, error=math.hypot(error, cases.error)),
-            samples=int(np.diff(self._corpus.stream_starts)[stream]),
+            samples=samples,
+            selected=samples if selected is None else selected.num_selected,
+            egress=self._measure_egress(stream),
             last_step=last_step,
             tail_rows=tail_rows,
         )
+
+    def _measure_egress(self, stream: int) -> float:
+        """Return the bytes of shards that an epoch fetches for each byte of their documents."""
+        table = self._corpus.datasets[stream].table
+        first = int(np.searchsorted(self._corpus.shard_starts, self._corpus.stream_starts[stream]))
+        read = self._recipe.read_of_shards[first : first + len(table)]
+        own = read / np.maximum(1, table.samples) * table.stored_bytes
+        return float(table.stored_bytes[read > 0].sum() / max(1.0, own.sum()))
 
     def _find_end(self, stream: int) -> tuple[Figure | None, Figure | None]:
         """Return a stream's last step and number of tail rows; None if it does not end."""

@@ -112,6 +112,11 @@ class StreamPlan:
     """The stream's share of the run's tokens, from 0 to 1."""
     samples: int
     """Number of samples in the stream."""
+    selected: int
+    """Number of samples that the run reads; less than `samples` with `select` or `drop`."""
+    egress: float
+    """Bytes of the shards that an epoch fetches, for each byte of the documents that it reads: 1
+    without a selection. Documents are assumed to be equally large within a shard."""
     last_step: Figure | None = None
     """The step with the stream's last row. None if the stream does not end in the run, or if the
     run is not a mixture with `epochs` or `max_epochs`."""

@@ -113,9 +113,11 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
         order = reading.lengths.walkers[index].orders(epoch)
         assert isinstance(order, SeekableOrder)
         uses = order.uses()
+        is_read = reading.recipe.read_of_shards[uses.shards + first_shard] > 0
         for lane in range(lanes.num_lanes):
             # a lane reads documents of one canonical node only
-            own = np.flatnonzero(uses.nodes == lanes.first_positions[lane] % lanes.num_nodes)
+            is_own = uses.nodes == lanes.first_positions[lane] % lanes.num_nodes
+            own = np.flatnonzero(is_own & is_read)
             begins, ends = (
                 _ordinals_at(lanes, lane, epoch, rounds[own])
                 for rounds in (uses.first_rounds, uses.stop_rounds)
@@ -124,7 +126,7 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
             # the lane's row at an ordinal, between the rows at which its cursor was computed
             firsts, lasts = (np.interp(each, cursors[:, lane], rows) for each in (begins, ends))
             # prefetching reaches beyond the lane's last document in the run
-            is_read = begins < cursors[-1, lane] + reading.documents_ahead[index]
+            is_begun = begins < cursors[-1, lane] + reading.documents_ahead[index]
             uses_of_lane = ShardUses(
                 np.full(len(own), lane_hosts[lane]),
                 np.full(len(own), epoch),
@@ -132,9 +134,9 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
                 firsts.astype(np.int64),
                 lasts.astype(np.int64),
             )
-            yield uses_of_lane.take(is_read), False
+            yield uses_of_lane.take(is_begun), False
             if (tail_start := reading.tail_starts[index]) < reading.num_rows:
-                uses_of_lane = uses_of_lane.take(is_read & (lasts > tail_start))
+                uses_of_lane = uses_of_lane.take(is_begun & (lasts > tail_start))
                 yield from _share_tail(uses_of_lane, tail_start, int(lane_hosts.max()) + 1)
 
 
@@ -251,7 +253,7 @@ def _list_others(reading: NodeReads, index: int, find: _ShardFinder, firsts: Int
         ordinals, lanes = np.nonzero(is_left)
         ordinals += start
         found, rows = walker.measure(lanes, ordinals), later[ordinals, lanes]
-        is_there = found.sizes != tables.Size.ABSENT
+        is_there = (found.sizes != tables.Size.ABSENT) & (found.sizes != tables.Size.DESELECTED)
         is_passed = is_there & (found.tokens == 0) & (rows < NEVER)
         # a rank that makes rows of other ranks' lanes never reads their documents without tokens
         yield from find.list_uses(
