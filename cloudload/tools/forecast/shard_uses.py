@@ -253,7 +253,7 @@ def _list_others(reading: NodeReads, index: int, find: _ShardFinder, firsts: Int
         ordinals, lanes = np.nonzero(is_left)
         ordinals += start
         found, rows = walker.measure(lanes, ordinals), later[ordinals, lanes]
-        is_there = (found.sizes != tables.Size.ABSENT) & (found.sizes != tables.Size.DESELECTED)
+        is_there = found.sizes != tables.Size.ABSENT
         is_passed = is_there & (found.tokens == 0) & (rows < NEVER)
         # a rank that makes rows of other ranks' lanes never reads their documents without tokens
         yield from find.list_uses(
@@ -274,10 +274,14 @@ class _ShardFinder:
     def __init__(self, reading: NodeReads, index: int) -> None:
         self._component = component = reading.recipe.components[index]
         self._orders = reading.lengths.walkers[index].orders
-        self._starts = np.cumsum(component.shard_sizes) - component.shard_sizes
+        self._corpus, self._selection = reading.corpus, reading.recipe.selection
         self._share, self._sharers = reading.share, reading.sharers
         self._num_rows = reading.num_rows
-        self._first = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
+
+    def _find_samples(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+        """The epoch of each document, and its sample in the corpus: int64 [documents] each."""
+        epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
+        return epochs, self._orders.samples_at(epochs, positions) + self._component.first_sample
 
     def list_uses(
         self, lanes: Ints, ordinals: Ints, rows: Ints, *, is_ahead: bool = False
@@ -286,6 +290,9 @@ class _ShardFinder:
 
         If several nodes make rows of a lane, each of them may fetch all of the lane's documents.
         """
+        if self._selection is not None:
+            is_read = self._selection.of(self._find_samples(lanes, ordinals)[1])
+            lanes, ordinals, rows = (each[is_read] for each in (lanes, ordinals, rows))
         found = self.find(lanes, ordinals, rows, lanes)
         if self._sharers is None:
             yield found, is_ahead
@@ -297,7 +304,11 @@ class _ShardFinder:
 
     def find(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints) -> ShardUses:
         """Return the uses of documents in rows of the run. `row_lanes` are the rows' lanes."""
-        epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
-        samples = self._orders.samples_at(epochs, positions)
-        shards = np.searchsorted(self._starts, samples, side="right") - 1 + self._first
-        return ShardUses(find_nodes(self._share, row_lanes, rows), epochs, shards, rows, rows)
+        epochs, samples = self._find_samples(lanes, ordinals)
+        return ShardUses(
+            find_nodes(self._share, row_lanes, rows),
+            epochs,
+            self._corpus.shards_of(samples),
+            rows,
+            rows,
+        )
