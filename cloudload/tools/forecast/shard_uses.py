@@ -75,7 +75,8 @@ def find_uses(reading: NodeReads) -> FoundUses:
         is_seekable = isinstance(reading.lengths.walkers[index].orders(0), SeekableOrder)
         list_uses = _list_documents if is_listed or not is_seekable else _list_blocks
         is_listed &= list_uses is _list_documents
-        for uses, is_ahead in list_uses(reading, index):
+        for found, is_ahead in list_uses(reading, index):
+            uses = found.take(recipe.read_of_shards[found.shards] > 0)
             own = uses.take((uses.first_rows < reading.num_rows) & (not is_ahead))
             own = own._replace(last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
             # join parts as they arrive to save memory: a part has a use per document and row
@@ -113,11 +114,9 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
         order = reading.lengths.walkers[index].orders(epoch)
         assert isinstance(order, SeekableOrder)
         uses = order.uses()
-        is_read = reading.recipe.read_of_shards[uses.shards + first_shard] > 0
         for lane in range(lanes.num_lanes):
             # a lane reads documents of one canonical node only
-            is_own = uses.nodes == lanes.first_positions[lane] % lanes.num_nodes
-            own = np.flatnonzero(is_own & is_read)
+            own = np.flatnonzero(uses.nodes == lanes.first_positions[lane] % lanes.num_nodes)
             begins, ends = (
                 _ordinals_at(lanes, lane, epoch, rounds[own])
                 for rounds in (uses.first_rounds, uses.stop_rounds)
@@ -126,7 +125,7 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
             # the lane's row at an ordinal, between the rows at which its cursor was computed
             firsts, lasts = (np.interp(each, cursors[:, lane], rows) for each in (begins, ends))
             # prefetching reaches beyond the lane's last document in the run
-            is_begun = begins < cursors[-1, lane] + reading.documents_ahead[index]
+            is_read = begins < cursors[-1, lane] + reading.documents_ahead[index]
             uses_of_lane = ShardUses(
                 np.full(len(own), lane_hosts[lane]),
                 np.full(len(own), epoch),
@@ -134,9 +133,9 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
                 firsts.astype(np.int64),
                 lasts.astype(np.int64),
             )
-            yield uses_of_lane.take(is_begun), False
+            yield uses_of_lane.take(is_read), False
             if (tail_start := reading.tail_starts[index]) < reading.num_rows:
-                uses_of_lane = uses_of_lane.take(is_begun & (lasts > tail_start))
+                uses_of_lane = uses_of_lane.take(is_read & (lasts > tail_start))
                 yield from _share_tail(uses_of_lane, tail_start, int(lane_hosts.max()) + 1)
 
 
@@ -272,7 +271,7 @@ class _ShardFinder:
     """Finds the shards of a component's documents, and the nodes that fetch them."""
 
     def __init__(self, reading: NodeReads, index: int) -> None:
-        self._component = component = reading.recipe.components[index]
+        self._component = reading.recipe.components[index]
         self._orders = reading.lengths.walkers[index].orders
         self._corpus, self._selection = reading.corpus, reading.recipe.selection
         self._share, self._sharers = reading.share, reading.sharers
