@@ -3,6 +3,7 @@ conversion, on every world, and a file that is damaged or that changes is an err
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -138,7 +139,7 @@ def test_any_lines_in_any_cuts_are_the_records_of_a_conversion_each_once(
     converted = convert(folder / "in", folder / "out", skip_bad=True, rejects=str(rejects))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(line_index, "SHARD_BYTES", shard_bytes)
-        patch.setattr(line_index, "_check_key", lambda *_: None)
+        patch.setattr(line_index, "_check_first_records", lambda *_: None)
         virtual = open_folder(index(folder / "in", folder / "index"))
     found = samples_of(virtual, folder / "cache")
     good = [sample for sample in found if not sample[1].startswith(b"\xff") and sample[1]]
@@ -355,6 +356,42 @@ def test_a_transform_gets_all_fields_and_none_for_those_that_a_record_lacks(
     assert found == [ids_of(f"{'t' if n % 2 else None}/x{n}/{n}") for n in range(9)]
 
 
+def test_conversations_need_no_text(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        {"messages": [{"role": "user", "content": "a" * n}, {"role": "assistant", "content": "b"}]}
+        for n in range(1, 9)
+    ]
+    write_lines(tmp_path / "a.jsonl", [*rows, {"text": "x", "messages": rows[0]["messages"]}])
+    virtual = index(tmp_path / "a.jsonl", tmp_path / "index", all_columns=True)
+    with open_epoch(virtual, tmp_path / "cache", transform=describe_messages) as loader:
+        found = [ids for _, ids in sorted(read_all(loader).items())]
+    assert found == [ids_of(f"None {n}") for n in range(1, 9)] + [ids_of("x 1")]
+    write_lines(tmp_path / "b.jsonl", rows)
+    virtual = index(tmp_path / "b.jsonl", tmp_path / "without-text", all_columns=True)
+    columns = open_folder(virtual).datasets[0].table.column_sets()
+    assert [[column.name for column in each] for each in columns] == [["id", "messages"]]
+    with pytest.raises(
+        DatasetError, match=r"no column 'text'\. If column 'messages' contains conv"
+    ):
+        make_loader(virtual, local=tmp_path / "cache")
+
+
+def describe_messages(sample: dict[str, Any]) -> str:
+    return f"{sample['text']} {len(sample['messages'][0]['content'])}"
+
+
+@pytest.mark.parametrize("name", ["meta.text", "text"])
+def test_the_field_of_the_documents_is_a_column_also_with_all_columns(
+    tmp_path: Path, name: str
+) -> None:
+    rows = [{"meta": {"text": text}, "text": "no", "n": 1} for text in DOCUMENTS]
+    write_lines(tmp_path / "a.jsonl", rows)
+    virtual = index(tmp_path / "a.jsonl", tmp_path / "index", text_key=name, all_columns=True)
+    with open_epoch(virtual, tmp_path / "cache", text_key=name) as loader:
+        found = [ids for _, ids in sorted(read_all(loader).items())]
+    assert found == [ids_of(text if name == "meta.text" else "no") for text in DOCUMENTS]
+
+
 def test_records_with_thousands_of_fields_are_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", [{f"user-{n}": 1} for n in range(1_001)])
     with pytest.raises(DatasetError, match=r"have 1,002 different fields.* at most 1,000 columns"):
@@ -369,7 +406,6 @@ def test_records_with_thousands_of_fields_are_refused(tmp_path: Path) -> None:
     [
         (b'{"id": "d3", "text": null}', r"\(id 'd3'\) has null in column 'text'"),
         (b'{"text": 7}', r"\(id 'a\.jsonl:4'\) is a bad record: the field 'text' is an integer"),
-        (b'{"body": "x"}', r"is a bad record: the record has no field 'text'\. Its fields are: bo"),
         (b'{"text": ', r"is a bad record: the record is invalid JSON \(Expecting value at column"),
         (b'{"text": "\xff"}', r"is a bad record: the record is not UTF-8 \(byte 0xff at offset 10"),
         (b"[1]", r"is a bad record: the record is not an object, but a list"),
@@ -396,6 +432,25 @@ def test_a_bad_record_keeps_its_sample_and_on_error_decides(
     assert len(read_all(skipping)) == 8
 
 
+def test_a_record_without_the_only_field_that_is_read_is_bad_and_its_fields_are_named(
+    tmp_path: Path,
+) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"text": "a"}, {"body": "x"}])
+    message = r"bad record: the record has no field 'text'\. Its fields are: body"
+    virtual = index(tmp_path / "a.jsonl", tmp_path / "index")
+    with (
+        pytest.raises(DatasetError, match=message),
+        open_epoch(virtual, tmp_path / "cache") as loader,
+    ):
+        rows_of(loader)
+    virtual = index(tmp_path / "a.jsonl", tmp_path / "all", all_columns=True)
+    with (
+        pytest.raises(DatasetError, match="has null in column 'text'"),
+        open_epoch(virtual, tmp_path / "cache") as loader,
+    ):
+        rows_of(loader)
+
+
 # ---------------------------------------------------------------- damaged files
 
 
@@ -415,14 +470,22 @@ def test_a_compressed_file_that_was_cut_off_is_named(tmp_path: Path, suffix: str
         ("a.jsonl", '{"text": "a"}\n'.encode("utf-16-le"), "UTF-16"),
         ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         ("a.json", b'\xef\xbb\xbf [{"text": "a"}]', "is a JSON array, not JSON Lines"),
+        ("a.jsonl", b'[{"text": "a"},\n{"text": "b"},\n', "is a JSON array, not JSON Lines"),
+        ("a.jsonl", "caf\xe9\n".encode("cp1252"), "records are bad: the record is not UTF-8"),
+        ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "records are bad: .* starts like UTF-16"),
+        ("a.jsonl", gzip.compress(b"{}"), r"records are bad: .* Rename the file to end in \.gz"),
+        ("a.jsonl", b"\n \n", "found no records in the 1 file"),
     ],
 )
+@pytest.mark.parametrize("all_columns", [False, True])
 def test_a_file_that_is_not_json_lines_is_named(
-    tmp_path: Path, name: str, data: bytes, message: str
+    tmp_path: Path, name: str, data: bytes, message: str, all_columns: bool
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(DatasetError, match=rf"{re.escape(name)} .*{message}"):
-        index(tmp_path / name, tmp_path / "index")
+    with pytest.raises(DatasetError, match=message) as caught:
+        index(tmp_path / name, tmp_path / "index", all_columns=all_columns)
+    assert str(tmp_path / name) in str(caught.value)
+    assert not (tmp_path / "index").exists()
 
 
 def test_a_line_above_the_limit_of_a_record_is_an_error(

@@ -354,16 +354,19 @@ def title_and_text(sample: dict[str, Any]) -> str:
 def test_a_transform_gets_all_columns_with_their_nulls(tmp_path: Path) -> None:
     when = datetime.datetime(2024, 2, 29, 12)
     rows = [
-        {"title": None if n % 2 else f"t{n}", "text": f"x{n}", "when": when, "n": n, "raw": b"\xff"}
+        {
+            "title": None if n % 2 else f"t{n}",
+            "text": None if n % 3 == 1 else f"x{n}",
+            **{"when": when, "n": n, "raw": b"\xff"},
+        }
         for n in range(9)
     ]
     write_parquet(tmp_path / "a.parquet", rows, row_group_size=4)
     options = {"transform": title_and_text}
     with open_epoch(str(tmp_path / "a.parquet"), tmp_path / "cache", **options) as loader:
         found = [ids for _, ids in sorted(read_all(loader).items())]
-    titles = ["None" if n % 2 else f"t{n}" for n in range(9)]
     time = "2024-02-29 12:00:00.000000"
-    assert found == [ids_of(f"{title}/x{n}/{time}/{n}") for n, title in enumerate(titles)]
+    assert found == [ids_of(f"{row['title']}/{row['text']}/{time}/{row['n']}") for row in rows]
 
 
 def test_other_columns_have_the_same_json_as_after_a_conversion(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ A shard names its lines in the index like a compressed file:
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -174,6 +175,8 @@ class LineEncoder:
         try:
             if fields is None:
                 raise BadRecordError(problem)
+            if key is not None:
+                _require_field(fields, key)
             values = [_encode_value(column, fields, name) for column in self.columns]
         except BadRecordError as error:
             bad = BAD_RECORD + str(error)[:_MOST_PROBLEM_CHARACTERS].encode("utf-8", "replace")
@@ -183,15 +186,23 @@ class LineEncoder:
         return writer.join_values(self.columns, values)
 
 
-def _encode_value(column: shard_entries.Column, fields: Mapping[str, Any], name: str) -> bytes:
-    """Encode a record's value of a column. Raises `BadRecordError` if it has no valid one."""
+def _require_field(fields: Mapping[str, Any], key: str) -> None:
+    """Raise `BadRecordError` if a record lacks the only field that is read."""
     try:
-        value = record_values.find_field(fields, column.name)
+        record_values.find_field(fields, key)
     except KeyError:
-        value = None
-        if column.encoding == "str" and column.name != ID_KEY:
-            known = record_values.describe_fields(fields)
-            raise BadRecordError(f"the record has no field {column.name!r}{known}") from None
+        known = record_values.describe_fields(fields)
+        raise BadRecordError(f"the record has no field {key!r}{known}") from None
+
+
+def _encode_value(column: shard_entries.Column, fields: Mapping[str, Any], name: str) -> bytes:
+    """Encode a record's value of a column, or null if the record lacks it.
+
+    Raises `BadRecordError` if the value is not valid.
+    """
+    value = None
+    with contextlib.suppress(KeyError):
+        value = record_values.find_field(fields, column.name)
     if column.encoding == "json":
         return record_values.encode_json(value, column.name)[0].encode()
     if column.name == ID_KEY:

@@ -28,7 +28,7 @@ ID_KEY = "id"
 
 NULL_TEXT = b"\xffnull"
 """The text of a sample whose document is null in a file that is read where it is. It is not valid
-UTF-8, so that every reader fails on it as on any other bad document."""
+UTF-8, so that every reader of the text fails on it as on any other bad document."""
 BAD_RECORD = b"\xffbad: "
 """The start of each value of a sample whose record is bad in such a file. The problem follows."""
 
@@ -379,11 +379,12 @@ def _explain(error: Exception) -> str:
 def decode_value(encoding: str, data: bytes) -> Any:
     """Decode the bytes of a value in a column. A value of an ndarray is a read-only array.
 
+    A null text is None, so that code which gets a whole sample may read its other columns.
     Raises `DatasetError` for an encoding other than str, bytes, json, ndarray, and `FIXED_FORMATS`.
     Raises `ValueError`, `RecursionError` or `struct.error` if the bytes do not fit the encoding.
     """
     if encoding == "str":
-        return data.decode("utf-8")
+        return None if data == NULL_TEXT else data.decode("utf-8")
     if encoding == "bytes":
         return data
     if encoding == "json":

@@ -126,6 +126,11 @@ def index_files(
         reading = line_index.LineReading(choice, is_json, processes, executor, progress)
         index = line_index.build_line_index(found, reading, folder)
     table = parse_index(index, str(found.location))
+    if not len(table):
+        raise DatasetError(
+            f"found no records in the {counted(len(found.files), 'file')} of {found.location}. "
+            "Check the location"
+        )
     if target.join(shard_entries.INDEX_NAME).create(index) != index:
         raise ConvertError(
             f"{target} has another index. Choose another folder, or delete its "

@@ -136,10 +136,10 @@ def _count_part(
         lines += data.count(b"\n")
         records += json_records.count_records(data, is_first=is_first)
         size += len(data)
+        if is_first:
+            _check_first_records(part.file, data, None if choice.has_others else choice.key)
         if choice.has_others:
-            keys |= _find_keys(data, is_first=is_first)
-        elif is_first:
-            _check_key(part.file, data, choice.key)
+            keys |= _find_keys(data, choice.key, is_first=is_first)
         on_bytes(block.input_bytes)
     return _Counted(first, lines, records, size, running.hexdigest(), frozenset(keys))
 
@@ -151,45 +151,80 @@ def _check_block(file: InputFile, block: LinesBlock) -> None:
             f"{file.display_name} cannot be read as JSON Lines: {block.damage}. Repair the file, "
             "or leave it out"
         )
-    start = block.data.removeprefix(file_content.BYTE_ORDER_MARK) if not block.start.offset else b""
-    if file.format == "json" and start.lstrip().startswith(b"["):
-        raise DatasetError(
-            f"{file.display_name} is a JSON array, not JSON Lines. Write one object per line, or "
-            "convert the file (cloudload convert)"
-        )
+    if file.format == "json" and not block.start.offset and _starts_list(block.data):
+        raise _array(file)
 
 
-def _check_key(file: InputFile, data: bytes, key: str | None) -> None:
-    """Raise `DatasetError` if none of a file's first records has the field of the documents."""
-    fields: Mapping[str, Any] | None = None
-    lines = json_records.split_lines(data, is_first=True)
-    for _, line in itertools.islice(lines, _RECORDS_CHECKED if key is not None else 0):
-        fields = json_records.parse_line(line)[0] or fields
-        with contextlib.suppress(KeyError):
-            record_values.find_field(fields or {}, str(key))
+def _starts_list(data: bytes) -> bool:
+    return data.removeprefix(file_content.BYTE_ORDER_MARK).lstrip().startswith(b"[")
+
+
+def _array(file: InputFile) -> DatasetError:
+    return DatasetError(
+        f"{file.display_name} is a JSON array, not JSON Lines. Write one object per line, or "
+        "convert the file (cloudload convert)"
+    )
+
+
+def _check_first_records(file: InputFile, data: bytes, key: str | None) -> None:
+    """Raise `DatasetError` if none of a file's first records can be read, or has the field `key`.
+
+    With None, the records need not have a field of the documents.
+    """
+    known: Mapping[str, Any] | None = None
+    first_problem: str | None = None
+    lines = (line for _, line in json_records.split_lines(data, is_first=True) if line.strip())
+    for line in itertools.islice(lines, _RECORDS_CHECKED):
+        fields, problem = json_records.parse_line(line)
+        if fields is not None and (key is None or _has_field(fields, key)):
             return
-    if fields is not None:
+        known, first_problem = fields or known, first_problem or problem
+    if known is not None:
         raise DatasetError(
             f"{file.display_name}: the first records have no field {key!r}"
-            f"{record_values.describe_fields(fields)}. Set text_key (--text-key) to the field that "
+            f"{record_values.describe_fields(known)}. Set text_key (--text-key) to the field that "
             "has the text, or tokens_key (--tokens-key)"
+        )
+    if first_problem is not None and _starts_list(data):
+        raise _array(file)
+    if first_problem is not None:
+        raise DatasetError(
+            f"{file.display_name} cannot be read as JSON Lines, because all of its first records "
+            f"are bad: {first_problem}. Repair the file, or leave it out"
         )
 
 
-def _find_keys(data: bytes, *, is_first: bool) -> set[str]:
-    """The names of the fields of all records. Bad records have none."""
+def _has_field(fields: Mapping[str, Any], name: str) -> bool:
+    with contextlib.suppress(KeyError):
+        record_values.find_field(fields, name)
+        return True
+    return False
+
+
+def _find_keys(data: bytes, key: str | None, *, is_first: bool) -> set[str]:
+    """The names of the fields of all records, and `key` if a record has it. Bad records have none.
+
+    The field `key` may be nested.
+    """
     keys = set[str]()
     for _, line in json_records.split_lines(data, is_first=is_first):
         fields, _ = json_records.parse_line(line)
-        if fields is not None and not keys >= fields.keys():
+        if fields is None:
+            continue
+        if not keys >= fields.keys():
             keys |= fields.keys()
+        if key is not None and key not in keys and _has_field(fields, key):
+            keys.add(key)
     return keys
 
 
 def _plan_columns(
     found: virtual_index.ListedFiles, reading: LineReading, keys: Iterable[str]
 ) -> tuple[shard_entries.Column, ...]:
-    """The columns of all shards, sorted by name: `id`, the documents, and JSON of other fields."""
+    """The columns of all shards, sorted by name: `id`, the documents, and JSON of other fields.
+
+    With all columns, that of the documents exists if a record has it: conversations have no text.
+    """
     key = reading.choice.key
     encodings = dict.fromkeys(keys, "json") | {"id": "str"}
     if len(encodings) > _MOST_COLUMNS:
@@ -198,7 +233,7 @@ def _plan_columns(
             f"index has at most {_MOST_COLUMNS:,} columns. Omit all_columns (--all-columns), or "
             "convert the files, keeping some fields (cloudload convert --keep)"
         )
-    if key is not None and key != "id":
+    if key is not None and key != "id" and (key in encodings or not reading.choice.has_others):
         encodings[key] = "json" if reading.is_json else "str"
     return tuple(
         shard_entries.Column.of(name, encoding) for name, encoding in sorted(encodings.items())
