@@ -244,6 +244,24 @@ def test_an_index_may_be_beside_the_files_and_a_conversion_leaves_it_out(tmp_pat
     )
     (tmp_path / "in").rename(tmp_path / "moved")
     assert texts_of(open_folder(tmp_path / "moved"), tmp_path / "cache") == DOCUMENTS
+    with pytest.raises(
+        DatasetError, match=r"moved has an index\.json\. To read it, pass '.*moved'"
+    ):
+        make_loader(str(tmp_path / "moved" / "*.json.gz"))
+
+
+def test_what_is_stored_beside_files_in_a_folder_below_is_no_input(tmp_path: Path) -> None:
+    expected = convert(write_line_corpus(tmp_path / "in" / "sub", DOCUMENTS), tmp_path / "a")
+    index(tmp_path / "in" / "sub", tmp_path / "in" / "sub")
+    count(tmp_path / "in" / "sub")
+    write_lines(tmp_path / "in" / "sub" / "selections" / "good" / "selection.json", [{"rule": {}}])
+    index(tmp_path / "in", tmp_path / "in" / "of-all")
+    index(tmp_path / "in", tmp_path / "index")  # again
+    assert texts_of(open_folder(tmp_path / "index"), tmp_path / "cache") == DOCUMENTS
+    found = convert(tmp_path / "in", tmp_path / "b")
+    assert (
+        texts_of(found, tmp_path / "cache") == texts_of(expected, tmp_path / "cache") == DOCUMENTS
+    )
 
 
 @pytest.mark.parametrize("data", ["in", "in/*.jsonl", "in/part-000.jsonl"])
@@ -473,7 +491,11 @@ def test_a_compressed_file_that_was_cut_off_is_named(tmp_path: Path, suffix: str
         ("a.jsonl", b'[{"text": "a"},\n{"text": "b"},\n', "is a JSON array, not JSON Lines"),
         ("a.jsonl", "caf\xe9\n".encode("cp1252"), "records are bad: the record is not UTF-8"),
         ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "records are bad: .* starts like UTF-16"),
-        ("a.jsonl", gzip.compress(b"{}"), r"records are bad: .* Rename the file to end in \.gz"),
+        (
+            "a.jsonl",
+            gzip.compress(b"{}", mtime=0),
+            r"records are bad: .* Rename the file to end in \.gz",
+        ),
         ("a.jsonl", b"\n \n", "found no records in the 1 file"),
     ],
 )

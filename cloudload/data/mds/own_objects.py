@@ -49,6 +49,7 @@ SELECTIONS = re.compile(
     rf"{SELECTIONS_FOLDER}/{SELECTION_NAME.pattern}/"
     r"(selection\.json|\d{5,}-[0-9a-f]{16}\.bits)(\.[0-9a-f]{12}\.\d+\.part)?"
 )
+_BESIDE_FILES = re.compile(f"(.*/)?({LENGTHS.pattern}|{SELECTIONS.pattern})")
 TEMPORARY = re.compile(
     _SEGMENT + r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp"
 )
@@ -62,6 +63,14 @@ def is_of_dataset(name: str) -> bool:
     return name in (shard_entries.INDEX_NAME, REPORT_NAME) or any(
         pattern.fullmatch(name) for pattern in (SHARD, LENGTHS, SELECTIONS, TEMPORARY)
     )
+
+
+def is_beside_files(name: str) -> bool:
+    """Whether an object is what cloudload stores beside the files of any folder that it reads.
+
+    Such are token lengths and selections. An index is not recognized by its name.
+    """
+    return _BESIDE_FILES.fullmatch(name) is not None
 
 
 def refuse_to_hide(location: str, names: Iterable[str]) -> None:

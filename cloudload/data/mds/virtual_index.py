@@ -132,7 +132,7 @@ def list_raw_files(location: Location, is_wanted: Callable[[str], bool], what: s
     pairs = [
         (file, name)
         for file, name in zip(listing.files, names, strict=True)
-        if is_wanted(name or file.url) and not own_objects.is_of_dataset(name)
+        if is_wanted(name or file.url) and not _is_own(location.at(file.url), name)
     ]
     files, names = tuple(file for file, _ in pairs), [name for _, name in pairs]
     index = urls.join_url(root, shard_entries.INDEX_NAME)
@@ -148,6 +148,18 @@ def list_raw_files(location: Location, is_wanted: Callable[[str], bool], what: s
     folder = folder if names == [""] else root
     is_pinned = urls.scheme_of(root) == "hf"
     return ListedFiles(location, location.at(folder), files, is_pinned, has_index)
+
+
+def _is_own(file: Location, name: str) -> bool:
+    """Whether cloudload wrote a file, given its name, which may be in a folder below."""
+    if own_objects.is_of_dataset(name) or own_objects.is_beside_files(name):
+        return True
+    if name.rpartition("/")[2] != shard_entries.INDEX_NAME:
+        return False
+    with contextlib.suppress(DatasetError):
+        parse_index(file.read(shard_entries.MOST_INDEX_BYTES), file.url)
+        return True
+    return False
 
 
 def build_index(found: ListedFiles, choice: ColumnChoice, folder: str = "") -> bytes:

@@ -182,12 +182,11 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
 
 
 def _leave_out_own(location: str, found: FolderFiles) -> FolderFiles:
-    """Leave out what cloudload stores beside raw files: lengths, selections, and an index of them.
+    """Leave out what cloudload stores beside raw files: lengths, selections, and indexes of them.
 
     Raises `ConvertError` if there is nothing else.
     """
-    patterns = own_objects.LENGTHS, own_objects.SELECTIONS
-    own = {file.name for file in found.files if any(each.fullmatch(file.name) for each in patterns)}
+    own = {file.name for file in found.files if own_objects.is_beside_files(file.name)}
     own |= {file.name for file in found.files if _is_virtual_index(file)}
     files = [file for file in found.files if file.name not in own]
     if not files:
@@ -200,7 +199,7 @@ def _leave_out_own(location: str, found: FolderFiles) -> FolderFiles:
 
 
 def _is_virtual_index(file: InputFile) -> bool:
-    if file.name != shard_entries.INDEX_NAME:
+    if file.name.rpartition("/")[2] != shard_entries.INDEX_NAME:
         return False
     return virtual_index.is_virtual(file.location.read(shard_entries.MOST_INDEX_BYTES))
 
