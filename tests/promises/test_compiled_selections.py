@@ -245,6 +245,17 @@ def test_parquet_files_are_selected_by_columns_that_a_run_does_not_read(tmp_path
     assert read(folder, tmp_path) == expected
 
 
+def test_an_index_of_json_lines_has_a_selection(tmp_path: Path, cli: Callable[..., Any]) -> None:
+    (tmp_path / "files").mkdir()
+    for part in range(2):
+        rows = [{"text": f"text {part} {row}", "score": row} for row in range(30)]
+        lines = "\n".join(map(json.dumps, rows))
+        (tmp_path / "files" / f"{part}.jsonl").write_text(f"{lines}\n")
+    cli("index", tmp_path / "files", tmp_path / "index", "--all-columns")
+    select(tmp_path / "index", where="score in (3, 29)")
+    assert read(tmp_path / "index", tmp_path) == {3, 29, 33, 59}
+
+
 # ---------------------------------------------------------------- errors
 
 

@@ -216,19 +216,10 @@ def _identity_of(shard: shard_entries.ShardInfo) -> str:
     if shard.is_virtual:
         return f"{shard.part.file} {shard.part.digest}"
     columns = [(column.name, column.encoding) for column in shard.columns]
-    return f"{shard.raw.bytes} {sorted(shard.raw.hashes.items())} {columns}"
+    return f"{shard.identity} {columns}"
 
 
 # ---------------------------------------------------------------- the file of a group
-
-
-@dataclass(frozen=True)
-class GroupBits:
-    """The selected samples of a group."""
-
-    selection: Selection
-    selected: int
-    """Number of selected samples."""
 
 
 def encode_bits(flags: Flags) -> bytes:
@@ -239,7 +230,7 @@ def encode_bits(flags: Flags) -> bytes:
     return _START.pack(_MAGIC, _VERSION, len(text)) + text + packed
 
 
-def decode_bits(data: bytes) -> GroupBits:
+def decode_bits(data: bytes) -> Selection:
     """Decode the file of a group. Raises a `ValueError` that says what is wrong with it."""
     if len(data) < _START.size:
         raise ValueError(f"the file has {len(data):,} bytes, which is too short")
@@ -259,20 +250,19 @@ def decode_bits(data: bytes) -> GroupBits:
     found = Selection(bits, samples)
     if found.num_selected != selected:
         raise ValueError(f"the file has {found.num_selected:,} selected samples, not {selected:,}")
-    return GroupBits(found, selected)
+    return found
 
 
 def list_group(shards: SelectionRange, data: bytes) -> SelectionGroup:
     """The entry of a group in the index, given its file. Raises `ValueError` if it is damaged."""
     found = decode_bits(data)
-    if found.selection.num_samples != shards.samples:
+    if found.num_samples != shards.samples:
         raise ValueError(
-            f"the file has {found.selection.num_samples:,} samples, but its shards have "
-            f"{shards.samples:,}"
+            f"the file has {found.num_samples:,} samples, but its shards have {shards.samples:,}"
         )
     digest = hashlib.sha256(data).hexdigest()
     return SelectionGroup(
-        shards.name, digest, len(data), shards.samples, found.selected, shards.digest
+        shards.name, digest, len(data), shards.samples, found.num_selected, shards.digest
     )
 
 
@@ -291,7 +281,7 @@ def read_selected(folder: Location, index: SelectionIndex, dataset: Dataset) -> 
         try:
             if len(data) != group.bytes or hashlib.sha256(data).hexdigest() != group.hash:
                 raise ValueError("the size or hash of the file differs from the one in the index")
-            found = decode_bits(data).selection
+            found = decode_bits(data)
             if found.num_samples != group.samples:
                 raise ValueError(f"the file has {found.num_samples:,} samples")
             return found.read(0, group.samples)
