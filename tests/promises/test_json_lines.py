@@ -244,9 +244,7 @@ def test_an_index_may_be_beside_the_files_and_a_conversion_leaves_it_out(tmp_pat
     )
     (tmp_path / "in").rename(tmp_path / "moved")
     assert texts_of(open_folder(tmp_path / "moved"), tmp_path / "cache") == DOCUMENTS
-    with pytest.raises(
-        DatasetError, match=r"moved has an index\.json\. To read it, pass '.*moved'"
-    ):
+    with pytest.raises(DatasetError, match=r"has an index, so pass the folder: .*moved"):
         make_loader(str(tmp_path / "moved" / "*.json.gz"))
 
 
