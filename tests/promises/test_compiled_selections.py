@@ -321,6 +321,8 @@ def test_the_command_prints_the_report_and_check_finds_nothing_wrong(
     shown = cli("select", data, "good", "--where", "score >= 3", "--json", "--processes", 1).out
     assert json.loads(shown)["selected"] == sum(number % 7 >= 3 for number in range(SIZE))
     assert "leftover" not in cli("check", data).out
+    expected = f"selection    good: {json.loads(shown)['selected']:,} documents"
+    assert expected in cli("info", data).out
     assert len(read(data, tmp_path)) == json.loads(shown)["selected"]
 
 

@@ -159,6 +159,21 @@ def read_selection(folder: Location) -> tuple[SelectionIndex, bytes] | None:
         raise _damaged(location, error) from error
 
 
+def list_selections(dataset: Dataset) -> dict[str, SelectionIndex]:
+    """The indexes of the selections beside a dataset, by name.
+
+    Raises `StoreError` if they cannot be listed, and the errors of `read_selection`.
+    """
+    folder = dataset.location.join(own_objects.SELECTIONS_FOLDER)
+    names = {
+        item.url.split("/")[-2]
+        for item in folder.list_if_exists()
+        if item.url.endswith(f"/{INDEX_NAME}")
+    }
+    found = {name: read_selection(selection_location(dataset, name)) for name in sorted(names)}
+    return {name: each[0] for name, each in found.items() if each is not None}
+
+
 def _damaged(location: Location, error: Exception) -> DatasetError:
     return DatasetError(
         f"cannot use the selection in {location}: {error}. Remove its folder and run cloudload "

@@ -32,6 +32,7 @@ from cloudload.data import (
     open_shard_start,
     own_objects,
     redact,
+    selections,
     shard_entries,
 )
 from cloudload.errors import StoreError
@@ -185,6 +186,8 @@ class DatasetInfo:
     """Number of samples of each dataset of a glob, by its name; empty for a single dataset."""
     warnings: tuple[str, ...] = ()
     """Problems that a loader would also mention, such as large row groups."""
+    selections: Mapping[str, int] = field(default_factory=dict)
+    """Number of documents of each selection beside the dataset, by name."""
 
     def to_json(self) -> str:
         """Return the summary as indented JSON."""
@@ -213,6 +216,8 @@ class DatasetInfo:
         yield f"  written by   {self.writer or 'unknown'}"
         if self.index_hash:
             yield f"  index        sha256 {self.index_hash[:16]}"
+        for name, selected in self.selections.items():
+            yield f"  selection    {name}: {counted(selected, 'document')}"
         source = ""
         if self.sample_bytes is not None and self.sample_bytes.count < self.samples:
             samples = counted(self.sample_bytes.count, "sample")
@@ -295,7 +300,17 @@ def read_info(
             for stream, each in zip(streams, found, strict=True)
         },
         warnings=tuple(text for each in found for text in list_warnings(each)),
+        selections=_count_selected(found[0]) if is_one else {},
     )
+
+
+def _count_selected(dataset: Dataset) -> dict[str, int]:
+    """The number of documents of each selection; none if the store does not list them."""
+    try:
+        found = selections.files.list_selections(dataset)
+    except StoreError:
+        return {}
+    return {name: index.selected for name, index in found.items()}
 
 
 def spread_items(items: Sequence[Item], most: int | None) -> Sequence[Item]:
