@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -335,6 +336,47 @@ def test_a_wrong_list_is_refused_at_the_start(
     path.write_text(content)
     with pytest.raises(DatasetError, match=message):
         make_loader(choose(shards, option, path), local=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", f"shard,index\n0,{'9' * 5_000}", "row 1 of .* has the index '999"),
+        ("a.jsonl", '{"shard": [0], "index": 1}', r"row 1 of .* has the shard \[0\], but"),
+        ("a.jsonl", '{"shard": 0, "index": {}}', r"row 1 of .* has the index \{\}, but the shard"),
+        ("a.jsonl", '[{"shard": 0, "index": 1}]', "row 1 of .* lacks a value of shard or index"),
+        ("a.jsonl", '{"shard": 0, "index": 1', r"a\.jsonl cannot be read as jsonl"),
+    ],
+)
+def test_values_that_name_no_sample_are_refused(
+    shards: str, tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DatasetError, match=message):
+        make_loader(Stream(shards, select=str(tmp_path / name)), local=tmp_path / "cache")
+
+
+def test_a_damaged_parquet_list_is_named(shards: str, tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "list.parquet"
+    columns = {"shard": [0] * 5_000, "index": list(range(5_000))}
+    parquet.write_table(pa.table(columns), path, compression="zstd", use_dictionary=False)
+    whole = path.read_bytes()
+    page, footer = whole[:40] + bytes(200) + whole[240:], whole[:-60] + b"\xff" * 20 + whole[-40:]
+    twice = io.BytesIO()
+    arrays = [pa.array([0])] * 3
+    parquet.write_table(pa.Table.from_arrays(arrays, ["shard", "index", "index"]), twice)
+    for damaged in (page, footer, whole[:-9], b"", twice.getvalue()):
+        path.write_bytes(damaged)
+        with pytest.raises(DatasetError, match=r"list\.parquet cannot be read as parquet: "):
+            make_loader(Stream(shards, select=str(path)), local=tmp_path / "cache")
+
+
+def test_any_text_may_stand_beside_a_listed_sample(shards: str, tmp_path: Path) -> None:
+    path = tmp_path / "list.jsonl"
+    path.write_bytes('{"shard": 0, "index": 1, "title": "a\u2028b\u0085c"}\r\n\r\n'.encode())
+    with make_loader(Stream(shards, select=str(path)), local=tmp_path / "cache") as loader:
+        assert "of which 1 are selected" in list_settings(loader)
 
 
 def test_a_name_that_was_not_compiled_is_refused_with_the_command(

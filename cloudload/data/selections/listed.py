@@ -29,6 +29,7 @@ SHARD, INDEX = "shard", "index"
 FORMATS = ("parquet", "jsonl", "csv")
 MOST_BYTES = 1 << 28
 _MOST_NAMED = 20
+_MOST_DIGITS = 30  # Python refuses to read thousands of digits
 
 
 class MissingColumnError(DatasetError):
@@ -59,7 +60,8 @@ class ListedSamples:
         )
         found = np.empty(len(self.shards), np.int64)
         for row, (shard, index) in enumerate(zip(self.shards, self.indices, strict=True)):
-            number = numbers.get(shard, _as_number(shard))
+            known = numbers.get(shard) if isinstance(shard, str) else None
+            number = _as_number(shard) if known is None else known
             if number is None or not 0 <= number < len(sizes):
                 raise self._wrong(row, f"the shard {shard!r:.200}, but {dataset.location} has none")
             within = _as_number(index)
@@ -111,7 +113,8 @@ def read_listed_columns(
         if kind == "csv":
             rows: list[Any] = list(csv.DictReader(io.StringIO(text, newline="")))
         else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            # not `splitlines`, because JSON may have other ends of lines, such as U+2028, in text
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     except (ValueError, csv.Error, RecursionError) as error:
         raise DatasetError(
             f"{location} cannot be read as {kind}: {error!r:.300}. Repair the file"
@@ -131,11 +134,16 @@ def _read_parquet(location: Location, data: bytes, names: Sequence[str]) -> list
             f"{location} is a Parquet file, which cloudload reads with pyarrow. Run: pip install "
             "pyarrow"
         ) from error
-    file = pyarrow.parquet.ParquetFile(io.BytesIO(data))
-    has = file.schema_arrow.names
-    if not set(names) <= set(has):
-        raise _lacking(location, "", names, has)
-    table = file.read(list(names))
+    try:
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(data))
+        has = file.schema_arrow.names
+        if not set(names) <= set(has):
+            raise _lacking(location, "", names, has)
+        if twice := [name for name in names if has.count(name) > 1]:
+            raise ValueError(f"two columns are named {twice[0]!r}")
+        table = file.read(list(names))
+    except (pyarrow.ArrowException, OSError) as error:  # OSError for damaged pages and footers
+        raise ValueError(str(error)) from error
     if any(table.column(name).null_count for name in names):
         raise _lacking(location, "a row of ", names, has)
     return [table.column(name).to_pylist() for name in names]
@@ -159,7 +167,7 @@ def _number_shards(dataset: Dataset) -> dict[str, int]:
 
 
 def _as_number(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
