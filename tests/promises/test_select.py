@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -132,6 +133,26 @@ def test_a_cache_is_warmed_with_shards_of_selected_documents(shards: str, tmp_pa
     with make_loader(Stream(shards, select=keep), local=tmp_path / "cache") as loader:
         assert warm_cache(loader).is_all
     assert len(list((tmp_path / "cache").rglob("shard.*.mds"))) == 2
+
+
+def test_a_run_needs_no_shard_without_selected_documents(counted: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(counted, data)
+    keep = write_list(tmp_path / "keep.csv", [(3, index) for index in range(1, 20, 2)])
+    for path in data.glob("shard.*"):
+        if path.name != "shard.00003.mds":
+            path.unlink()
+    stream = Stream(str(data), select=keep)
+    options: dict[str, Any] = {"lengths": "require", "local": tmp_path / "cache"}
+    with make_loader(stream, epochs=1, **options) as loader:
+        number = len(loader)
+        assert len(ids_of(loader)) == number
+        assert loader.stats().documents == 10
+    with make_loader(stream, **options) as loader:
+        loader.seek(1_000)
+        assert {int(row[3]) // 20 for batch in loader.take(3) for row in batch.spans.tolist()} == {
+            3
+        }
 
 
 def test_documents_by_index_refuse_a_selection(shards: str, tmp_path: Path) -> None:

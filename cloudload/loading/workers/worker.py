@@ -268,8 +268,10 @@ def check_some_lengths(recipe: Recipe, documents: LaneDocuments) -> None:
     corpus = recipe.corpus
     try:
         for shard, samples in choose_samples(corpus):
-            with _open_start(corpus, shard) as starts:
-                documents.compare(samples, DocumentReader(recipe, starts))
+            own = samples if recipe.selection is None else samples[recipe.selection.of(samples)]
+            if len(own):
+                with _open_start(corpus, shard) as starts:
+                    documents.compare(own, DocumentReader(recipe, starts))
     except StoreError as error:
         logger.info(
             "token lengths were not checked before moving to the new position, because of a store "
