@@ -295,6 +295,8 @@ def test_a_field_that_no_record_has_is_named_before_the_run(tmp_path: Path) -> N
     message = r"first records have no field 'text'. Its fields are: body, meta\.url\. Set text_key"
     with pytest.raises(DatasetError, match=message):
         index(tmp_path / "a.jsonl", tmp_path / "index")
+    with pytest.raises(DatasetError, match="the first records have no field ''"):
+        index(tmp_path / "a.jsonl", tmp_path / "index", text_key="")
     virtual = index(tmp_path / "a.jsonl", tmp_path / "index", text_key="meta.url")
     with pytest.raises(DatasetError, match=r"has no column 'text'\. .* columns: meta\.url"):
         make_loader(virtual, local=tmp_path / "cache")

@@ -373,6 +373,7 @@ def test_inputs_and_options_without_partitions_are_refused(corpus: Path, tmp_pat
     rows_of_text = iter([{"text": "a"}])
     options: dict[str, Any] = {"error": ValueError, "partition_by": "folder"}
     refuse("accepts only files", rows_of_text, tmp_path / "out", **options)
+    refuse("is empty. Use folder", corpus, error=ValueError, partition_by="")
     refuse("cannot be combined yet", corpus, skip_bad=True, rejects=tmp_path / "r", **options)
     refuse("no folder|is not in a folder", corpus / "law" / "b.jsonl", partition_by="folder")
 

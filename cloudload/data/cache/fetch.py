@@ -215,7 +215,7 @@ class Fetcher:
                     return
                 if attempt == 1:
                     logger.warning("%s %s. Fetching it again", location, fault)
-        raise DatasetError(describe_second_fault(location, str(fault)))
+        raise DatasetError(describe_second_fault(location, info, str(fault)))
 
     def _download_once(
         self, location: Location, info: shard_entries.ShardInfo, reserved: Reservation

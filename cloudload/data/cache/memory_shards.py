@@ -89,7 +89,7 @@ class MemoryShards:
             logger.warning("%s %s. Fetching it again", location, shard)
             shard = self._open(*self._fetch(dataset, info), info, location)
         if isinstance(shard, str):
-            raise DatasetError(describe_second_fault(location, shard))
+            raise DatasetError(describe_second_fault(location, info, shard))
         return shard
 
     def _fetch(self, dataset: Dataset, info: shard_entries.ShardInfo) -> Stored:

@@ -89,12 +89,14 @@ def decompress_checked(
     return fault and f"{fault}, after decompression"
 
 
-def describe_second_fault(location: Location, fault: str) -> str:
+def describe_second_fault(location: Location, info: shard_entries.ShardInfo, fault: str) -> str:
     """The message about a shard whose first and second downloads were invalid."""
+    repair = "convert or copy the shard again"
+    if info.is_virtual:
+        repair = "restore the file, or index it again to another location (cloudload index)"
     return (
         f"{location} {fault}. This was the second invalid download. If the dataset was "
-        "republished during the run, restart to read its new index. Otherwise, convert or copy "
-        "the shard again"
+        f"republished during the run, restart to read its new index. Otherwise, {repair}"
     )
 
 

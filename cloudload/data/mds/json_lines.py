@@ -68,8 +68,8 @@ def read_json_lines(
     yield from _encode(data, lines, encoder, running)
     if transfer.checks_hash and running.hexdigest() != lines.digest:
         raise FileFaultError(
-            f"has lines with the hash {running.hexdigest()}, but they had {lines.digest} when they "
-            "were indexed"
+            f"has changed since it was indexed: the hash of its lines was {lines.digest}, and is "
+            f"now {running.hexdigest()}"
         )
 
 

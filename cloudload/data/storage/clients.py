@@ -76,8 +76,9 @@ def check_tag(url: str, expected: str, found: str) -> None:
     if expected and found and expected != found:
         raise StoreError(
             f"{redact(url)} changed since it was listed: its version was {expected}, and is now "
-            f"{found}. Restore the previous version, or start the run again, or the conversion "
-            "with cloudload convert --overwrite"
+            f"{found}. Restore the previous version. Otherwise, start the run again, or the "
+            "conversion with cloudload convert --overwrite. If the file is listed in a stored "
+            "index, first index it again to another location (cloudload index)"
         )
 
 

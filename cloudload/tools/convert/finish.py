@@ -208,8 +208,8 @@ def finish_dataset(
         first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""
         raise ConvertError(
             f"found no documents in {planned.describe_inputs()} (empty documents: "
-            f"{report.empty:,}, bad records: {report.bad:,}).{first} No dataset was written. Check "
-            "the input and text_key (--text-key)"
+            f"{report.empty:,}, bad records: {report.bad:,}).{first} No dataset was written to "
+            f"{run.location}. Check the input and text_key (--text-key)"
         )
     for name in (name for name, split in report.splits.items() if not split["documents"]):
         logger.warning(

@@ -116,7 +116,8 @@ def index_files(
         )
     if urls.is_local(files):
         files = os.path.abspath(urls.local_path(files))
-    choice = ColumnChoice(tokens_key or text_key or TEXT_KEY, has_others=all_columns)
+    given = text_key if tokens_key is None else tokens_key
+    choice = ColumnChoice(TEXT_KEY if given is None else given, has_others=all_columns)
     is_beside = urls.same_or_inside(target.url, files) and urls.same_or_inside(files, target.url)
     folder = "" if is_beside else files
     if virtual_index.is_parquet(found.files[0].url):

@@ -95,7 +95,7 @@ def join_inputs(
     if like is not None:
         if tokens_key is not None and text_key != TEXT_KEY:
             raise ValueError("text_key and tokens_key are both set. Omit one of them")
-        key = tokens_key or text_key
+        key = text_key if tokens_key is None else tokens_key
         choice = ColumnChoice(key, has_others=all_columns or key is None)
         return [ShardIndex(Stream(os.fspath(like)).url, choice)]
     if tokens_key is not None or all_columns:

@@ -34,9 +34,13 @@ def divide(
 ) -> dict[str, list[FolderFiles]]:
     """Divide the files of inputs into partitions, in the order of their names.
 
-    Each partition has all inputs, some perhaps without files. Raises `ValueError` for inputs that
-    are not files, and `ConvertError` for a file that has no partition.
+    Each partition has all inputs, some perhaps without files. Raises `ValueError` for an empty
+    name, and for inputs that are not files, and `ConvertError` for a file that has no partition.
     """
+    if not by:
+        raise ValueError(
+            "partition_by (--partition-by) is empty. Use folder, or the NAME of folders NAME=VALUE"
+        )
     folders = [item for item in listed if isinstance(item, FolderFiles) and item.root != "-"]
     if len(folders) < len(listed):
         raise ValueError(
