@@ -94,11 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command line, `--help` and `--version`.
     """
     prepare_streams()
-    parser = make_parser()
-    if not (sys.argv[1:] if arguments is None else arguments):
-        parser.print_help(sys.stderr)
-        return 2
-    options = parser.parse_args(arguments)
+    try:
+        parser = make_parser()
+        if not (sys.argv[1:] if arguments is None else arguments):
+            parser.print_help(sys.stderr)
+            return 2
+        options = parser.parse_args(arguments)
+    except KeyboardInterrupt:  # while the command's modules are loaded
+        print_message(f"interrupted. {command.UNCHANGED}")
+        return 130
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EscapingFormatter("%(message)s"))
     level = logging.WARNING if options.quiet else logging.INFO

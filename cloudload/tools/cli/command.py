@@ -35,6 +35,9 @@ _OF_CHAT = re.compile(r"\b(?:chat=)?Chat\(([^()]*)\)|\b([a-z_]+) of Chat\b")
 _KEPT = "\0"
 _IN_WORDS = {"None": "none"}
 
+UNCHANGED = "Nothing was changed"
+"""What an interrupt leaves behind, unless a command says otherwise."""
+
 
 class HelpLayout(argparse.HelpFormatter):
     """Help that fits the terminal, with a usage that does not repeat the options.
@@ -144,7 +147,7 @@ def read_docstring(add_options: Callable[..., Any]) -> tuple[str, str, str, str]
 def set_up(
     parser: CommandParser,
     run: Callable[[argparse.Namespace], int],
-    after_interrupt: str = "Nothing was changed",
+    after_interrupt: str = UNCHANGED,
 ) -> Callable[..., Any]:
     """Prepare a command's parser, and return its `add_argument`.
 

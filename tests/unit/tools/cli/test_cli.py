@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from cloudload import cli, convert_to_mds, export_rows
 from cloudload.tools.cli.command import in_words_of_options
+from cloudload.tools.cli.convert_command import add_convert
 from testkit.corpora import byte_tokenizer
 
 
@@ -26,6 +28,17 @@ def test_without_a_command_the_commands_are_listed(cli: Any) -> None:
     printed = cli(status=2)
     assert printed.out == ""
     assert re.search(r"\n    convert +convert raw corpora", printed.err)
+
+
+def test_an_interrupt_while_a_command_is_loaded_is_one_line(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cloudload.tools.cli._COMMANDS", (functools.wraps(add_convert)(load),))
+    printed = cli("convert", "corpus", "out", status=130)
+    assert (printed.out, printed.err) == ("", "cloudload: interrupted. Nothing was changed\n")
 
 
 @pytest.mark.parametrize(
