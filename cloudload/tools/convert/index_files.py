@@ -85,7 +85,8 @@ def index_files(
         data: a file, a folder, or a glob of Parquet files, or of JSON Lines files.
         out: the folder or URL of the index. It may be the folder of the files.
         split: the subfolder of `data` to index, such as `train`.
-        text_key: the column that holds the document, by default `text`.
+        text_key: the column that holds the document, by default `text`. With `all_columns`, the
+            files need not have it, because conversations have no text.
         tokens_key: the column that holds the documents as token IDs, instead of `text_key`.
         all_columns: index all columns, for a run with a transform or with conversations. Those of
             JSON Lines files are all fields that any record has.
