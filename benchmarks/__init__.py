@@ -25,6 +25,7 @@
     start.shard_sizes       for the first batch, by the size of the shards
     start.resume            for the first batch after a resume
     start.membership        for the next step after a rank was killed
+    start.items             for documents by index, from a store and from the cache
     start.trace             for the documents of steps far past a state
 
 `scale`: what do millions of shards, billions of documents, and thousands of ranks cost?

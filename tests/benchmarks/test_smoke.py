@@ -261,6 +261,13 @@ def test_trace_finds_what_the_run_read(corpus: Path) -> None:
     assert row["s to trace 10 steps"] > 0
 
 
+def test_items_reports_documents_from_a_store_and_from_the_cache(corpus: Path) -> None:
+    [rows] = run_json("start.items", "--corpus", str(corpus)).values()
+    assert [row["documents"] for row in rows] == [300] * 6
+    assert all(row["cold documents/s"] > 0 and row["warm documents/s"] > 0 for row in rows)
+    assert all(row["MB"] > 0.1 for row in rows)
+
+
 @pytest.mark.long
 def test_losses_reports_costs_and_sizes(corpus: Path) -> None:
     training, log = run_json(
