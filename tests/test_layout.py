@@ -43,7 +43,14 @@ FLOORS = {
     "data": ["file_kinds storage", "file_content", "mds", "cache", "selections"],
     "rows": ["trained", "tokenization packing", "chat fill_middle"],
     "loading": [
-        *("batch workers", "delivery", "current_run", "preparation", "reader", "loader"),
+        *(
+            "batch selected_order workers",
+            "delivery",
+            "current_run",
+            "preparation",
+            "reader",
+            "loader",
+        ),
         "evaluation row_dataset document_dataset",
     ],
     "tools": [

@@ -6,7 +6,8 @@
     docs.queue()       documents that finish out of order        rollouts of reinforcement learning
 
 Index k is position k of the canonical order, epoch after epoch, so it names the same sample on any
-world and in any process. Only what was delivered or finished counts as done:
+world and in any process. If documents are selected, only these have indices, in the same order.
+Only what was delivered or finished counts as done:
 
     batches    a state is the next index                     0 1 2 3 | 4 5 …
     queue      a state is a frontier, and what is done       done done done | 3 - 5 - 7
@@ -38,12 +39,22 @@ from cloudload.config import (
     as_streams,
     checks,
 )
-from cloudload.data import ID_KEY, Corpus, Retry, ShardCache, cache_folder, open_corpus, urls
+from cloudload.data import (
+    ID_KEY,
+    Corpus,
+    Retry,
+    ShardCache,
+    cache_folder,
+    open_corpus,
+    selections,
+    urls,
+)
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loading.current_run import log_left_out
 from cloudload.loading.delivery.world import current_environment
+from cloudload.loading.selected_order import SelectedOrder
 from cloudload.order import EpochOrders
-from cloudload.run import Component, find_saved_shards, find_streams, order_corpus
+from cloudload.run import Component, find_saved_shards, find_streams, order_corpus, state_fields
 from cloudload.system import Ints, Spares, option_help
 
 Document = dict[str, Any]
@@ -71,15 +82,17 @@ class DocumentPlace:
 
 @dataclass(frozen=True)
 class _Order:
-    """The samples of a corpus in their global order."""
+    """The selected samples of a corpus in their global order."""
 
     config: RowsConfig
     corpus: Corpus
+    selection: selections.CorpusSelection | None
+    """The samples that have an index; None if all of them have."""
     cache_root: Path
 
     @cached_property
     def component(self) -> Component:
-        """The streams of the corpus, in one order."""
+        """The streams of the corpus, in one order, which does not depend on the selection."""
         return order_corpus(self.config, self.corpus, (None,) * len(self.labels))
 
     @property
@@ -106,19 +119,48 @@ class _Order:
         found = find_saved_shards(self.corpus, streams, wanted, shards, str(state.get("choose")))
         if found is None or found == self.shards:
             return self
-        return replace(self, corpus=self.corpus.take(found))
+        corpus = self.corpus.take(found)
+        selection = self.selection and self.selection.take(corpus)
+        return replace(self, corpus=corpus, selection=selection)
 
     def open(self) -> EpochOrders:
         return self.component.orders(self.cache_root)
 
+    @cached_property
+    def num_documents(self) -> int:
+        """The number of indices of an epoch."""
+        sampling, corpus = self.component.sampling, self.corpus
+        if self.selection is None:
+            return self.component.num_positions
+        samples = np.diff(corpus.stream_starts).tolist()
+        chosen = sampling.choose if sampling else samples
+        return sum(
+            number if own is None else own.num_selected * (number // size)
+            for own, number, size in zip(self.selection.datasets, chosen, samples, strict=True)
+        )
+
+    @cached_property
+    def _selected(self) -> SelectedOrder | None:
+        if self.selection is None:
+            return None
+        return SelectedOrder(self.selection, self.component.num_positions, self.num_documents)
+
     def split(self, indices: Ints) -> tuple[Ints, Ints]:
-        """The epoch and the position in it of each index: int64 [indices] each."""
-        return np.divmod(indices, np.int64(self.component.num_positions))
+        """The epoch of each index, and the index in it: int64 [indices] each."""
+        return np.divmod(indices, np.int64(self.num_documents))
+
+    def find(self, orders: EpochOrders, indices: Ints) -> Ints:
+        """The sample in the corpus at each index: int64 [indices]."""
+        epochs, within = self.split(indices)
+        if self._selected is None:
+            return orders.samples_at(epochs, within)
+        return self._selected.samples_at(orders, epochs, within)
 
     def describe(self) -> dict[str, Any]:
         """What a state says about the order: plain JSON types."""
         order, every = self.component.order, range(len(self.corpus.datasets))
         sampling = self.component.sampling
+        selection = self.selection
         return {
             "data": self.corpus.fingerprint(every),
             "samples": self.corpus.fingerprint_samples(every),
@@ -129,6 +171,7 @@ class _Order:
             "num_canonical_nodes": self.component.lanes.num_nodes,
             "seed": order.seed,
             _STREAM_SHARDS: self.shards,
+            **({} if selection is None else {state_fields.SELECT_FIELD: selection.digest}),
         }
 
 
@@ -149,12 +192,7 @@ class _DocumentSource:
 
     def find(self, indices: Ints) -> Ints:
         """The sample in the corpus at each index: int64 [indices]."""
-        epochs, positions = self._order.split(indices)
-        samples = np.empty_like(indices)
-        for epoch in np.unique(epochs).tolist():
-            own = epochs == epoch
-            samples[own] = self._orders(epoch)[positions[own]]
-        return samples
+        return self._order.find(self._orders, indices)
 
     def read(self, samples: Ints) -> list[Document]:
         """Read samples of the corpus, in their order. Fetches each of their shards once."""
@@ -250,7 +288,9 @@ class Documents(torch.utils.data.Dataset[Document]):
     each other.
 
     Args:
-        data: as for `CloudLoader`. `proportion` is not possible.
+        data: as for `CloudLoader`. `proportion` is not possible. With `select` or `drop`, only the
+            selected documents have indices, and `repeat` must be a whole number.
+        select: the `select` of `data`, if it is one location.
         columns: the columns to read, by default all. A document lacks those that its shard lacks.
         shuffle: as for `CloudLoader`, and so are `shuffle_algo`, `shuffle_block_size`,
             `num_canonical_nodes`, `seed`, `local`, `cache_limit`, `download_threads`, `verify`, and
@@ -268,6 +308,7 @@ class Documents(torch.utils.data.Dataset[Document]):
         self,
         data: str | os.PathLike[str] | Stream | Sequence[str | Stream],
         *,
+        select: str | None = None,
         columns: Sequence[str] | None = None,
         shuffle: bool = RowsConfig.shuffle,
         shuffle_algo: ShuffleAlgorithm = RowsConfig.shuffle_algo,
@@ -282,7 +323,7 @@ class Documents(torch.utils.data.Dataset[Document]):
         retry: Retry | None = None,
     ) -> None:
         config = RowsConfig(
-            streams=find_streams(as_streams(data), retry).streams,
+            streams=find_streams(_select(as_streams(data), select), retry).streams,
             seq_len=1,
             shuffle=shuffle,
             shuffle_algo=shuffle_algo,
@@ -296,11 +337,13 @@ class Documents(torch.utils.data.Dataset[Document]):
                 "a stream has a proportion, but Documents have one order over all streams. Use "
                 "repeat or choose, or create Documents for each stream"
             )
-        if chosen := [each.label for each in config.streams if each.select or each.drop]:
-            raise ValueError(
-                f"{chosen[0]} has select or drop, but Documents read all documents. Omit it, or "
-                "convert the selected documents to a dataset of their own"
-            )
+        for stream in config.streams:
+            is_fraction = isinstance(stream.repeat, float) and not stream.repeat.is_integer()
+            if is_fraction and (stream.select or stream.drop):
+                raise ValueError(
+                    f"{stream.label} has repeat {stream.repeat!r} and select or drop, so epochs "
+                    "would have different numbers of documents. Use a whole number for repeat"
+                )
         if isinstance(columns, str):
             raise ValueError(f"columns is {columns!r}. Use a list of names")
         columns = None if columns is None else tuple(columns)
@@ -315,7 +358,11 @@ class Documents(torch.utils.data.Dataset[Document]):
         cache_folder.check_cache_folder(root, [stream.url for stream in config.streams])
         corpus = open_corpus([each.locate(retry or Retry()) for each in config.streams], root)
         _check_columns(corpus, columns or ())
-        order = _Order(config, corpus, root)
+        selected = tuple(
+            selections.open_selection(dataset, stream.select, stream.drop, root)
+            for dataset, stream in zip(corpus.datasets, config.streams, strict=True)
+        )
+        order = _Order(config, corpus, selections.CorpusSelection.join(selected, corpus), root)
         _ = order.component  # raises if the options do not suit the data
         self._epochs = epochs
         cache_folder.open_cache_folder(root)
@@ -324,7 +371,7 @@ class Documents(torch.utils.data.Dataset[Document]):
     @property
     def num_documents(self) -> int:
         """The number of documents in an epoch."""
-        return self._reading.order.component.num_positions
+        return self._reading.order.num_documents
 
     @property
     def end(self) -> int | None:
@@ -518,6 +565,18 @@ class DocumentBatches(_Place):
         self._num_iterators += 1
 
 
+def _select(streams: Sequence[Stream], select: str | None) -> Sequence[Stream]:
+    """Set the selection of the only stream. Raises `ValueError` if that is not possible."""
+    if select is None:
+        return streams
+    if len(streams) != 1 or streams[0].select is not None:
+        raise ValueError(
+            "select needs data that is one location without a selection of its own. Set select of "
+            "each Stream instead"
+        )
+    return [replace(streams[0], select=select)]
+
+
 def _check_columns(corpus: Corpus, wanted: Sequence[str]) -> None:
     """Raise `DatasetError` for a column that no shard has."""
     sets = [columns for each in corpus.datasets for columns in each.table.column_sets()]
@@ -650,6 +709,7 @@ def _check_state(state: Mapping[str, Any], order: _Order) -> None:
     """Raise `StreamChangedError` unless a state is of the same order over the same samples."""
     found = order.describe()
     del found[_STREAM_SHARDS]  # follows from the data
+    found.setdefault(state_fields.SELECT_FIELD, None)  # a state may have a selection nevertheless
     changed = [name for name in found if state.get(name) != found[name]]
     is_written_again = found["samples"] and "samples" not in changed
     if is_written_again or "data" not in changed:  # perhaps copied from shards without hashes

@@ -145,9 +145,7 @@ class Recipe:
     @cached_property
     def selection(self) -> selections.CorpusSelection | None:
         """The documents of the corpus that are read, or None if all of them are."""
-        if not any(self.selected):
-            return None
-        return selections.CorpusSelection(self.selected, self.corpus.stream_starts)
+        return selections.CorpusSelection.join(self.selected, self.corpus)
 
     @cached_property
     def read_of_shards(self) -> Ints:
@@ -287,10 +285,8 @@ class Recipe:
     def take(self, shards: Sequence[int]) -> Recipe:
         """Return a copy that reads only the first `shards[i]` shards of each stream i."""
         corpus = self.corpus.take(shards)
-        totals = np.diff(corpus.stream_starts).tolist()
-        selected = tuple(
-            each and each.take(total) for each, total in zip(self.selected, totals, strict=True)
-        )
+        selection = self.selection and self.selection.take(corpus)
+        selected = selection.datasets if selection else (None,) * len(self.selected)
         specs = specify_components(self.config, corpus, selected)
         layout, components = _settle(self.config, specs, None)
         return replace(self, corpus=corpus, selected=selected, layout=layout, components=components)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import Documents, Stream
+from cloudload import Stream
 from cloudload.errors import CacheError, DatasetError, StreamChangedError
 from cloudload.stats import COUNTS, DESELECTED
 from cloudload.testing import Leg, assert_same_rows, run_leg
@@ -153,11 +153,6 @@ def test_a_run_needs_no_shard_without_selected_documents(counted: str, tmp_path:
         assert {int(row[3]) // 20 for batch in loader.take(3) for row in batch.spans.tolist()} == {
             3
         }
-
-
-def test_documents_by_index_refuse_a_selection(shards: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has select or drop, but Documents read all documents"):
-        Documents(Stream(shards, select="good"), local=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])

@@ -117,6 +117,17 @@ class CorpusSelection:
     stream_starts: Ints
     """First sample of each dataset, and the total number of samples: int64 [datasets + 1]."""
 
+    @staticmethod
+    def join(datasets: tuple[Selection | None, ...], corpus: Corpus) -> CorpusSelection | None:
+        """Join the selections of a corpus's datasets; None if all samples are selected."""
+        return CorpusSelection(datasets, corpus.stream_starts) if any(datasets) else None
+
+    def take(self, corpus: Corpus) -> CorpusSelection | None:
+        """Return the selection of a corpus that has only the first shards of each dataset."""
+        sizes = np.diff(corpus.stream_starts).tolist()
+        datasets = [own and own.take(size) for own, size in zip(self.datasets, sizes, strict=True)]
+        return CorpusSelection.join(tuple(datasets), corpus)
+
     @property
     def digest(self) -> str:
         """Identifies the selected samples."""
