@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloudload import CloudLoader
+from cloudload import CloudLoader, Stream
 from cloudload.testing import Leg, run_leg
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader
@@ -40,10 +40,14 @@ class Corpus:
             folder / "cache",
         )
 
-    def open(self, *, mixed: bool = False, **settings: Any) -> CloudLoader:
-        """A loader of the first dataset, or of a mixture of both if `mixed`."""
+    def open(
+        self, *, mixed: bool = False, select: str | None = None, **settings: Any
+    ) -> CloudLoader:
+        """A loader of the first dataset, or of its selection `select`, or of a mixture of both
+        datasets if `mixed`."""
         defaults: dict[str, Any] = {"seq_len": 32, "local": self.cache}
-        data = streams_of(self.folder, self.other_folder) if mixed else self.folder
+        first = Stream(self.folder, select=select)
+        data = streams_of(self.folder, self.other_folder) if mixed else first
         return make_loader(data, **{**defaults, "num_workers": None, **settings})
 
     def expected_rows(self, number: int, **settings: Any) -> list[list[int]]:

@@ -98,14 +98,16 @@ def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
     if differing == "numpy":
         shuffle_differently()
     settings = options.get("settings", {})
-    is_mixed = settings.pop("mixed", False)
+    is_mixed, select = settings.pop("mixed", False), settings.pop("select", None)
     if (slow_rank := options.get("slow_rank")) is not None:
         settings |= slow_once(rank, slow_rank)
         log_waits_early(out / f"log-{rank}.txt")
     if rank == 1:
         change_data(options, is_due=True)
     loader = CloudLoader(
-        streams_of(*options["folders"]) if is_mixed else options["folders"][0],
+        streams_of(*options["folders"])
+        if is_mixed
+        else Stream(options["folders"][0], select=select),
         local=options["cache"].replace("{node}", os.environ["GROUP_RANK"]),
         tokenizer=byte_tokenizer(),
         eos=EOS,

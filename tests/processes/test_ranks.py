@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloudload import convert_to_mds
+from cloudload import convert_to_mds, select_documents
 from cloudload.errors import RanksDisagreeError
 from cloudload.testing import Leg, run_leg
 from testkit.conversions import QUIET
@@ -104,6 +104,32 @@ def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(
     assert sorted(found) == list(range(len(found)))
     expected = corpus.expected_rows(len(found), **PACKINGS[packing])
     assert [found[row] for row in range(len(found))] == expected
+
+
+def test_ranks_with_a_selection_killed_and_resumed_read_only_its_documents(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    shards = json.loads(Path(corpus.folder, "index.json").read_text())["shards"]
+    pairs = [
+        f"{shard},{index}"
+        for shard, info in enumerate(shards)
+        for index in range(shard % 2, info["samples"], 3)
+        if shard % 3
+    ]
+    (tmp_path / "keep.csv").write_text("\n".join(["shard,index", *pairs]))
+    select_documents(
+        corpus.folder, "some", keep=tmp_path / "keep.csv", out=tmp_path / "out", **QUIET
+    )
+    settings = {**PACKINGS["best_fit"], "select": str(tmp_path / "out" / "some")}
+    found: dict[int, list[int]] = {}
+    for number, run in enumerate([Run(2, 6, 1, 4, killed=True), Run(3, 4, 1, 5)]):
+        continue_run(corpus, tmp_path, number, run, found, settings=settings)
+    rows = [found[row] for row in range(8 * 12)]
+    assert rows == corpus.expected_rows(len(found), **settings)
+    assert rows != corpus.expected_rows(len(found), **PACKINGS["best_fit"])
+    stats = read_ends(tmp_path)[0]["stats"]["streams"]
+    [[documents, deselected]] = [(each["documents"], each["deselected"]) for each in stats.values()]
+    assert 0 < documents < deselected
 
 
 def test_finite_epochs_end_on_the_same_step_on_every_rank(corpus: Corpus, tmp_path: Path) -> None:

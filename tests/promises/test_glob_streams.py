@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload import Documents, Stream
+from cloudload import Documents, Stream, select_documents
 from cloudload.convert import convert_to_mds
 from cloudload.errors import DatasetError, StoreError, StreamChangedError
 from cloudload.inspect import read_info
 from cloudload.tools.count import count_tokens
 from testkit import ROOT
-from testkit.conversions import write_lines
+from testkit.conversions import QUIET, write_lines
 from testkit.corpora import byte_tokenizer, write_mds
 from testkit.counted import count, write_counted
 from testkit.loaders import make_loader, rows_of
@@ -200,6 +200,35 @@ def test_the_datasets_of_a_partitioned_conversion_are_a_mixture(tmp_path: Path) 
         assert len(rows_of(loader)) >= len(loader)
     with pytest.raises(DatasetError, match=r"or '.*/out/\*' for all of them"):
         make_loader(str(out))
+
+
+def test_each_dataset_of_a_glob_uses_its_own_selection_of_the_name(tmp_path: Path) -> None:
+    for name, size in SIZES.items():
+        scores = {"score": ("int", [*range(size)])}
+        write_mds(tmp_path / "in" / name, [f"{name} {row}" for row in range(size)], extra=scores)
+        select_documents(tmp_path / "in" / name, "good", where=f"score >= {size - 3}", **QUIET)
+    glob = Stream(f"{tmp_path}/in/*", select="good")
+    options: dict[str, Any] = {"epochs": 1, "local": tmp_path / "c"}
+    assert read(glob, **options) == read(in_a_list(tmp_path / "in", select="good"), **options)
+    with make_loader(glob, **options) as loader:
+        read_samples = {
+            (loader.stream_names[stream], sample)
+            for batch in loader
+            for _, stream, _, sample, _, _ in batch.spans.tolist()
+        }
+    expected = {(name, size - back) for name, size in SIZES.items() for back in (1, 2, 3)}
+    assert read_samples == expected
+    (tmp_path / "in" / "law" / "selections" / "good" / "selection.json").unlink()
+    with pytest.raises(DatasetError, match=r"found no selection in .*/in/law/selections/good"):
+        make_loader(glob, **options)
+
+
+@pytest.mark.parametrize("option", ["select", "drop"])
+def test_a_list_of_documents_of_a_glob_is_refused(folder: Path, option: str) -> None:
+    options: dict[str, Any] = {option: "listed.csv"}
+    glob = Stream(f"{folder}/*", **options)
+    with pytest.raises(ValueError, match=rf"of 3 datasets, and has {option}='listed.csv', a file"):
+        make_loader(glob)
 
 
 def test_documents_take_a_glob(folder: Path) -> None:

@@ -97,6 +97,24 @@ def test_fields_that_streams_do_not_have_are_shown_as_none(
     assert "tokenizer none, or an object without a name" in shown
 
 
+def test_a_selection_is_shown_with_the_documents_that_it_left_out(
+    streams: list[str], tmp_path: Path, cli: Any
+) -> None:
+    (tmp_path / "drop.csv").write_text("shard,index\n0,0\n0,3\n1,1\n")
+    data = [Stream(streams[0]), Stream(streams[1], drop=str(tmp_path / "drop.csv"))]
+    with make_loader(data, epochs=1, local=tmp_path / "cache") as loader:
+        list(loader)
+        state, path = loader.state_dict(), tmp_path / "state.json"
+    path.write_text(json.dumps(state))
+    assert [each.deselected for each in describe_state(state).streams] == [0, 3]
+    shown = cli("state", "show", path).out
+    [web, code] = [line for line in shown.splitlines() if line.startswith(("  web", "  code"))]
+    assert "not selected" not in web
+    assert " 57 documents, 3 not selected, epoch 1.000" in code
+    digest = state["select"].split(",")[1]
+    assert re.search(rf"  select +none, {digest}  \(digests of the documents that are read", shown)
+
+
 def test_a_difference_says_what_a_resume_does_about_it(
     streams: list[str], tmp_path: Path, cli: Any
 ) -> None:

@@ -26,7 +26,7 @@ from cloudload.run import (
     read_state,
     state_fields,
 )
-from cloudload.stats import DOCUMENTS, FAILED, PADDING, READ, TOKENS
+from cloudload.stats import DESELECTED, DOCUMENTS, FAILED, PADDING, READ, TOKENS
 from cloudload.system import counted, divisors, escape, reports
 
 V = TypeVar("V")
@@ -49,7 +49,7 @@ _FREE = {
 }
 _BY_STREAM = (
     *(state_fields.TOKENS_FIELD, state_fields.CHAT_FIELD, state_fields.ENCODE_FIELD),
-    *(state_fields.FIM_FIELD, state_fields.MAX_EPOCHS_FIELD),
+    *(state_fields.FIM_FIELD, state_fields.MAX_EPOCHS_FIELD, state_fields.SELECT_FIELD),
 )
 """The fields with a comma-separated value for each stream. A value may be empty."""
 _HELD = "held: a resume rejects a different value"
@@ -67,6 +67,8 @@ class StreamPosition:
     documents: int
     """Number of finished documents with tokens. With `best_fit`, this includes documents that wait
     in open rows."""
+    deselected: int
+    """Number of passed documents that `select` or `drop` left out."""
     share: float
     """Share of the run's tokens, from 0 to 1."""
     epoch: float
@@ -150,9 +152,10 @@ class StateDescription:
         yield f"  saved by cloudload {self.cloudload}; last step: {self.global_batch:,} rows"
         yield "streams"
         for name, stream in _align((each.name for each in self.streams), self.streams):
+            left_out = f"{stream.deselected:,} not selected, " if stream.deselected else ""
             yield (
                 f"  {name}  {stream.tokens:,} tokens ({stream.share:.1%}), "
-                f"{stream.documents:,} documents, epoch {stream.epoch:.3f}"
+                f"{stream.documents:,} documents, {left_out}epoch {stream.epoch:.3f}"
             )
         yield "lanes"
         for name, lane in _align((each.streams[0] for each in self.lanes), self.lanes):
@@ -288,6 +291,7 @@ def _describe_streams(saved: Saved, names: tuple[str, ...]) -> list[StreamPositi
                     names[stream],
                     each[TOKENS],
                     each[DOCUMENTS],
+                    each[DESELECTED],
                     each[TOKENS] / total,
                     num_read / max(1, documents),
                 )
