@@ -157,6 +157,22 @@ def test_the_report_says_what_a_sparse_selection_costs(data: str) -> None:
 # ---------------------------------------------------------------- data that changed
 
 
+@pytest.mark.parametrize(
+    ("option", "warning"),
+    [
+        ("keep_ids", "no document is selected. Compare the listed IDs with"),
+        ("drop_ids", "no document is left out, so the rule has no effect. Compare the listed IDs"),
+    ],
+)
+def test_ids_that_are_not_in_the_data_are_reported(
+    data: str, tmp_path: Path, option: str, warning: str
+) -> None:
+    (tmp_path / "ids.txt").write_text("document 5\ndocument 6\n")  # the data has doc-5
+    report = select(data, **{option: tmp_path / "ids.txt"})
+    assert warning in "\n".join(report.describe())
+    assert select(data, "some", where="score > 2").warning is None
+
+
 @pytest.mark.parametrize(("options", "is_read"), [({"where": "score < 9"}, False), ({}, True)])
 def test_appended_documents_follow_the_default_until_it_is_compiled_again(
     tmp_path: Path, options: dict[str, Any], is_read: bool

@@ -57,6 +57,16 @@ class SelectReport:
     seconds: float = 0.0
     """Duration of this call, in seconds."""
 
+    @property
+    def warning(self) -> str | None:
+        """Why the rule is probably not what was meant: it selects no documents, or all of them."""
+        if 0 < self.selected < self.samples:
+            return None
+        effect = "left out, so the rule has no effect" if self.selected else "selected"
+        by_id = any(name in self.rule for name in ("keep_ids", "drop_ids"))
+        hint = ". Compare the listed IDs with those of cloudload head" if by_id else ""
+        return f"no document is {effect}{hint}"
+
     def to_json(self) -> str:
         """Return the report as indented JSON."""
         return reports.to_json(self)
@@ -67,6 +77,8 @@ class SelectReport:
         of = counted(self.samples, "document")
         yield f"{self.dataset}: {self.selected:,} of {of} ({share})"
         yield f"  selection  {self.location}"
+        if self.warning:
+            yield f"  warning    {self.warning}"
         for name, value in self.rule.items():
             yield f"  {name:9}  {value}"
         share = _share(self.selected_bytes, self.raw_bytes)
