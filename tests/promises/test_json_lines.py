@@ -359,6 +359,30 @@ def test_token_ids_are_read(tmp_path: Path) -> None:
         assert read_all(loader) == {(0, n): ids for n, ids in enumerate(documents) if ids}
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"ids": [1', "the record is invalid JSON"),
+        (b'{"ids": [1], "author": "\xe9"}', "the record is not UTF-8"),
+        (b"[1, 2]", "the record is not an object, but a list"),
+        (b'{"ids": [1, null]}', "the value is not a list of integers"),
+        (b'{"x": 1}', "the value is not a list of integers"),
+    ],
+)
+def test_a_line_without_token_ids_is_an_error_with_its_problem(
+    tmp_path: Path, line: bytes, problem: str
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(encode_lines([{"ids": [1, 2]}]) + line)
+    virtual = index(tmp_path / "a.jsonl", tmp_path / "index", tokens_key="ids")
+    options: dict[str, Any] = {"tokens_key": "ids", "tokenizer": None, "eos": None}
+    message = rf"sample 1 of .* has no list of token IDs in the JSON column 'ids' \({problem}"
+    with (
+        pytest.raises(DatasetError, match=message),
+        open_epoch(virtual, tmp_path / "cache", **options) as loader,
+    ):
+        rows_of(loader)
+
+
 def title_and_text(sample: dict[str, Any]) -> str:
     return f"{sample['title']}/{sample['text']}/{sample['n']}"
 

@@ -26,7 +26,7 @@ import numpy as np
 from cloudload.data.mds import shard_entries
 from cloudload.data.mds.array_values import INTEGERS_BY_CODE
 from cloudload.data.mds.dataset import Dataset
-from cloudload.data.mds.shard import ID_KEY, Shard
+from cloudload.data.mds.shard import ID_KEY, Shard, find_problem
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
 
@@ -304,9 +304,10 @@ def _parse_list(shard: Shard, sample: int, column: TokenColumn, data: memoryview
             raise ValueError("the value is not a list of integers")
     except (ValueError, RecursionError) as error:
         what = "labels" if column.has_labels else "token IDs"
+        problem = find_problem(error) or str(error)
         raise DatasetError(
             f"{shard.where(sample)} has no list of {what} in the JSON column {column.name!r} "
-            f"({str(error)[:200]}). Write the dataset again"
+            f"({problem[:200]}). Write the dataset again"
         ) from error
     return ids.astype("<i8").data.cast("B")
 

@@ -327,8 +327,7 @@ class Shard:
 
     def _refuse_bad_record(self, sample: int, error: Exception) -> None:
         """Raise `BadDocumentError` with the problem of a bad record, if a value says one."""
-        if isinstance(error, UnicodeDecodeError) and error.object.startswith(BAD_RECORD):
-            problem = error.object.removeprefix(BAD_RECORD).decode()
+        if (problem := find_problem(error)) is not None:
             summary = f"{self.where(sample)} is a bad record: {problem}"
             raise BadDocumentError(f"{summary}. {SKIP_ADVICE}", summary=summary) from None
 
@@ -369,6 +368,13 @@ def _open_regular(path: Path) -> BinaryIO:
         file.close()
         raise DatasetError(f"{path} is not a regular file. Convert or copy the shard again")
     return file
+
+
+def find_problem(error: Exception) -> str | None:
+    """The problem of a bad record, if `error` is from decoding a value of it; otherwise None."""
+    if isinstance(error, UnicodeDecodeError) and error.object.startswith(BAD_RECORD):
+        return error.object.removeprefix(BAD_RECORD).decode()
+    return None
 
 
 def _explain(error: Exception) -> str:
