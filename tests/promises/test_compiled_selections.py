@@ -168,7 +168,8 @@ def test_ids_that_are_not_in_the_data_are_reported(
     data: str, tmp_path: Path, option: str, warning: str
 ) -> None:
     (tmp_path / "ids.txt").write_text("document 5\ndocument 6\n")  # the data has doc-5
-    report = select(data, **{option: tmp_path / "ids.txt"})
+    ids: dict[str, Any] = {option: tmp_path / "ids.txt"}
+    report = select(data, **ids)
     assert warning in "\n".join(report.describe())
     assert select(data, "some", where="score > 2").warning is None
 
