@@ -7,6 +7,7 @@
     throughput.in_place     files that are read where they are, compared with a conversion
     throughput.count        `cloudload count`, compared with the tokenizer alone
     throughput.balance      rows balanced over ranks, compared with rows as they are dealt
+    throughput.selected     a run with a selection, compared with one of all documents
     throughput.first_pass   the first pass over new text, compared with a later one
     throughput.chats        conversations, compared with TRL and transformers
     throughput.check_rules  each rule of `cloudload check`

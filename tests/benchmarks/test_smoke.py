@@ -179,6 +179,14 @@ def test_lengths_report_the_cost_of_tables_and_rows() -> None:
 
 
 @pytest.mark.long
+def test_selections_report_what_passing_documents_costs(corpus: Path) -> None:
+    tables = run_json("throughput.selected", "--corpus", str(corpus))
+    for packing, (name, [row]) in zip(("concat", "best_fit"), tables.items(), strict=True):
+        assert name.startswith(f"selected, {packing}: ")
+        assert all(row[f"{side}, M tokens per CPU s"][0] > 0 for side in ("100%", "50%", "1%"))
+
+
+@pytest.mark.long
 def test_count_reports_both_sides(corpus: Path) -> None:
     [[row]] = run_json("throughput.count", "--corpus", str(corpus)).values()
     assert row["count / bare"] > 0
