@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -378,18 +380,131 @@ def test_inputs_and_options_without_partitions_are_refused(corpus: Path, tmp_pat
     refuse("no folder|is not in a folder", corpus / "law" / "b.jsonl", partition_by="folder")
 
 
-def test_a_partition_without_documents_does_not_keep_others_from_being_finished(
-    corpus: Path, tmp_path: Path
-) -> None:
+# ---------------------------------------------------------------- partitions without documents
+
+
+@pytest.fixture
+def with_empty(corpus: Path, tmp_path: Path) -> Path:
+    """The corpus, and partitions whose files have no documents."""
     shutil.copytree(corpus, tmp_path / "in")
-    write_lines(tmp_path / "in" / "empty" / "a.jsonl", [""])
-    refuse("found no documents in empty/a.jsonl", tmp_path / "in", tmp_path / "out", **BY_FOLDER)
-    assert {path.parent.name for path in (tmp_path / "out").glob("*/index.json")} == {
-        "code",
-        "law",
-        "science",
-    }
-    assert not (tmp_path / "out" / "partitions.json").exists()
+    (tmp_path / "in" / "a_none").mkdir()
+    (tmp_path / "in" / "a_none" / "a.jsonl").touch()
+    write_lines(tmp_path / "in" / "blank" / "a.jsonl", ["", ""])
+    return tmp_path / "in"
+
+
+def folders(out: Path) -> set[str]:
+    return {path.name for path in out.iterdir() if path.is_dir()}
+
+
+@pytest.mark.parametrize("splits", [None, "train=0.8,val=0.2"])
+def test_a_partition_without_documents_is_listed_and_has_no_folder(
+    with_empty: Path, tmp_path: Path, splits: str | None
+) -> None:
+    out, options = tmp_path / "out", BY_FOLDER | {"splits": splits}
+    report = convert_to_mds(with_empty, out, **options)
+    assert folders(out) == {"code", "law", "science"}
+    found = listed(out)["partitions"]
+    assert {name for name, each in found.items() if not each["documents"]} == {"a_none", "blank"}
+    assert any("no documents, so no dataset: a_none, blank" in line for line in report.describe())
+    before = dataset_bytes(str(out))
+    for more in ({}, {"worker": "0/2"}, {"worker": "1/2"}, {"finish": True}):
+        again = convert_to_mds(with_empty, out, **options, **more)
+        assert again.already_complete
+        assert (again.partitions, again.files) == (report.partitions, report.files)
+    assert (dataset_bytes(str(out)), folders(out)) == (before, {"code", "law", "science"})
+
+
+def test_workers_share_partitions_without_documents(with_empty: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    reports = [convert_to_mds(with_empty, out, worker=f"{i}/3", **BY_FOLDER) for i in range(3)]
+    assert [bool(report.unfinished_segments) for report in reports] == [True, True, False]
+    assert folders(out) == {"code", "law", "science"}
+    convert_to_mds(with_empty, tmp_path / "alone", **BY_FOLDER)
+    assert dataset_bytes(str(out)) == dataset_bytes(str(tmp_path / "alone"))
+
+
+class Overtaken(ThreadPoolExecutor):
+    """Runs units after another run, which begins after this one, has finished the same job."""
+
+    def __init__(self, finish_job: Callable[[], Any]) -> None:
+        super().__init__(1)
+        self._jobs = [finish_job]
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        while self._jobs:
+            self._jobs.pop()()
+        return super().submit(function, *args, **kwargs)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_another_overtakes_finds_the_job_finished(
+    with_empty: Path, tmp_path: Path, overwrite: bool
+) -> None:
+    out = tmp_path / "out"
+    if overwrite:
+        convert_to_mds(with_empty, out, **BY_FOLDER | {"shard_bytes": 3_000})
+    with Overtaken(partial(convert_to_mds, with_empty, out, **BY_FOLDER)) as executor:
+        report = convert_to_mds(
+            with_empty, out, **BY_FOLDER, executor=executor, overwrite=overwrite
+        )
+    assert report.already_complete
+    assert folders(out) == {"code", "law", "science"}
+    convert_to_mds(with_empty, tmp_path / "alone", **BY_FOLDER)
+    assert dataset_bytes(str(out)) == dataset_bytes(str(tmp_path / "alone"))
+
+
+@pytest.mark.parametrize("ending", ["law/index.json", "partitions.json"])
+def test_a_killed_job_with_a_partition_without_documents_resumes(
+    with_empty: Path, tmp_path: Path, ending: str
+) -> None:
+    out = tmp_path / "out"
+    convert_until_write(ending, with_empty, out, **BY_FOLDER)
+    convert_to_mds(with_empty, out, **BY_FOLDER)
+    assert folders(out) == {"code", "law", "science"}
+
+
+def test_tokens_are_counted_beside_a_partition_without_documents(
+    with_empty: Path, tmp_path: Path
+) -> None:
+    options = BY_FOLDER | {"tokenizer": byte_tokenizer()}
+    report = convert_to_mds(with_empty, tmp_path / "out", **options)
+    assert report.tokens
+    assert report.partitions["blank"]["tokens"] == 0
+    assert convert_to_mds(with_empty, tmp_path / "out", **options).tokens == report.tokens
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_partition_that_gets_its_first_documents_is_converted(
+    with_empty: Path, tmp_path: Path, append: bool
+) -> None:
+    out = tmp_path / "out"
+    first = convert_to_mds(with_empty, out, **BY_FOLDER)
+    assert convert_to_mds(with_empty, out, append=True, **BY_FOLDER).already_complete
+    write_lines(with_empty / "blank" / "b.jsonl", ["new"])
+    report = convert_to_mds(with_empty, out, append=append, **BY_FOLDER)
+    assert report.documents == first.documents + 1
+    assert texts(f"{out}/blank", tmp_path) == ["new"]
+    assert listed(out)["partitions"] == report.partitions
+
+
+def test_partitions_that_are_all_without_documents_are_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        write_lines(tmp_path / "in" / name / "x.jsonl", [""])
+    match = r"found no documents in a/x\.jsonl .*empty documents: 2, bad records: 0"
+    refuse(match, tmp_path / "in", tmp_path / "out", **BY_FOLDER)
+    assert [*(tmp_path / "out").iterdir()] == []
+    write_lines(tmp_path / "in" / "b" / "x.jsonl", ["now"])
+    assert convert_to_mds(tmp_path / "in", tmp_path / "out", **BY_FOLDER).documents == 1
+
+
+def test_partitions_whose_names_differ_only_in_case_are_refused(tmp_path: Path) -> None:
+    for name in ("EN", "en"):
+        write_lines(tmp_path / "in" / name / "a.jsonl", [name])
+    refuse("partitions 'EN' and 'en' differ only in case", tmp_path / "in", partition_by="folder")
+    convert_to_mds(f"{tmp_path}/in/e*/*", tmp_path / "out", **BY_FOLDER)
+    more = f"{tmp_path}/in/E*/*"
+    refuse("differ only in case", more, tmp_path / "out", append=True, **BY_FOLDER)
 
 
 def test_the_plan_shows_the_partitions_and_their_segments(corpus: Path, cli: Any) -> None:

@@ -158,8 +158,8 @@ class ConvertReport:
     """The values `documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split,
     by the split's name; empty without `splits`."""
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """The same values, and `tokens` if they are counted, of each partition by its name; empty
-    without `partition_by`."""
+    """The same values, `files`, `input_bytes`, and `tokens` if they are counted, of each partition
+    by its name; empty without `partition_by`. A partition without documents has no dataset."""
     hidden: int = 0
     """Number of files and folders in the input that are left out, because they are hidden,
     uncommitted, or about the data, such as `README.md`."""
@@ -200,6 +200,11 @@ class ConvertReport:
             yield f"  splits     {', '.join(splits)} (documents)"
         if self.partitions:
             yield f"  partitions {self._describe_partitions()}"
+        empty = [name for name, each in self.partitions.items() if not each["documents"]]
+        if empty and not self.unfinished_segments:
+            more = f", and {len(empty) - _MOST_SHOWN:,} more" if len(empty) > _MOST_SHOWN else ""
+            names = ", ".join(empty[:_MOST_SHOWN])
+            yield f"{_BELOW}no documents, so no dataset: {names}{more}"
         columns = (f"{name}: {encoding}" for name, encoding in self.columns.items())
         yield f"  columns    {', '.join(columns)}"
         if self.tokens is not None:
@@ -297,7 +302,7 @@ def join_reports(out: str, reports: Mapping[str, ConvertReport]) -> ConvertRepor
         **counts.to_report(),
         **{name: total(name) for name in sums.split()},
         columns={name: kind for each in several for name, kind in each.columns.items()},
-        already_complete=all(each.already_complete for each in several),
+        already_complete=all(each.already_complete or not each.documents for each in several),
         splits=_join_splits(each.splits for each in several),
         partitions={name: _total(each) for name, each in reports.items()},
         added_documents=sum(each.added_documents or 0 for each in added) if added else None,
@@ -306,7 +311,8 @@ def join_reports(out: str, reports: Mapping[str, ConvertReport]) -> ConvertRepor
 
 
 def _total(report: ConvertReport) -> dict[str, int]:
-    names = ("documents", "text_bytes", "raw_bytes", "stored_bytes", "shards")
+    names = ["documents", "files", "input_bytes", "text_bytes"]
+    names += ["raw_bytes", "stored_bytes", "shards"]
     tokens = {} if report.tokens is None else {"tokens": report.tokens}
     return {name: getattr(report, name) for name in names} | tokens
 

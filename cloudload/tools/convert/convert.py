@@ -149,7 +149,8 @@ def convert_to_mds(
         partition_by: convert each partition of the files to a dataset `out/PARTITION`, for a
             mixture. `folder`: each first folder below the input is a partition. Any other name,
             such as `lang`: the value of a folder `lang=VALUE` in a file's path is its partition.
-            `out/partitions.json` lists the datasets, and is written last.
+            `out/partitions.json` lists the partitions, also those without documents, which have no
+            dataset. It is written at the end.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: names of hash algorithms. The index contains one hash per shard and algorithm.
         shard_bytes: the maximum raw size, in bytes, of a shard with more than one document; 64 MiB

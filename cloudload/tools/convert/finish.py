@@ -136,8 +136,10 @@ def _write_lengths(
     run = planned.run
     if run.count is None:
         _warn_of_lengths(planned)
-    if run.count is None or not report.documents:
+    if run.count is None:
         return report
+    if not report.documents:
+        return replace(report, tokens=0)
     [shards] = joined.datasets.values()
     index = parse_index(b"".join(shards.index()), str(run.location))
     dataset = Dataset(run.location, index, "")
@@ -193,24 +195,26 @@ def _name_some(segments: Sequence[int]) -> str:
     return ", ".join(map(str, segments[:_MOST_NAMED])) + more
 
 
+def describe_no_documents(planned: Planned, report: ConvertReport) -> str:
+    """Describe the error of a conversion that found no documents."""
+    first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""
+    return (
+        f"found no documents in {planned.describe_inputs()} (empty documents: {report.empty:,}, "
+        f"bad records: {report.bad:,}).{first} No dataset was written to {report.out}. Check the "
+        "input and text_key (--text-key)"
+    )
+
+
 def finish_dataset(
     planned: Planned, joined: JoinedSegments, report: ConvertReport, journal: Journal
 ) -> ConvertReport:
     """Store the report and then the index of each dataset, and remove the journal.
 
-    Returns the report, with the duration added. Raises `ConvertError` if there are no documents, if
-    the shards lack or repeat a document, if a stored shard is missing or has the wrong size, or if
-    a new index would hide other datasets.
+    Returns the report, with the duration added. Raises `ConvertError` if the shards lack or repeat
+    a document, if a stored shard is missing or has the wrong size, or if a new index would hide
+    other datasets.
     """
     run = planned.run
-    if not report.documents:
-        journal.remove()
-        first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""
-        raise ConvertError(
-            f"found no documents in {planned.describe_inputs()} (empty documents: "
-            f"{report.empty:,}, bad records: {report.bad:,}).{first} No dataset was written to "
-            f"{run.location}. Check the input and text_key (--text-key)"
-        )
     for name in (name for name, split in report.splits.items() if not split["documents"]):
         logger.warning(
             "the split %s has no documents, so a loader cannot open its empty dataset. Give "

@@ -5,13 +5,14 @@
     lang     corpus/lang=de/2024/a.parquet  de            the value of the folder `lang=`
 
 The name of a partition becomes the name of a folder, so it is taken from a single folder in the
-path, as it is, and a name that is not safe for that is refused.
+path, as it is, and a name that is not safe for that is refused. So are names that differ only in
+case, because some file systems would give them one folder.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cloudload.data import own_objects, redact, urls
@@ -35,7 +36,8 @@ def divide(
     """Divide the files of inputs into partitions, in the order of their names.
 
     Each partition has all inputs, some perhaps without files. Raises `ValueError` for an empty
-    name, and for inputs that are not files, and `ConvertError` for a file that has no partition.
+    name, and for inputs that are not files, and `ConvertError` for a file that has no partition,
+    and for partitions whose names differ only in case.
     """
     if not by:
         raise ValueError(
@@ -56,7 +58,19 @@ def divide(
             # names are made unique within the partition, as if it were converted alone
             plain = replace(file, name=file_name(file.url, item.root))
             found[name][place].files.append(plain if len(folders) > 1 else file)
+    check_case(found)
     return {name: _with_unique_names(found[name]) for name in sorted(found)}
+
+
+def check_case(names: Iterable[str]) -> None:
+    """Raise `ConvertError` if the names of two partitions differ only in case."""
+    found: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := found.setdefault(name.lower(), name)) != name:
+            raise ConvertError(
+                f"the partitions {other!r} and {name!r} differ only in case, so a file system that "
+                "ignores case would mix their datasets. Rename the folders of one of them"
+            )
 
 
 def _with_unique_names(folders: Sequence[FolderFiles]) -> list[FolderFiles]:

@@ -6,11 +6,14 @@
 
     out/.convert/partitions.json   stored first: how the inputs are divided, and into what
     out/science/…                  as a conversion of the partition's files alone stores it
-    out/partitions.json            stored last: the partitions, and their totals
+    out/partitions.json            stored at the end: the partitions, and their totals
 
 A partition is a conversion with its own plan, segments, and journal, so no segment crosses a
 partition, and its bytes do not depend on other partitions. The segments of all partitions share the
 processes and the workers of one run.
+
+A partition without documents is in the list, but has no dataset. Until the list is stored, its
+journal says to all workers that its segments are finished.
 """
 
 from __future__ import annotations
@@ -24,12 +27,15 @@ from functools import partial
 from typing import Any
 
 from cloudload.data import JOURNAL_FOLDER, Location, own_objects, shard_entries, urls
-from cloudload.errors import ConvertError
+from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.conversion_report import MAX_LISTED, ConvertReport, join_reports
+from cloudload.tools.convert.finish import describe_no_documents
+from cloudload.tools.convert.found_files import FolderFiles
+from cloudload.tools.convert.input_records import sum_bytes
 from cloudload.tools.convert.inputs import list_hidden
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.output_location import Output, check_file, check_output, does_exist
-from cloudload.tools.convert.partition_files import divide
+from cloudload.tools.convert.partition_files import check_case, divide
 from cloudload.tools.convert.planning import Planned
 from cloudload.tools.convert.prepare import (
     Complete,
@@ -68,7 +74,8 @@ class PartitionList:
 def read_recipe_of_any(home: Location) -> dict[str, Any]:
     """Return the options of the partitioned conversion at an output, or {}."""
     found = _read_list(home, _BEGUN) or _read_list(home, _LIST)
-    return read_recipe(home.join(min(found.totals))) if found and found.totals else {}
+    recipes = (read_recipe(home.join(name)) for name in sorted(found.totals if found else ()))
+    return next(filter(None, recipes), {})
 
 
 def convert_partitions(request: ConversionRequest, by: str) -> ConvertReport:
@@ -83,7 +90,13 @@ def convert_partitions(request: ConversionRequest, by: str) -> ConvertReport:
     found = for_each(partial(_prepare, request, before), enumerate(divided.items()))
     settled = [each.settle() if isinstance(each, Complete) else None for each, _ in found]
     planned = [each for each, _ in found if isinstance(each, Planned)]
-    converted = iter(run_conversions(planned) if planned else ())
+    try:
+        converted = iter(run_conversions(planned) if planned else ())
+    except (ConvertError, StoreError):
+        if _read_list(home, _LIST) in (None, before):
+            raise
+        # another run has finished the job, and removed the journals of partitions without documents
+        return convert_partitions(replace(request, run=replace(run, overwrite=False)), by)
     reports = {
         name: report or next(converted) for name, report in zip(divided, settled, strict=True)
     }
@@ -97,23 +110,38 @@ def convert_partitions(request: ConversionRequest, by: str) -> ConvertReport:
     if report.unfinished_segments:
         return report
     after = PartitionList(by, {**before.totals, **report.partitions})
-    if after != before:
+    empty = [name for name, each in after.totals.items() if not each["documents"]]
+    is_empty = len(empty) == len(after.totals)
+    if after != before and not is_empty:
         home.join(_LIST).write(after.encode())
+    for_each(partial(_remove_journal, run.output), empty)
     _remove_begun(home)
+    if is_empty:
+        raise ConvertError(describe_no_documents(planned[0], report))
     return report
 
 
 def _prepare(
     request: ConversionRequest, before: PartitionList, partition: tuple[int, tuple[str, Listed]]
 ) -> tuple[Planned | Complete, int]:
-    """Prepare the conversion of a partition, which is appended if its dataset is in the list."""
+    """Prepare the conversion of a partition, which is appended if its dataset is in the list.
+
+    If the list has the same files without documents, they are not read again.
+    """
     place, (name, listed) = partition
     run, home = request.run, request.run.location.join(name)
     count = run.count and replace(run.count, location=home.join(own_objects.LENGTHS_FOLDER))
     # so that a partition of one segment is not always the first worker's
     share = run.share and run.share.shift(place)
-    run = replace(run, output=replace(run.output, home=home), count=count, share=share)
-    append = request.append and name in before.totals
+    output = replace(run.output, home=home)
+    run = replace(run, output=output, count=count, share=share, may_be_empty=True)
+    totals = before.totals.get(name, {"documents": 0})
+    files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]
+    now = {"files": len(files), "input_bytes": sum_bytes(files)}
+    if not totals["documents"] and now.items() <= totals.items():
+        known = {**totals, "out": str(home), "empty": 0, "bad": 0, "columns": {}}
+        return Complete(run, ConvertReport.from_dict(known)), 0
+    append = request.append and totals["documents"] > 0
     return prepare_dataset(replace(request, run=run, append=append), listed)
 
 
@@ -145,6 +173,7 @@ def _begin(request: ConversionRequest, by: str, names: Iterable[str]) -> Partiti
     elif complete is not None:
         _compare(home, complete, replace(complete, by=by))
         wanted = replace(wanted, totals={**{name: {} for name in complete.totals}, **wanted.totals})
+        check_case(wanted.totals)
     data = wanted.encode()
     if (stored := home.join(_BEGUN).create(data)) != data:
         _compare(home, PartitionList.parse(stored), wanted)
@@ -176,9 +205,20 @@ def _clear(output: Output, before: Sequence[PartitionList], now: PartitionList) 
 
 def _remove_begun(home: Location) -> None:
     home.join(_BEGUN).delete()
-    if home.is_local:
+    _remove_if_empty(home.join(JOURNAL_FOLDER))
+
+
+def _remove_journal(output: Output, name: str) -> None:
+    """Remove the journal of a partition without documents, and its folder."""
+    home = output.home.join(name)
+    Journal(replace(output, home=home), {}, {}).remove()
+    _remove_if_empty(home)
+
+
+def _remove_if_empty(folder: Location) -> None:
+    if folder.is_local:
         with suppress(OSError):
-            urls.local_path(home.join(JOURNAL_FOLDER).url).rmdir()
+            urls.local_path(folder.url).rmdir()
 
 
 def _read_list(home: Location, name: str) -> PartitionList | None:

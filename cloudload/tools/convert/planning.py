@@ -60,6 +60,8 @@ class Conversion:
     """How to count tokens, or None if they are not counted."""
     overwrite: bool = False
     """Whether this run removed the earlier dataset."""
+    may_be_empty: bool = False
+    """Whether an output without documents is no error. Its journal is then kept."""
 
     @property
     def location(self) -> Location:

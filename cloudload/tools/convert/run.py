@@ -21,7 +21,7 @@ from cloudload.errors import ConvertError, StoreError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import conversion_plan, input_records
 from cloudload.tools.convert.conversion_report import ConvertReport
-from cloudload.tools.convert.finish import finish_dataset, join_segments
+from cloudload.tools.convert.finish import describe_no_documents, finish_dataset, join_segments
 from cloudload.tools.convert.joined_segments import list_finished
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.planning import Conversion, Planned, check_sizes, read_report_if_joined
@@ -136,8 +136,11 @@ def _finish(part: _OwnShare) -> ConvertReport:
         raise
     resumed = part.resumed + sum(joined.new_shards.get(each, 0) for each in part.finished)
     report = replace(report, resumed_shards=resumed)
-    if report.unfinished_segments:
+    if report.unfinished_segments or (planned.run.may_be_empty and not report.documents):
         return replace(report, seconds=journal.seconds())
+    if not report.documents:
+        journal.remove()
+        raise ConvertError(describe_no_documents(planned, report))
     return finish_dataset(planned, joined, report, journal)
 
 
