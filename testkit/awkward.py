@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -229,15 +228,6 @@ def legs(
         ranks_per_node=st.sampled_from(list(nodes)),
         **more,
     )
-
-
-PACKINGS: list[dict[str, Any]] = [
-    {"packing": "concat"},
-    {"packing": "best_fit", "open_rows": 3},
-    {"packing": "one_per_row"},
-    {"packing": "one_per_row", "overflow": "rows"},
-]
-"""Each way to pack rows. With few open rows, those of `best_fit` close soon."""
 
 
 def few_legs(

@@ -257,6 +257,23 @@ def traced(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
 
 
 @pytest.fixture
+def hub_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for the files of `some/model` in a temporary Hub cache."""
+    import huggingface_hub.constants
+    from transformers.utils import hub as transformers_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    # transformers 4 has its own copy of this setting
+    monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path), raising=False)
+    repository = tmp_path / "models--some--model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    return snapshot
+
+
+@pytest.fixture
 def fresh_tokenizers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clear the process's tokenizer caches before and after the test, which checks tokenizers."""
     monkeypatch.setattr(backend, "check_ids", _check_ids)

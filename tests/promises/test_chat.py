@@ -12,7 +12,10 @@ import pytest
 from cloudload import Chat, CloudLoader, Rows, Stream
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.provenance import open_run, trace_steps
+from cloudload.rows.tokenization import tokenizer
+from cloudload.rows.tokenization.tokenizer import load_by_name
 from cloudload.testing import Leg, Row, check_resume, check_worlds, run_leg, run_legs
+from cloudload.tools.check import check_dataset
 from cloudload.tools.count import count_tokens
 from testkit.conversations import (
     PLAIN_TEMPLATE,
@@ -291,6 +294,26 @@ def test_a_stream_whose_documents_all_lack_trained_tokens_ends_the_run(tmp_path:
         pytest.raises(DatasetError, match=r"first 1,000 documents of silent .* no trained tokens"),
     ):
         next(iter(loader))
+
+
+def test_a_run_of_conversations_loads_a_name_once(
+    folder: str, hub_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat_tokenizer().save_pretrained(hub_snapshot)
+    found: list[str] = []
+
+    def load(name: str) -> Any:
+        found.append(name)
+        return load_by_name(name)
+
+    monkeypatch.setattr(tokenizer, "load_by_name", load)
+    for chat in (Chat(), Chat(train="last")):
+        streams = [Stream(folder, chat=chat), Stream(folder, name="all", chat=Chat(train="all"))]
+        options: dict[str, Any] = {"tokenizer": "some/model", "num_workers": 0}
+        CloudLoader(streams, seq_len=32, batch_size=1, local=tmp_path / "cache", **options).close()
+    assert found == ["some/model"] * 2
+    check_dataset(folder, tokenizer="some/model", chat=Chat(), processes=1, progress=False)
+    assert found == ["some/model"] * 3
 
 
 def test_all_workers_together_find_a_stream_whose_documents_all_lack_trained_tokens(

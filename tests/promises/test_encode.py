@@ -19,11 +19,11 @@ from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.provenance import open_run, trace_steps
 from cloudload.run import lengths_index
 from cloudload.testing import Leg, check_resume, run_leg, run_legs
-from testkit.awkward import PACKINGS, few_legs, without_end
+from testkit.awkward import few_legs, without_end
 from testkit.conversations import chat_tokenizer
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
-from testkit.examples import EXAMPLES
+from testkit.examples import EXAMPLES, PACKINGS
 from testkit.loaders import make_loader, ranks
 
 TOKENIZER = byte_tokenizer()

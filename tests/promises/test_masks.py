@@ -20,10 +20,10 @@ from cloudload import Rows, Stream, Text, export_rows
 from cloudload.errors import DatasetError
 from cloudload.segments import IGNORED_LABEL
 from cloudload.testing import Leg, Row, run_legs
-from testkit.awkward import PACKINGS, few_legs, without_end
+from testkit.awkward import few_legs, without_end
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
-from testkit.examples import EXAMPLES
+from testkit.examples import EXAMPLES, PACKINGS
 from testkit.loaders import make_loader, ranks
 
 HIDDEN = "abcdefgh 0123456789"

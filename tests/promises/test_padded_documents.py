@@ -15,10 +15,10 @@ from cloudload import CloudLoader, Rows
 from cloudload.errors import StreamChangedError
 from cloudload.segments import IGNORED_LABEL
 from cloudload.testing import Leg, Row, run_leg, run_legs
-from testkit.awkward import PACKINGS, few_legs
+from testkit.awkward import few_legs
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
-from testkit.examples import EXAMPLES
+from testkit.examples import EXAMPLES, PACKINGS
 from testkit.loaders import make_loader, ranks
 
 BOS_ID, EOS_ID, PAD_ID, PLACE_HOLDER = 7, 256, 3, 255

@@ -28,10 +28,10 @@ from cloudload.provenance import (
 )
 from cloudload.segments import FIELDS, IGNORED_LABEL
 from cloudload.testing import Leg, Row, check_resume, run_legs
-from testkit.awkward import PACKINGS, few_legs
+from testkit.awkward import few_legs
 from testkit.corpora import EOS, EOS_ID, byte_tokenizer, random_documents
 from testkit.counted import write_counted
-from testkit.examples import EXAMPLES
+from testkit.examples import EXAMPLES, PACKINGS
 from testkit.loaders import list_settings, make_loader, ranks
 
 BOS_ID = 7

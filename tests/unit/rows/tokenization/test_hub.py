@@ -6,18 +6,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub.constants
 import pytest
 
-from cloudload import Chat, CloudLoader, Stream, convert_to_mds
+from cloudload import convert_to_mds
 from cloudload.data.storage import hub
 from cloudload.errors import StoreError, TokenizerError
-from cloudload.rows.tokenization import tokenizer
-from cloudload.rows.tokenization.tokenizer import load_by_name, load_tokenizer
-from cloudload.tools.check import check_dataset
-from testkit.conversations import chat_tokenizer, conversations, write_conversations
+from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from tests.unit.rows.tokenization.test_framing import write_files
 
 
@@ -57,27 +53,6 @@ def test_without_a_connection_a_name_is_one_sentence_with_the_next_step(
     assert "and the tokenizer is not in the local cache. Pass a folder" in str(raised.value)
     assert raised.value.__context__ is None
     assert "Retrying" not in caplog.text
-
-
-def test_a_run_of_conversations_loads_a_name_once(
-    hub_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chat_tokenizer().save_pretrained(hub_snapshot)
-    folder = write_conversations(tmp_path / "data", conversations(8))
-    found: list[str] = []
-
-    def load(name: str) -> Any:
-        found.append(name)
-        return load_by_name(name)
-
-    monkeypatch.setattr(tokenizer, "load_by_name", load)
-    for chat in (Chat(), Chat(train="last")):
-        streams = [Stream(folder, chat=chat), Stream(folder, name="all", chat=Chat(train="all"))]
-        options: dict[str, Any] = {"tokenizer": "some/model", "num_workers": 0}
-        CloudLoader(streams, seq_len=32, batch_size=1, local=tmp_path / "cache", **options).close()
-    assert found == ["some/model"] * 2
-    check_dataset(folder, tokenizer="some/model", chat=Chat(), processes=1, progress=False)
-    assert found == ["some/model"] * 3
 
 
 @pytest.mark.usefixtures("unreachable")

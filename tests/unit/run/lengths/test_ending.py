@@ -17,8 +17,7 @@ from cloudload.run.lengths.mixture_search import first_dry_row
 from cloudload.run.position import Position
 from cloudload.stats import COUNTS
 from cloudload.system.arrays import Ints
-from testkit.awkward import PACKINGS
-from testkit.examples import EXAMPLES
+from testkit.examples import EXAMPLES, PACKINGS
 from testkit.tiny_runs import TinyRun, tiny_lengths, tiny_recipe
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cloudload.run.lengths.row_finder import RowFinder
 from cloudload.run.position import Position
-from testkit.awkward import PACKINGS
+from testkit.examples import PACKINGS
 from testkit.tiny_runs import TinyRun, name_documents
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)

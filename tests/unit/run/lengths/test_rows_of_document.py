@@ -14,8 +14,7 @@ from cloudload.errors import DatasetError
 from cloudload.run.lengths.row_finder import RowFinder
 from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
 from cloudload.run.position import Position
-from testkit.awkward import PACKINGS
-from testkit.examples import EXAMPLES
+from testkit.examples import EXAMPLES, PACKINGS
 from testkit.tiny_runs import TinyRun, name_documents
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=2, max_size=8).filter(

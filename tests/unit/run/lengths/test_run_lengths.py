@@ -18,7 +18,7 @@ from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.run.position import Origin, Position
 from cloudload.stats import COUNTS
 from cloudload.system.arrays import NEVER
-from testkit.awkward import PACKINGS
+from testkit.examples import PACKINGS
 from testkit.tiny_runs import TinyRun, tiny_lengths
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
