@@ -4,7 +4,7 @@
 
 With documents kept apart, the attention of a row costs the sum of the squares of its segments'
 lengths, and the slowest rank sets the pace of a step. The rows of a step are dealt to ranks as the
-loader deals them, or are divided anew among the 8 ranks of each machine, as with its option
+loader deals them, or are balanced among the 8 ranks of each machine, as with its option
 `balance`. `slowest / mean` is the cost of the slowest rank of a step over the mean, dealt →
 balanced. `a step saves` is what a step then saves if ranks wait for each other only at its end, and
 `of 1 row` if they wait after each micro-batch of one row, as fully sharded ranks do.

@@ -103,7 +103,7 @@ class DeliveryConfig:
     a step are divided evenly among them, and masked filler rows make all equally large. By default,
     a step is one batch per rank."""
     balance: Literal["attention"] | None = None
-    """What to balance among the ranks of each machine by dividing their rows of a step anew:
+    """What to balance by moving the rows of a step between the ranks of each machine:
     `attention`, if documents are kept apart. The work of a row is then the sum of the squares of
     its documents' lengths, which needs token lengths. The rows of a step and the states stay the
     same, but which rank has a row depends on the data."""

@@ -571,8 +571,8 @@ def _select(streams: Sequence[Stream], select: str | None) -> Sequence[Stream]:
         return streams
     if len(streams) != 1 or streams[0].select is not None:
         raise ValueError(
-            "select needs data that is one location without a selection of its own. Set select of "
-            "each Stream instead"
+            "select needs data that is one location without a selection. Set select of each "
+            "Stream instead"
         )
     return [replace(streams[0], select=select)]
 

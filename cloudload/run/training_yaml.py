@@ -84,7 +84,7 @@ class TextDatasetArguments(DatasetArguments):
     seq_parallel_replication: int | None = None
     token_encoding_type: str | None = None
     chat: str | dict[str, Any] | None = None
-    """The options of `Chat` for streams that have none of their own, or a template."""
+    """The default options of `Chat` for the streams, or a template."""
 
 
 @dataclass(frozen=True)

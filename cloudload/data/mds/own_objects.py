@@ -1,4 +1,4 @@
-"""The names of the objects that cloudload writes into a dataset's folder.
+"""The objects that cloudload writes into a dataset's folder: their names, and their indexes.
 
     index.json  convert-report.json                   the dataset, and how it was converted
     shard.00000.mds.zstd  00003/shard.00000.mds.zstd  a shard; each segment has a folder
@@ -21,12 +21,16 @@ A new index is refused if it would hide other datasets, or be hidden by another 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from cloudload.data.mds import shard_entries
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import ConvertError
+
+T = TypeVar("T")
 
 JOURNAL_FOLDER = ".convert"
 """The folder in which a conversion records its progress until it has stored the index."""
@@ -71,6 +75,24 @@ def is_beside_files(name: str) -> bool:
     Such are token lengths and selections. An index is not recognized by its name.
     """
     return _BESIDE_FILES.fullmatch(name) is not None
+
+
+def decode_index(data: bytes, version: int, what: str, read: Callable[[Any], T]) -> T:
+    """Decode the JSON file that lists the groups of lengths or of a selection.
+
+    `read` gets the values of the file. Raises a `ValueError` that says what is wrong if the file
+    has another format version, or is not `what`.
+    """
+    try:
+        values = json.loads(data)
+        if values["version"] != version:
+            raise ValueError(
+                f"the file has format version {values['version']!r}, but this version of "
+                f"cloudload reads only {version}"
+            )
+        return read(values)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"the file is not {what} ({error!r})") from None
 
 
 def refuse_to_hide(location: str, names: Iterable[str]) -> None:

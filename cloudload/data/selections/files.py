@@ -112,17 +112,12 @@ class SelectionIndex:
     @staticmethod
     def decode(data: bytes) -> SelectionIndex:
         """Decode the file. Raises a `ValueError` that says what is wrong if it is damaged."""
-        try:
-            values = json.loads(data)
-            if values["version"] != _VERSION:
-                raise ValueError(
-                    f"the file has format version {values['version']!r}, but this version of "
-                    f"cloudload reads only {_VERSION}"
-                )
+
+        def read(values: Any) -> SelectionIndex:
             rule = {str(name): str(value) for name, value in values["rule"].items()}
             return SelectionIndex(rule, values["default"] is True, _read_groups(values["groups"]))
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"the file is not the index of a selection ({error!r})") from None
+
+        return own_objects.decode_index(data, _VERSION, "the index of a selection", read)
 
 
 def _read_groups(listed: Sequence[Mapping[str, Any]]) -> tuple[SelectionGroup, ...]:

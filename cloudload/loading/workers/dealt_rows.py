@@ -5,8 +5,8 @@
     the machine's rows of a step ─► pieces of all ─► work of each ─► balanced ─► the rank's rows
 
 Rows are dealt if the world size does not divide the number of lanes, or if the option `balance`
-divides the rows of each machine anew. All workers of a machine then find the pieces of all of its
-rows, and divide them in the same way.
+moves rows between the ranks of a machine. Each worker then finds the pieces of all rows of its
+machine, and all workers divide them in the same way.
 """
 
 from __future__ import annotations

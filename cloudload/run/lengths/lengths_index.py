@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from cloudload.config import choices
-from cloudload.data import ShardTable, shard_entries
+from cloudload.data import ShardTable, own_objects, shard_entries
 from cloudload.run.recipe import Recipe
 
 GROUP_SAMPLES, GROUP_BYTES = 1 << 20, 1 << 30
@@ -116,17 +116,12 @@ class LengthsIndex:
     def decode(data: bytes) -> LengthsIndex:
         """Decode the file of an index. Raises a `ValueError` that says what is wrong if the file is
         damaged."""
-        try:
-            values = json.loads(data)
-            if values["version"] != _VERSION:
-                raise ValueError(
-                    f"the file has format version {values['version']!r}, but this version of "
-                    f"cloudload reads only {_VERSION}"
-                )
+
+        def read(values: Any) -> LengthsIndex:
             groups = tuple(map(_read_group, values["groups"]))
             return LengthsIndex(dict(values["key"]), str(values["data"]), groups)
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"the file is not an index of token lengths ({error!r})") from None
+
+        return own_objects.decode_index(data, _VERSION, "an index of token lengths", read)
 
 
 def _read_group(values: Mapping[str, Any]) -> Group:

@@ -49,7 +49,7 @@ Listed = Sequence[FolderFiles | input_records.InputUnit]
 
 @dataclass(frozen=True)
 class ConversionRequest:
-    """A run, and what it is asked to convert."""
+    """A run, and what to convert in it."""
 
     run: Conversion
     recipe: Mapping[str, Any]
