@@ -39,7 +39,7 @@ _MARKER = re.compile(
     r"^(<!-- generated: (\w+) ?([\w.]*) -->)$(?:(?:(?!<!-- generated).)*?^<!-- end -->$)?",
     re.MULTILINE | re.DOTALL,
 )
-_LINK = re.compile(r"(\]\()(\.\.?/[^)#\s]+|[\w][\w./-]*\.(?:md|py|png|svg))(#[^)\s]*)?(\))")
+_LINK = re.compile(r"(\]\()(\.\.?/[^)#\s]+|[\w][\w./-]*\.(?:md|py|png|svg|txt))(#[^)\s]*)?(\))")
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*figures/([\w-]+)\.svg)" ?/?></p>')
 

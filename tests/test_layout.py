@@ -305,3 +305,16 @@ from cloudload import CloudLoader; print([name for name in {heavy} if name in sy
     command = [sys.executable, "-c", code]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["[]"] * 3
+
+
+def test_no_generator_has_a_thread_pool_that_its_garbage_collection_would_wait_for() -> None:
+    """`map_in_order` is for that; see its docstring."""
+    holders = [
+        f"{name}.{function.name}"
+        for name, path in MODULES.items()
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        and any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function))
+        and "ThreadPoolExecutor(" in ast.unparse(function)
+    ]
+    assert holders == []

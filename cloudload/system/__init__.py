@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         DaemonThreadPool,
         Spares,
         await_unless_failed,
-        run_in_order,
+        map_in_order,
         settle_future,
     )
 else:

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -50,9 +50,10 @@ class DaemonThreadPool:
 
     def close(self, timeout_s: float) -> None:
         """Cancel calls that have not started, and wait at most `timeout_s` for running calls."""
-        while not self._calls.empty():
-            if (call := self._calls.get()) is not None:
-                call[0].cancel()
+        with suppress(queue.Empty):
+            while True:  # not until it is empty, because a thread may take the last call meanwhile
+                if (call := self._calls.get_nowait()) is not None:
+                    call[0].cancel()
         _end(self._calls, self._threads)
         for thread in self._threads:
             thread.join(timeout_s / len(self._threads))
@@ -100,27 +101,37 @@ def settle_future(
         future.set_result(result)
 
 
-def run_in_order(
-    submit: Callable[[Item], Future[Result]], items: Iterable[Item], ahead: int
-) -> Iterator[tuple[Item, Result]]:
-    """Yield (item, result) in the order of `items`.
+def map_in_order(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_threads: int,
+    name: str,
+    *,
+    ahead: int | None = None,
+    close_s: float = 1.0,
+) -> Iterator[Result]:
+    """Yield the result of `function` for each item, in order. Threads make the calls.
 
-    While one result is awaited, up to `ahead` further items are already submitted.
+    While one result is awaited, up to `ahead` further calls are already submitted; by default,
+    twice as many as threads. Raises the error of the first item whose call fails. At an error, and
+    if the iterator is dropped, the other calls are cancelled, and those that run are awaited for at
+    most `close_s` seconds.
 
-    Raises the error of the first item whose task fails.
+    Unlike a `ThreadPoolExecutor` within a generator, the iterator may be garbage-collected in any
+    thread: it takes no lock that this thread may hold already.
     """
-    waiting: deque[tuple[Item, Future[Result]]] = deque()
-    for item in items:
-        waiting.append((item, submit(item)))
-        if len(waiting) > ahead:
-            yield _take(waiting)
-    while waiting:
-        yield _take(waiting)
-
-
-def _take(waiting: deque[tuple[Item, Future[Result]]]) -> tuple[Item, Result]:
-    item, future = waiting.popleft()
-    return item, future.result()
+    threads = DaemonThreadPool(num_threads, name)
+    ahead = 2 * num_threads if ahead is None else ahead
+    waiting = deque[Future[Result]]()
+    try:
+        for item in items:
+            waiting.append(threads.submit(function, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        threads.close(close_s)
 
 
 class Spares(Generic[T]):

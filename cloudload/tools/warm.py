@@ -9,9 +9,7 @@ The loader then finds these shards on disk, and does not download them again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,18 +21,17 @@ from cloudload.order import World, share_rows
 from cloudload.rows import residue_spans, tables
 from cloudload.run import Position, RunInputs
 from cloudload.system import (
-    DaemonThreadPool,
     Flags,
     Ints,
     counted,
+    map_in_order,
     open_progress_bar,
-    run_in_order,
 )
 
 if TYPE_CHECKING:
     from cloudload.loading import CloudLoader  # which imports torch
 
-_ORDINALS_AT_ONCE, _CLOSE_S = 256, 2.0
+_ORDINALS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -221,17 +218,14 @@ def _fetch(
 ) -> int:
     """Fetch shards concurrently. Returns their total size, in uncompressed bytes."""
     sizes = {shard: corpus.find_shard(shard)[1].raw.bytes for shard in chosen}
-    pool = DaemonThreadPool(threads, "cloudload-fetch")
 
-    def submit(shard: int) -> Future[Path | None]:
-        return pool.submit(fetcher.fetch, shard, *corpus.find_shard(shard))
+    def fetch(shard: int) -> int:
+        fetcher.fetch(shard, *corpus.find_shard(shard))
+        return sizes[shard]
 
-    try:
-        with open_progress_bar("fetch", sum(sizes.values()), shown=progress) as bar:
-            for shard, _ in run_in_order(submit, chosen, 2 * threads):
-                bar.update(sizes[shard])
-    finally:
-        pool.close(_CLOSE_S)
+    with open_progress_bar("fetch", sum(sizes.values()), shown=progress) as bar:
+        for size in map_in_order(fetch, chosen, threads, "cloudload-fetch"):
+            bar.update(size)
     return sum(sizes.values())
 
 

@@ -28,7 +28,7 @@ from cloudload.data.mds.virtual_index import ALL_COLUMNS, ColumnChoice, explain_
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import DatasetError
-from cloudload.system import DaemonThreadPool, Flags, Ints, run_in_order
+from cloudload.system import Flags, Ints, map_in_order
 
 _NUM_THREADS = 16
 
@@ -259,14 +259,9 @@ def _open_datasets(
     if len(pairs) == 1:
         yield _open_dataset(locations[0], root, choices[0])
         return
-    threads = DaemonThreadPool(_NUM_THREADS, "cloudload-index")
-    try:
-        opened = run_in_order(
-            lambda pair: threads.submit(_open_dataset, pair[0], root, pair[1]), pairs, len(pairs)
-        )
-        yield from (dataset for _, dataset in opened)
-    finally:
-        threads.close(0)
+    yield from map_in_order(
+        lambda pair: _open_dataset(pair[0], root, pair[1]), pairs, _NUM_THREADS, "cloudload-index"
+    )
 
 
 def _open_dataset(location: Location, root: Path | None, choice: ColumnChoice) -> Dataset:

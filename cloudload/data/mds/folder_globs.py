@@ -10,7 +10,6 @@ Whether a folder has an index is not known until it is opened.
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from cloudload.data import file_kinds
@@ -20,6 +19,7 @@ from cloudload.data.storage.globs import Glob, find_glob
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import DatasetError
+from cloudload.system import map_in_order
 
 _SIGNS = re.compile(r"[*?\[]")
 _NUM_THREADS = 16
@@ -65,8 +65,9 @@ def _enter(
     if not _SIGNS.search(part):
         return [FoundFolder(urls.join_url(url, part), name) for url, name in folders], []
     glob = Glob("", part)
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        listed = list(threads.map(lambda each: location.at(each.url).list_folder(), folders))
+    listed = map_in_order(
+        lambda each: location.at(each.url).list_folder(), folders, _NUM_THREADS, "cloudload-list"
+    )
     found, files = list[FoundFolder](), list[str]()
     for (url, name), entries in zip(folders, listed, strict=True):
         for entry in entries:

@@ -20,6 +20,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ from cloudload.data.storage.globs import find_glob
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import DatasetError
-from cloudload.system import DaemonThreadPool, counted, run_in_order
+from cloudload.system import counted, map_in_order
 
 SHARD_BYTES = writer.DEFAULT_SHARD_BYTES
 """About how many bytes of the columns read a shard has."""
@@ -170,13 +171,9 @@ def build_index(found: ListedFiles, choice: ColumnChoice, folder: str = "") -> b
     file changed since it was listed, or cannot be read.
     """
     check_codec(shard_entries.PARQUET)
-    threads = DaemonThreadPool(_AT_ONCE, "cloudload-index")
-    try:
-        read = partial(_read_entries, found, choice, _TailSize())
-        several = run_in_order(partial(threads.submit, read), found.files, 2 * _AT_ONCE)
-        return writer.encode_index((entry for _, own in several for entry in own), folder)
-    finally:
-        threads.close(timeout_s=1.0)
+    read = partial(_read_entries, found, choice, _TailSize())
+    several = map_in_order(read, found.files, _AT_ONCE, "cloudload-index")
+    return writer.encode_index(chain.from_iterable(several), folder)
 
 
 def explain_large_groups(table: ShardTable, folder: Location) -> str | None:

@@ -20,7 +20,6 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from cloudload.data.mds.dataset import Dataset
 from cloudload.data.selections.bits import Selection, count_packed
 from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
-from cloudload.system import Flags
+from cloudload.system import Flags, map_in_order
 
 GROUP_SAMPLES, GROUP_BYTES = 1 << 20, 1 << 30
 INDEX_NAME = "selection.json"
@@ -298,9 +297,7 @@ def read_selected(folder: Location, index: SelectionIndex, dataset: Dataset) -> 
         except ValueError as error:
             raise _damaged(location, error) from error
 
-    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-        for first in range(0, len(index.groups), _READ_AT_ONCE):
-            yield from threads.map(read, index.groups[first : first + _READ_AT_ONCE])
+    yield from map_in_order(read, index.groups, _READ_AT_ONCE, "cloudload-select")
     for start in range(0, left, GROUP_SAMPLES):
         yield np.full(min(GROUP_SAMPLES, left - start), index.default)
 

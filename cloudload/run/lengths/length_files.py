@@ -23,7 +23,6 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from cloudload.run.lengths.lengths_index import (
     cut_groups,
     index_name,
 )
-from cloudload.system import Ids, Ints, file_locks, temp_files, verified_files
+from cloudload.system import Ids, Ints, file_locks, map_in_order, temp_files, verified_files
 
 _READ_AT_ONCE = 8
 _MOST_INDEX_BYTES = 1 << 28
@@ -240,10 +239,7 @@ def _read_groups(counted: CountedDataset) -> Iterator[GroupLengths]:
         group = groups[index]
         return _read_group(folder.join(group.name), group, expected[index].samples)
 
-    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-        for first in range(0, len(groups), _READ_AT_ONCE):
-            stop = min(first + _READ_AT_ONCE, len(groups))
-            yield from threads.map(read, range(first, stop))
+    return map_in_order(read, range(len(groups)), _READ_AT_ONCE, "cloudload-lengths")
 
 
 def _compare_groups(counted: CountedDataset) -> None:

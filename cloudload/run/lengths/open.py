@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,9 +26,10 @@ from cloudload.run.lengths.length_files import (
 )
 from cloudload.run.lengths.lengths_index import make_key
 from cloudload.run.recipe import Recipe
+from cloudload.system import map_in_order
 
 logger = logging.getLogger("cloudload.lengths")
-_AT_ONCE = 16
+_AT_ONCE, _THREADS_NAME = 16, "cloudload-lengths"
 
 
 def open_lengths(found: Sequence[CountedDataset], recipe: Recipe, root: Path) -> CorpusLengths:
@@ -38,8 +38,11 @@ def open_lengths(found: Sequence[CountedDataset], recipe: Recipe, root: Path) ->
     Downloads lengths that are not in the cache. Raises `StoreError`, `DatasetError` and
     `CacheError` as `open_dataset_lengths` does.
     """
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        datasets = tuple(threads.map(lambda counted: open_dataset_lengths(counted, root), found))
+    datasets = tuple(
+        map_in_order(
+            lambda counted: open_dataset_lengths(counted, root), found, _AT_ONCE, _THREADS_NAME
+        )
+    )
     digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))
     locations = tuple(dict.fromkeys(str(counted.location) for counted in found))
     if any(recipe.middles):
@@ -153,8 +156,10 @@ def _search(recipe: Recipe, asked: str) -> list[CountedDataset | None] | None:
     keys = [make_key(recipe, stream) for stream in range(len(datasets))]
     data = [recipe.corpus.fingerprint(range(stream, stream + 1)) for stream in range(len(datasets))]
     try:
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            found = list(threads.map(find_index, locations, keys, data))
+        asked_for = list(zip(locations, keys, data, strict=True))
+        found = list(
+            map_in_order(lambda each: find_index(*each), asked_for, _AT_ONCE, _THREADS_NAME)
+        )
     except StoreError as error:
         if asked != choices.AUTO:
             raise

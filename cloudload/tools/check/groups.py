@@ -43,7 +43,7 @@ from cloudload.data import ID_KEY, Location, Shard, shard_entries
 from cloudload.errors import DatasetError
 from cloudload.rows import conversation
 from cloudload.run import Recipe
-from cloudload.system import DaemonThreadPool, run_in_order, temp_files
+from cloudload.system import map_in_order, temp_files
 from cloudload.tools.check import chat_rules, document_rules
 from cloudload.tools.check.findings import MOST_LISTED, Findings, find
 from cloudload.tools.check.shard_contents import check_shard, name_sample
@@ -138,14 +138,11 @@ def check_group(
     findings, hashes = Findings(), list[Mapping[str, bytes]]()
     documents = DocumentCheck(work.rules, work.text_key, work.chat, work.recipe)
     check = partial(_check_shard, work, documents)
-    threads = DaemonThreadPool(work.threads, "cloudload-check")
-    try:
-        for info, result in run_in_order(partial(threads.submit, check), shards, 2 * work.threads):
-            findings.merge(result[0])
-            hashes.append(result[1])
-            on_bytes(info.stored.bytes)
-    finally:
-        threads.close(timeout_s=1.0)
+    results = map_in_order(check, shards, work.threads, "cloudload-check")
+    for info, (found, own_hashes) in zip(shards, results, strict=True):
+        findings.merge(found)
+        hashes.append(own_hashes)
+        on_bytes(info.stored.bytes)
     return CheckedGroup(findings, hashes)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ import xxhash
 import zstandard
 
 from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, urls
-from cloudload.system import run_in_order
+from cloudload.system import map_in_order
 from cloudload.tools.convert import conversion_plan
 from cloudload.tools.convert.conversion_report import Counts, sum_counts
 from cloudload.tools.convert.output_location import collect_at, segment_folder
@@ -172,14 +171,12 @@ def read_notes(
 ) -> Iterator[tuple[int, Note | None]]:
     """Yield (index, note) for each segment, in order. An unfinished segment has the note None.
 
-    At most 65 notes are in memory at a time.
+    At most 33 notes are in memory at a time.
     """
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        yield from run_in_order(
-            lambda segment: threads.submit(read_note, location, segment, plan),
-            segments,
-            4 * _NUM_THREADS,
-        )
+    notes = map_in_order(
+        lambda segment: read_note(location, segment, plan), segments, _NUM_THREADS, "cloudload-join"
+    )
+    return zip(segments, notes, strict=True)
 
 
 def join_notes(

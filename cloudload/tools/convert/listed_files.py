@@ -18,13 +18,13 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from cloudload.data import Location, StoredObject, nearby, redact, urls
 from cloudload.errors import ConvertError, StoreError
+from cloudload.system import map_in_order
 
 _GZIP = b"\x1f\x8b"
 _REQUESTS = 32
@@ -41,8 +41,7 @@ class FileList:
 
     def find(self) -> list[StoredObject]:
         """Request the size and tag of each file. Raises `StoreError` if one is not a file."""
-        with ThreadPoolExecutor(min(_REQUESTS, len(self.urls))) as pool:
-            return list(pool.map(_find_file, self.urls))
+        return list(map_in_order(_find_file, self.urls, _REQUESTS, "cloudload-list"))
 
 
 def read_list(inputs: Any, inputs_from: str | os.PathLike[str]) -> list[FileList]:

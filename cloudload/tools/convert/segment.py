@@ -19,12 +19,11 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from cloudload.data import JOURNAL_FOLDER, Location, shard_entries, writer
 from cloudload.errors import ConvertError
-from cloudload.system import DaemonThreadPool, run_in_order, temp_files
+from cloudload.system import DaemonThreadPool, map_in_order, temp_files
 from cloudload.tools.convert import conversion_plan, input_files, input_records
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.conversion_plan import Segment, count_bytes
@@ -223,8 +222,7 @@ def convert_units(
     if (position := _first_to_read(done, rejects)) is None:
         return done
     on_bytes(position.counts.input_bytes)
-    # one thread stores, so that shards are stored in order
-    reader, storer = (DaemonThreadPool(1, f"cloudload-{name}") for name in ("read", "store"))
+    reader = DaemonThreadPool(1, "cloudload-read")
     try:
         form = work.config.shard_format(columns)
         context = ShardContext(work.config, form, journal, rejects is not None, work.count)
@@ -237,12 +235,17 @@ def convert_units(
             ahead = _read_ahead(iter(unread), units, reader)
             cutter = ShardCutter(form, done, position.counts)
             jobs = cutter.cut(_encode(context, ahead, work.skip_bad, on_bytes, rejects))
-        stored = run_in_order(partial(storer.submit, store, context, writer.ShardBuffer()), jobs, 1)
-        for job, shard in stored:
-            done.entries[job.split].append(shard.entry)
+        buffer = writer.ShardBuffer()
+
+        def store_job(job: ShardJob) -> tuple[str, StoredShard]:
+            return job.split, store(context, buffer, job)
+
+        # one thread stores, so that shards are stored in order
+        stored = map_in_order(store_job, jobs, 1, "cloudload-store", ahead=1, close_s=_CLOSE_S)
+        for split, shard in stored:
+            done.entries[split].append(shard.entry)
             done.lengths.extend(shard.lengths)
     finally:
-        storer.close(_CLOSE_S)
         reader.close(_CLOSE_S)
     return replace(done, counts=cutter.counts)
 

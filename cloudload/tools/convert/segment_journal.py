@@ -19,16 +19,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cloudload.data import JOURNAL_FOLDER, Location, own_objects
 from cloudload.errors import ConvertError
+from cloudload.system import map_in_order
 from cloudload.tools.convert import conversion_plan, input_records
 from cloudload.tools.convert.conversion_report import Counts
 from cloudload.tools.convert.output_location import Output, is_stored, list_sizes_at
 
+_NUM_THREADS = 16
 _ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
 
 
@@ -127,20 +128,20 @@ class SegmentJournal:
         names = list_sizes_at(self._location)
         shards = {split: self._list_shards(split, names) for split in self.output.splits}
         found = sorted(filter(_ENTRY_NAME.fullmatch, names), key=lambda name: (len(name), name))
-        with ThreadPoolExecutor(16) as threads:
-            for index, data in enumerate(threads.map(self._read, found)):
-                if data is None or found[index] != _entry_name(index):
-                    break
-                entry = json.loads(data)
-                self._check_plan(entry, index)
-                split, shard = entry.get("split", ""), entry["shard"]
-                if not is_stored(shard["zip_data"] or shard["raw_data"], shards[split]):
-                    break
-                done.entries[split].append(shard)
-                done.lengths.extend(entry.get("lengths", []))
-                following = InputPosition.from_json(entry["next"]) if entry["next"] else None
-                done.positions[split] = following
-                counts = Counts.from_json(entry["counts"])
+        entries = map_in_order(self._read, found, _NUM_THREADS, "cloudload-journal")
+        for index, data in enumerate(entries):
+            if data is None or found[index] != _entry_name(index):
+                break
+            entry = json.loads(data)
+            self._check_plan(entry, index)
+            split, shard = entry.get("split", ""), entry["shard"]
+            if not is_stored(shard["zip_data"] or shard["raw_data"], shards[split]):
+                break
+            done.entries[split].append(shard)
+            done.lengths.extend(entry.get("lengths", []))
+            following = InputPosition.from_json(entry["next"]) if entry["next"] else None
+            done.positions[split] = following
+            counts = Counts.from_json(entry["counts"])
         return replace(done, counts=counts, resumed=sum(map(len, done.entries.values())))
 
     def record(

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -33,7 +33,7 @@ from cloudload.data import (
 )
 from cloudload.rows import choose_backend
 from cloudload.run import Recipe, find_streams, length_files, lengths_index, open_recipe
-from cloudload.system import open_progress_bar, option_help, run_in_order
+from cloudload.system import map_in_order, open_progress_bar, option_help
 from cloudload.tools.count.estimate import CountEstimate, sample_lengths
 from cloudload.tools.count.group import (
     Counted,
@@ -312,8 +312,7 @@ def _for_each(
     function: Callable[[_CountPart], Result], parts: Sequence[_CountPart]
 ) -> list[Result]:
     """Call a function that waits for a store with each part, several at a time."""
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        return list(threads.map(function, parts))
+    return list(map_in_order(function, parts, _NUM_THREADS, "cloudload-count"))
 
 
 def _list_uncounted(parts: Sequence[_CountPart]) -> list[_CountUnit]:
@@ -382,20 +381,19 @@ def _count_at(work: CountWork, located: tuple[Location, GroupJob], by: str | Non
     return count_group(replace(work, location=location), job, by)
 
 
+def _finish_part(part: _CountPart) -> Counted:
+    return finish_count(part.work, part.dataset, part.jobs)
+
+
 def _report(
     asked: Stream, parts: Sequence[_CountPart], num_counted: int, began: float
 ) -> CountReport:
     """Write the index of each dataset, and return the report of all."""
     spread, found = LengthCounter(), list[tuple[Location, lengths_index.LengthsIndex]]()
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-
-        def submit(part: _CountPart) -> Future[Counted]:
-            return threads.submit(finish_count, part.work, part.dataset, part.jobs)
-
-        # a spread takes half a megabyte, so only some are in memory
-        for _, each in run_in_order(submit, parts, _NUM_THREADS):
-            spread.merge(each.spread)
-            found.append((each.location, each.index))
+    # a spread takes half a megabyte, so only some are in memory
+    for each in map_in_order(_finish_part, parts, _NUM_THREADS, "cloudload-count"):
+        spread.merge(each.spread)
+        found.append((each.location, each.index))
     indexes = [index for _, index in found]
     names = ("samples", "empty", "filtered", "failed", "tokens", "text_bytes")
     totals: dict[str, Any] = {name: sum(index.total(name) for index in indexes) for name in names}

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from cloudload.errors import DatasetError
 from cloudload.loading import DocumentReader, ShardSource, TokenReader
 from cloudload.rows import DocumentTokenizer, TokenizerSpec, tables
 from cloudload.run import Recipe, length_files, lengths_index
-from cloudload.system import Ints, temp_files
+from cloudload.system import Ints, map_in_order, temp_files
 from cloudload.tools.count.length_report import LengthCounter, Tally
 
 BYTES_AT_ONCE = 1 << 19
@@ -301,8 +300,5 @@ def finish_count(work: CountWork, dataset: Dataset, jobs: Sequence[GroupJob]) ->
 def read_groups(
     work: CountWork, jobs: Sequence[GroupJob]
 ) -> Iterator[tuple[lengths_index.Group, Ints]]:
-    """Read groups in order, eight at a time; see `read_group`."""
-    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-        for first in range(0, len(jobs), _READ_AT_ONCE):
-            some = jobs[first : first + _READ_AT_ONCE]
-            yield from threads.map(partial(read_group, work), some)
+    """Read groups in order, several at a time; see `read_group`."""
+    return map_in_order(partial(read_group, work), jobs, _READ_AT_ONCE, "cloudload-count")

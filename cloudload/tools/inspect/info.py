@@ -16,7 +16,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,7 +36,13 @@ from cloudload.data import (
 )
 from cloudload.errors import StoreError
 from cloudload.run import find_streams
-from cloudload.system import DaemonThreadPool, Ints, counted, escape, reports, run_in_order
+from cloudload.system import (
+    Ints,
+    counted,
+    escape,
+    map_in_order,
+    reports,
+)
 
 NO_COMPRESSION = "none"
 _MOST_REPORT_BYTES = 1 << 26
@@ -379,12 +384,8 @@ def _read_sizes(shards: Sequence[tuple[Dataset, shard_entries.ShardInfo]]) -> In
         with open_shard_start(*pair, 0) as shard:
             return shard.sample_bytes()
 
-    threads = DaemonThreadPool(_NUM_THREADS, "cloudload-info")
-    try:
-        sizes = run_in_order(partial(threads.submit, read), shards, _NUM_THREADS)
-        return np.concatenate([np.empty(0, np.int64), *(found for _, found in sizes)])
-    finally:
-        threads.close(timeout_s=1.0)
+    sizes = map_in_order(read, shards, _NUM_THREADS, "cloudload-info")
+    return np.concatenate([np.empty(0, np.int64), *sizes])
 
 
 def _read_report(location: Location, samples: int) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from cloudload.data import (
 )
 from cloudload.errors import DatasetError
 from cloudload.run import length_files, lengths_index
-from cloudload.system import Flags, Ints, open_progress_bar, option_help, temp_files
+from cloudload.system import Flags, Ints, map_in_order, open_progress_bar, option_help, temp_files
 from cloudload.tools.engines.units import Engine, Share, choose_engine, count_processes, run_units
 from cloudload.tools.select.report import SelectedTokens, SelectReport
 from cloudload.tools.select.rule import IdFile, SelectionRule
@@ -300,8 +300,7 @@ def _finish(work: SelectWork, jobs: Sequence[SelectJob]) -> selections.files.Sel
                 f"{location} is damaged: {error}. Remove the file, and run cloudload select again"
             ) from error
 
-    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-        groups = tuple(threads.map(read, jobs))
+    groups = tuple(map_in_order(read, jobs, _READ_AT_ONCE, "cloudload-select"))
     index = selections.files.SelectionIndex(work.rule.describe(), work.rule.default, groups)
     work.folder.join(selections.files.INDEX_NAME).write(index.encode())
     _remove(work, {selections.files.INDEX_NAME, *(group.name for group in groups)})

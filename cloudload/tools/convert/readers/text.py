@@ -9,7 +9,7 @@ from functools import partial
 
 from cloudload.config import choices
 from cloudload.data import file_content, file_kinds, urls
-from cloudload.system import DaemonThreadPool, run_in_order, settle_future
+from cloudload.system import map_in_order, settle_future
 from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock, Record
 
@@ -69,14 +69,9 @@ class TextBlock:
         if all(urls.is_local(file.url) for file in self.group):
             yield from ((file, partial(input_files.read_whole, file)) for file in self.group)
             return
-        threads = DaemonThreadPool(_NUM_THREADS, "cloudload-text")
-        try:
-            for file, outcome in run_in_order(
-                partial(threads.submit, _attempt), self.group, 2 * _NUM_THREADS
-            ):
-                yield file, outcome.result
-        finally:
-            threads.close(timeout_s=1.0)
+        outcomes = map_in_order(_attempt, self.group, _NUM_THREADS, "cloudload-text")
+        for file, outcome in zip(self.group, outcomes, strict=True):
+            yield file, outcome.result
 
 
 def _attempt(file: input_files.InputFile) -> Future[bytes]:
