@@ -60,7 +60,8 @@ class _Activities:
 class _Published(_Activities):
     def __init__(self, text: Text, publish: Callable[[str], object]) -> None:
         super().__init__(text, began=0.0)
-        self._publish, self._publishing = publish, threading.Lock()
+        # reentrant, because a garbage collection meanwhile may end other blocks of this thread
+        self._publish, self._publishing = publish, threading.RLock()
         self.publish()
 
     def publish(self) -> None:
@@ -127,7 +128,8 @@ class Watcher:
     """Checks all waits every second in a thread, which ends when no waits remain."""
 
     def __init__(self) -> None:
-        self._lock, self._is_running = threading.Lock(), False
+        # reentrant, because a garbage collection meanwhile may close a loader, which may wait
+        self._lock, self._is_running = threading.RLock(), False
         # use weak references, so that an abandoned loader can be garbage-collected immediately
         self._waits = weakref.WeakSet[Wait]()
 
