@@ -58,6 +58,8 @@ def _watching(visit: Callable[[FrameType], None]) -> Iterator[None]:
                 visit(frame)
             return trace
         is_own = _is_own(frame.f_code)
+        if is_own:
+            frame.f_trace = trace  # without it, Python 3.13 reports bytecodes from the next call on
         frame.f_trace_opcodes, frame.f_trace_lines = is_own, False
         return trace if is_own else None
 

@@ -200,7 +200,7 @@ class CodeDigest:
         }
         steps = list_steps(code)
         for index, step in enumerate(steps):
-            name = loaded_name(step)
+            name = loaded_name(step, code)
             is_global = step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
             if name in imported:
                 pairs = imported[name]
@@ -357,18 +357,38 @@ def _stop(node: ast.Lambda) -> _Point:
 
 
 def list_steps(code: CodeType) -> list[dis.Instruction]:
-    """List the instructions of code, without those that only extend the next one."""
-    return [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    """List the instructions of code, without those that only extend the next one.
+
+    Since Python 3.13, an instruction may load or store two variables. It is listed as two.
+    """
+    return [
+        one
+        for step in dis.get_instructions(code)
+        if step.opname != "EXTENDED_ARG"
+        for one in _split(step)
+    ]
 
 
-def loaded_name(step: dis.Instruction) -> str | None:
-    """The name of the variable that an instruction loads; None if it loads none."""
-    is_load = "LOAD_" in step.opname and any(
-        kind in step.opname for kind in ("FAST", "DEREF", "GLOBAL", "NAME")
-    )
-    if not is_load:
+def _split(step: dis.Instruction) -> list[dis.Instruction]:
+    kinds = re.findall("LOAD_FAST|STORE_FAST", step.opname)
+    if len(kinds) < 2:
+        return [step]
+    return [
+        step._replace(opname=kind, argval=name)
+        for kind, name in zip(kinds, step.argval, strict=True)
+    ]
+
+
+def loaded_name(step: dis.Instruction, code: CodeType) -> str | None:
+    """The name of the variable whose value an instruction of `code` loads; None if it loads none.
+
+    Since Python 3.13, `LOAD_FAST` also passes the variables of a closure to an inner function.
+    """
+    if not step.opname.startswith("LOAD_"):
         return None
-    return step.argval[-1] if isinstance(step.argval, tuple) else str(step.argval)
+    is_value = any(kind in step.opname for kind in ("DEREF", "GLOBAL", "NAME"))
+    is_local = "FAST" in step.opname and step.argval not in (*code.co_cellvars, *code.co_freevars)
+    return str(step.argval) if is_value or is_local else None
 
 
 def list_imports(code: CodeType, names: Mapping[str, Any]) -> Iterator[Import]:
@@ -387,18 +407,14 @@ def _list_bound(
     """Yield what the instructions after `IMPORT_NAME` bind."""
     if listed is None:
         is_root = steps[0].opname.startswith("STORE")
-        name = next(_stored(step) for step in steps if step.opname.startswith("STORE"))
+        name = next(step.argval for step in steps if step.opname.startswith("STORE"))
         yield Import(name, module.partition(".")[0] if is_root else module, None, module)
         return
     for step, after in itertools.pairwise(steps):
         if step.opname == "IMPORT_FROM":
-            yield Import(_stored(after), module, step.argval, module)
+            yield Import(after.argval, module, step.argval, module)
         elif not step.opname.startswith("STORE"):
             return
-
-
-def _stored(step: dis.Instruction) -> str:
-    return step.argval[0] if isinstance(step.argval, tuple) else str(step.argval)
 
 
 def _resolve(name: str, level: int, names: Mapping[str, Any]) -> str:

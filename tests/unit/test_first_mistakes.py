@@ -108,7 +108,8 @@ def test_a_folder_that_cannot_be_loaded_is_not_advised_to_be_a_folder(tmp_path: 
 
 
 def test_an_import_on_another_system_says_so() -> None:
-    program = "import sys; sys.platform = 'win32'; import cloudload"
+    # the standard library is imported first, because on Windows it needs modules of Windows
+    program = "import importlib.metadata, sys; sys.platform = 'win32'; import cloudload"
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )

@@ -294,6 +294,10 @@ def by_attribute_text(sample):
     import my_cleaning
     return getattr(my_cleaning, "cle" + "an")(sample["text"])
 
+def as_a_value(sample):
+    import my_cleaning
+    return dict(zip([my_cleaning, sample], sample["text"]))
+
 def from_nowhere(sample):
     from my_absent_module import clean
     return clean(sample["text"])
@@ -314,6 +318,7 @@ LEFT_OUT = {
     "by_text": "importlib (code found at run time)",
     "by_builtin": "eval (code found at run time)",
     "by_attribute_text": "my_cleaning (module)",
+    "as_a_value": "my_cleaning (module)",
     "from_nowhere": "my_absent_module.clean (module that cannot be imported)",
     "that_fails": "my_failing_module (module that cannot be imported)",
 }
