@@ -20,11 +20,11 @@ import contextlib
 import errno
 import hashlib
 import json
-import logging
 import os
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +49,6 @@ from cloudload.system import (
     verified_files,
 )
 
-logger = logging.getLogger("cloudload.order")
 # below this, mapping a file takes longer than reading it
 _MAP_FROM_BYTES = 1 << 16
 # below this, building an order is faster than starting a process
@@ -88,12 +87,8 @@ class EpochOrders:
     def __init__(
         self, folder: Path, shard_sizes: Ids, config: OrderConfig, sampling: Sampling | None = None
     ) -> None:
-        self._parent, self._shard_sizes, self._config, self._sampling = (
-            folder,
-            shard_sizes,
-            config,
-            sampling,
-        )
+        self._parent, self._shard_sizes = folder, shard_sizes
+        self._config, self._sampling = config, sampling
         digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
         digest.update(np.ascontiguousarray(shard_sizes, np.int64).tobytes())
         if sampling is not None:
@@ -107,6 +102,11 @@ class EpochOrders:
         self._kept_epochs = min(
             _MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, self._num_positions))
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle no orders, and a folder that another process finds."""
+        folder = self._parent.absolute()
+        return EpochOrders, (folder, self._shard_sizes, self._config, self._sampling)
 
     def __call__(self, epoch: int) -> Ids | SeekableOrder:
         """The sample ID at each position of `epoch`: integer [positions], read-only.
@@ -137,7 +137,7 @@ class EpochOrders:
     def is_ready(self, epoch: int) -> bool:
         """Whether the order of `epoch` is in memory, is on disk, or is cheap to build."""
         is_cheap = self._config.is_seekable or self._num_positions < BACKGROUND_FROM_POSITIONS
-        return is_cheap or epoch in self._orders or is_whole(self._path(epoch))
+        return is_cheap or epoch in self._orders or self._find(self._path(epoch)) is not None
 
     def build_in_background(self, epoch: int) -> bool:
         """Start a process that builds the order of `epoch` ahead of time, and return immediately.
@@ -147,21 +147,9 @@ class EpochOrders:
         """
         if self.is_ready(epoch):
             return False
-        try:
-            temp_files.make_folder(self._folder)
-            return run_detached(
-                "cloudload.order.order_cache:build_requested_order",
-                self._request(epoch),
-                temp_files.lock_path(self._path(epoch)),
-            )
-        except OSError as error:
-            logger.info(
-                "cannot build the order of epoch %d ahead of time: %s. It will be built when it is "
-                "needed",
-                epoch,
-                error,
-            )
-            return False
+        return run_detached(
+            partial(self.build, epoch), self._path(epoch), f"the order of epoch {epoch}"
+        )
 
     def build(self, epoch: int) -> None:
         """Write the order of an epoch to its file, unless the file is complete.
@@ -173,21 +161,14 @@ class EpochOrders:
         if self._find(path) is not None:
             return
         narrow = id_dtype(self._shard_sizes)
-        with temp_files.partial_file(path) as part:
-            with part.open("wb+") as file:
-                header = {
-                    "descr": narrow.str,
-                    "fortran_order": False,
-                    "shape": (self._num_positions,),
-                }
-                np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-                machine.allocate(file.fileno(), file.tell(), self._num_positions * narrow.itemsize)
-                order = np.memmap(file, narrow, "r+", file.tell(), (self._num_positions,))
-                fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
-                order.flush()
-                os.fsync(file.fileno())
-            verified_files.mark_verified(part)
-            part.replace(path)
+        shape = (self._num_positions,)
+        with verified_files.open_verified(path) as file:
+            header = {"descr": narrow.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+            machine.allocate(file.fileno(), file.tell(), self._num_positions * narrow.itemsize)
+            order = np.memmap(file, narrow, "r+", file.tell(), shape)
+            fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
+            order.flush()
         if epoch % self._kept_epochs == 0:
             self._remove_before(epoch - self._kept_epochs)
 
@@ -228,7 +209,7 @@ class EpochOrders:
     def _find(self, path: Path) -> Ids | None:
         """Load an order from its file, or return None if the file is not complete or readable."""
         with contextlib.suppress(OSError):
-            if is_whole(path):
+            if verified_files.has_unmodified(path):
                 return self._load(path)
         return None
 
@@ -260,39 +241,6 @@ class EpochOrders:
                 with file_locks.locked(temp_files.lock_path(old), wait=False) as is_free:
                     if is_free:
                         old.unlink(missing_ok=True)
-
-    def _request(self, epoch: int) -> bytes:
-        settings = {
-            "folder": str(self._parent.absolute()),
-            "config": asdict(self._config),
-            "sampling": None if self._sampling is None else asdict(self._sampling),
-            "epoch": epoch,
-        }
-        return (
-            json.dumps(settings).encode()
-            + b"\n"
-            + np.ascontiguousarray(self._shard_sizes, "<i8").tobytes()
-        )
-
-
-def build_requested_order(request: bytes) -> None:
-    """Run `EpochOrders.build` for a `_request`, as the main function of a background process."""
-    text, _, sizes = request.partition(b"\n")
-    asked = json.loads(text)
-    sampling = asked["sampling"] and Sampling(
-        **{name: tuple(value) for name, value in asked["sampling"].items()}
-    )
-    shard_sizes = np.frombuffer(sizes, "<i8").astype(np.int64)
-    EpochOrders(Path(asked["folder"]), shard_sizes, OrderConfig(**asked["config"]), sampling).build(
-        asked["epoch"]
-    )
-
-
-def is_whole(path: Path) -> bool:
-    """Whether an order's file exists and is unmodified since it was built."""
-    with contextlib.suppress(OSError):
-        return verified_files.has_unmodified(path)
-    return False
 
 
 def identify_order(config: OrderConfig, sampling: Sampling | None) -> str:

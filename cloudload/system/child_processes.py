@@ -13,9 +13,9 @@ whole process group. Workers ignore it, because the training process handles it.
 
 A detached child has a low priority. It may outlive its worker, but not the training process:
 
-    this process ── lock held, argument in an unnamed file ──► new interpreter
-                                                               own session, niced
-                                                               calls, unlocks, exits
+    this process ── lock held, call in an unnamed file ──► new interpreter
+                                                           own session, niced
+                                                           calls, unlocks, exits
 
 It is a new interpreter, not a fork, because this process may have threads and store clients. It is
 not a `multiprocessing` child, because worker processes are daemonic and may not have children. The
@@ -32,12 +32,13 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -69,31 +70,28 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 """The exit status of a process that exited on SIGTERM, by shell convention."""
 
 
-def run_detached(function: str, argument: bytes, lock: Path) -> bool:
-    """Call `function` with `argument` in a new process that holds `lock`, and return immediately.
+def run_detached(build: Callable[[], object], path: Path, what: str) -> bool:
+    """Call `build`, which writes the file `path`, in a new process, and return immediately.
 
-    `function` is a name such as "package.module:name". Returns False if the lock is already held or
-    if no process can be started, otherwise True. Raises `OSError` if the lock cannot be created.
+    The process holds the file's lock. `build` must have a pickle, and `what` names the result in
+    the log. Returns False if the lock is already held, or if the folder, the lock or the process
+    cannot be created, otherwise True.
     """
-    held = file_locks.acquire(lock, wait=False) if sys.executable else None
-    if held is None:
-        return False
-    trainer = open_trainer_pidfd()
+    held = None
     try:
-        inherited = [held.fileno()] if trainer is None else [held.fileno(), trainer]
-        process = _spawn([function, str(lock.absolute())], argument, inherited)
+        temp_files.make_folder(path.parent)
+        lock = temp_files.lock_path(path).absolute()
+        held = file_locks.acquire(lock, wait=False) if sys.executable else None
+        if held is None:
+            return False
+        process = _spawn(build, lock, held)
     except OSError as error:
         logger.info(
-            "cannot start a background process for %s: %s. The result will be computed when it is "
-            "needed",
-            function,
-            error,
+            "cannot build %s ahead of time: %s. It will be built when it is needed", what, error
         )
-        held.release()
+        if held is not None:
+            held.release()
         return False
-    finally:
-        if trainer is not None:
-            os.close(trainer)
     held.hand_over()
     # an exiting interpreter cannot start a thread, but after its exit, init reaps the child
     with contextlib.suppress(RuntimeError):
@@ -102,34 +100,38 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
 
 
 def _spawn(
-    arguments: Sequence[str], data: bytes, inherited: Sequence[int]
+    build: Callable[[], object], lock: Path, held: file_locks.HeldLock
 ) -> subprocess.Popen[bytes]:
     import_path = json.dumps([os.path.abspath(path) for path in sys.path])
     # -I prevents the working directory and the environment from changing which modules are imported
-    command = [sys.executable, "-I", "-c", _CHILD_CODE, import_path]
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.seek(0)
-        return subprocess.Popen(
-            [*command, *arguments, *map(str, inherited)],
-            stdin=file,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            pass_fds=inherited,
-            start_new_session=True,
-        )
+    command = [sys.executable, "-I", "-c", _CHILD_CODE, import_path, str(lock)]
+    trainer = open_trainer_pidfd()
+    inherited = [held.fileno()] if trainer is None else [held.fileno(), trainer]
+    try:
+        with tempfile.TemporaryFile() as file:
+            pickle.dump(build, file)
+            file.seek(0)
+            return subprocess.Popen(
+                [*command, *map(str, inherited)],
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+    finally:
+        if trainer is not None:
+            os.close(trainer)
 
 
-def _child_main(function: str, lock: str, descriptor: str, trainer: str | None = None) -> None:
+def _child_main(lock: str, descriptor: str, trainer: str | None = None) -> None:
     os.nice(_NICENESS)
     held = file_locks.HeldLock.inherit(Path(lock), int(descriptor))
     if trainer is not None:
         exit_with_trainer(int(trainer))
-    module, name = function.split(":")
     try:
-        __import__(module)
-        getattr(sys.modules[module], name)(sys.stdin.buffer.read())
+        pickle.load(sys.stdin.buffer)()  # trusted: the process that started this one sent it
     finally:
         held.release()
 

@@ -14,7 +14,11 @@ import contextlib
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+from cloudload.system import file_locks, temp_files
 
 # an even number of seconds, because some file systems store mtimes in steps of two seconds
 _VERIFIED_MTIME_NS = 1_000_000_000 * 1_000_000_000
@@ -42,6 +46,35 @@ def has_unmodified(path: Path) -> bool:
         return is_unmodified(path.lstat())
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def build_once(path: Path, build: Callable[[], object], what: str = "") -> None:
+    """Call `build`, which writes the file `path`, unless the file is there (`has_unmodified`).
+
+    Holds the file's lock meanwhile, so of the processes of a node, one builds the file. `what` is
+    as for `file_locks.locked`. Raises `OSError` if the folder or the lock cannot be created.
+    """
+    temp_files.make_folder(path.parent)
+    if not has_unmodified(path):
+        lock = temp_files.lock_path(path)
+        with file_locks.locked(lock, what=what, is_reentrant=True):
+            if not has_unmodified(path):
+                build()
+
+
+@contextlib.contextmanager
+def open_verified(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write. After the block, it is on disk, marked as verified, and named `path`.
+
+    If the block raises an exception, there is no such file.
+    """
+    with temp_files.partial_file(path) as part:
+        with part.open("wb+") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        mark_verified(part)
+        part.replace(path)
 
 
 def mark_used(path: Path) -> None:

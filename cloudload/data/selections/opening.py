@@ -27,7 +27,7 @@ from cloudload.data.selections.files import (
     selection_location,
 )
 from cloudload.errors import CacheError, DatasetError
-from cloudload.system import Flags, file_locks, temp_files, verified_files
+from cloudload.system import Flags, verified_files
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,7 @@ def _open(
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     path = root / cache_folder.LENGTHS_FOLDER / f"{name}.selection"
     try:
-        temp_files.make_folder(path.parent)
-        if not verified_files.has_unmodified(path):
-            with file_locks.locked(temp_files.lock_path(path), is_reentrant=True):
-                if not verified_files.has_unmodified(path):
-                    _write(path, sources, num_samples)
+        verified_files.build_once(path, lambda: _write(path, sources, num_samples))
         return Selection.map_file(path, num_samples)
     except OSError as error:
         raise CacheError(
@@ -139,12 +135,9 @@ def _open(
 
 
 def _write(path: Path, sources: list[_Selector], num_samples: int) -> None:
-    with temp_files.partial_file(path) as part:
-        with part.open("wb") as file:
-            file.writelines(pack_parts(_join_all(sources)))
-        assert part.stat().st_size == count_packed(num_samples)
-        verified_files.mark_verified(part)
-        part.replace(path)
+    with verified_files.open_verified(path) as file:
+        file.writelines(pack_parts(_join_all(sources)))
+        assert file.tell() == count_packed(num_samples)
 
 
 def _join_all(sources: list[_Selector]) -> Iterable[Flags]:

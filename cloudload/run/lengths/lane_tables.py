@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
-import pickle
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +26,8 @@ from cloudload.errors import CacheError
 from cloudload.rows import Packing
 from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, list_counts, units_of
 from cloudload.stats import COUNTS
-from cloudload.system import (
-    NEVER,
-    Flags,
-    Ints,
-    file_locks,
-    run_detached,
-    temp_files,
-    verified_files,
-)
+from cloudload.system import NEVER, Flags, Ints, run_detached, verified_files
 
-logger = logging.getLogger("cloudload.lengths")
 _MOST_BLOCK = 256
 UNITS = 0
 """The column of units. The columns after it are the statistics of the component's streams, one
@@ -56,7 +44,7 @@ class LaneTables:
     """The tables of a component's lanes. `digest` identifies the lengths of all samples."""
 
     def __init__(self, folder: Path, sizes: LaneSizes, packing: Packing, digest: str) -> None:
-        self._arguments = folder, sizes, packing, digest
+        self._arguments = folder.absolute(), sizes, packing, digest
         self._sizes, self._packing = sizes, packing
         self._division = division = sizes.component.lanes
         self.folder = folder / self._identify(digest)
@@ -155,20 +143,8 @@ class LaneTables:
         is_cheap = self._division.num_positions < BACKGROUND_FROM_POSITIONS
         if is_cheap or index >= (self.end or NEVER) or self.is_ready(index):
             return False
-        try:
-            temp_files.make_folder(self.folder)
-            return run_detached(
-                "cloudload.run.lengths.lane_tables:build_requested_tables",
-                pickle.dumps((self, index)),
-                temp_files.lock_path(self._path(index)),
-            )
-        except OSError as error:
-            logger.info(
-                "cannot build %s ahead of time: %s. It will be built when it is needed",
-                self._path(index),
-                error,
-            )
-            return False
+        path = self._path(index)
+        return run_detached(partial(self.build, index), path, f"{path}")
 
     def build(self, index: int) -> None:
         """Write a table to its file, unless the file is complete. The caller must hold the file's
@@ -179,17 +155,14 @@ class LaneTables:
         """
         path = self._path(index)
         if not verified_files.has_unmodified(path):
-            _write(path, self._build(index))
+            table = self._build(index)
+            with verified_files.open_verified(path) as file:
+                file.write(table.data)
 
     def _open(self, index: int) -> Ints:
         path = self._path(index)
         try:
-            temp_files.make_folder(self.folder)
-            if not verified_files.has_unmodified(path):
-                with file_locks.locked(
-                    temp_files.lock_path(path), what=f"build {path}", is_reentrant=True
-                ):
-                    self.build(index)
+            verified_files.build_once(path, partial(self.build, index), f"build {path}")
             flat = np.memmap(path, np.int64, "r").view(np.ndarray)
         except OSError as error:
             raise CacheError(
@@ -235,22 +208,6 @@ class LaneTables:
             is_own = found.streams == stream
             sums += [reduce(each if len(self.streams) == 1 else each * is_own) for each in counts]
         return np.stack(sums, axis=-1)
-
-
-def build_requested_tables(request: bytes) -> None:
-    """Build the table that `request` names. A background process runs this function."""
-    tables, index = pickle.loads(request)  # trusted: the process that started this one sent it
-    tables.build(index)
-
-
-def _write(path: Path, table: Ints) -> None:
-    with temp_files.partial_file(path) as part:
-        with part.open("wb") as file:
-            file.write(table.data)
-            file.flush()
-            os.fsync(file.fileno())
-        verified_files.mark_verified(part)
-        part.replace(path)
 
 
 class TableSearch:

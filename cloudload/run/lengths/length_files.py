@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from cloudload.run.lengths.lengths_index import (
     cut_groups,
     index_name,
 )
-from cloudload.system import Ids, Ints, file_locks, map_in_order, temp_files, verified_files
+from cloudload.system import Ids, Ints, map_in_order, verified_files
 
 _READ_AT_ONCE = 8
 _MOST_INDEX_BYTES = 1 << 28
@@ -172,11 +172,7 @@ def open_dataset_lengths(counted: CountedDataset, root: Path) -> DatasetLengths:
     name = f"{counted.key.digest}-{counted.index.data[:16]}-{version}.lengths"
     path = root / cache_folder.LENGTHS_FOLDER / name
     try:
-        temp_files.make_folder(path.parent)
-        if not verified_files.has_unmodified(path):
-            with file_locks.locked(temp_files.lock_path(path), is_reentrant=True):
-                if not verified_files.has_unmodified(path):
-                    _join_groups(path, counted)
+        verified_files.build_once(path, partial(_join_groups, path, counted))
         return _map_file(path)
     except OSError as error:
         raise CacheError(
@@ -201,24 +197,19 @@ def _join_groups(path: Path, counted: CountedDataset) -> None:
     samples, long = counted.index.total("samples"), 0
     indices: list[Ints] = []
     values: list[Ints] = []
-    with temp_files.partial_file(path) as part:
-        with part.open("wb") as file:
-            file.write(np.array([samples, 0], "<i8").tobytes())
-            start = 0
-            for group in _read_groups(counted):
-                file.write(group.short.tobytes())
-                indices.append(group.indices.astype(np.int64) + start)
-                values.append(widen(group.values))
-                start, long = start + len(group.short), long + len(group.indices)
-            file.write(b"\0" * (-2 * samples % 8))
-            for part_of in (*indices, *values):
-                file.write(part_of.astype("<i8").tobytes())
-            file.seek(0)
-            file.write(np.array([samples, long], "<i8").tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        verified_files.mark_verified(part)
-        part.replace(path)
+    with verified_files.open_verified(path) as file:
+        file.write(np.array([samples, 0], "<i8").tobytes())
+        start = 0
+        for group in _read_groups(counted):
+            file.write(group.short.tobytes())
+            indices.append(group.indices.astype(np.int64) + start)
+            values.append(widen(group.values))
+            start, long = start + len(group.short), long + len(group.indices)
+        file.write(b"\0" * (-2 * samples % 8))
+        for part_of in (*indices, *values):
+            file.write(part_of.astype("<i8").tobytes())
+        file.seek(0)
+        file.write(np.array([samples, long], "<i8").tobytes())
 
 
 def _map_file(path: Path) -> DatasetLengths:
