@@ -73,13 +73,15 @@ class Terminal(io.StringIO):
 
 
 def slowly(sample: Any) -> str:
+    """Be slow, in a start that is long enough for a notice from here on."""
+    activity.NOTICE_S = 0.0
     time.sleep(0.05)
     return str(sample["text"])
 
 
 def start(folder: str, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, **options: Any) -> str:
     """Read two batches with a slow transform, and return what was printed about the start."""
-    monkeypatch.setattr(activity, "NOTICE_S", 0.1)
+    monkeypatch.setattr(activity, "NOTICE_S", 60.0)
     monkeypatch.setattr(activity, "LOOK_EVERY_S", 0.02)
     with monkeypatch.context() as patch, make_loader(folder, num_workers=0, **options) as loader:
         patch.setattr(sys, "stderr", stderr)
