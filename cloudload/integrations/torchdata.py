@@ -9,6 +9,7 @@ its workers would read all of the data.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,15 +36,20 @@ class CloudloadNode(BaseNode[Batch]):
         super().__init__()
         self._loader = loader
         self._batches: Iterator[Batch] = iter(())
+        self._reading = threading.Lock()
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
-        if initial_state is not None:
-            self._loader.load_state_dict(initial_state)
-        self._batches = iter(self._loader)
+        if self._reading.locked():
+            self._loader.close()  # ends the call of a Prefetcher's thread, which waits for a batch
+        with self._reading:
+            if initial_state is not None:
+                self._loader.load_state_dict(initial_state)
+            self._batches = iter(self._loader)
 
     def next(self) -> Batch:
-        return next(self._batches)
+        with self._reading:
+            return next(self._batches)
 
     def get_state(self) -> dict[str, Any]:
         return self._loader.state_dict()

@@ -474,6 +474,7 @@ class _Place:
 
     def __init__(self, docs: Documents, reading: _CurrentOrder) -> None:
         self._docs, self._reading, self._order = docs, reading, reading.order
+        self._lock = threading.RLock()  # a signal handler may save a state during a call
 
     def _check_order(self) -> None:
         """Raise `DatasetError` if another state has changed the documents."""
@@ -524,11 +525,12 @@ class DocumentBatches(_Place):
 
         A new iterator, or a loaded state, ends earlier ones: they raise `DatasetError`.
         """
-        self._check_order()
-        self._num_iterators = number_of_this = self._num_iterators + 1
         world = current_environment().find_world(self._delivery)
         step = self._batch_size * world.size
-        first = self.next_index
+        with self._lock:
+            self._check_order()
+            self._num_iterators = number_of_this = self._num_iterators + 1
+            first = self.next_index
         size = self._batch_size
         parts = _BatchIndices(first, step, world.rank * size, size, self._docs.end)
         loader: Iterable[Any] = torch.utils.data.DataLoader(
@@ -540,13 +542,14 @@ class DocumentBatches(_Place):
             generator=torch.Generator().manual_seed(first),
         )
         for number, batch in enumerate(loader, 1):
-            if number_of_this != self._num_iterators:
-                raise DatasetError(
-                    "this iterator of batches has ended, because there is a newer one, or a state "
-                    "was loaded. Use the newest one, or iterate again"
-                )
-            self._check_order()
-            self.next_index = _clip(first + number * step, self._docs.end)
+            with self._lock:
+                if number_of_this != self._num_iterators:
+                    raise DatasetError(
+                        "this iterator of batches has ended, because there is a newer one, or a "
+                        "state was loaded. Use the newest one, or iterate again"
+                    )
+                self._check_order()
+                self.next_index = _clip(first + number * step, self._docs.end)
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -560,9 +563,10 @@ class DocumentBatches(_Place):
         Raises `StreamChangedError` if it is of another order or data, or is damaged.
         """
         order, next_index = self._reading.find(state), _read_index(state, "next")
-        self._follow(order)
-        self.next_index = next_index
-        self._num_iterators += 1
+        with self._lock:
+            self._follow(order)
+            self.next_index = next_index
+            self._num_iterators += 1
 
 
 def _select(streams: Sequence[Stream], select: str | None) -> Sequence[Stream]:
@@ -622,7 +626,6 @@ class DocumentQueue(_Place):
 
     def __init__(self, docs: Documents, reading: _CurrentOrder) -> None:
         super().__init__(docs, reading)
-        self._lock = threading.RLock()  # a signal handler may save a state during a call
         self._frontier = self._next = 0
         self._done: set[int] = set()
 

@@ -68,7 +68,8 @@ class CloudLoader:
     before its end also stops its workers. Once a finite run has ended, iterating yields nothing.
 
     Any thread may read a loader at any time: its statistics, states, length, description, and
-    traces. A signal handler may do so too, except for traces. All other calls belong to one thread.
+    traces. A signal handler may do so too, except for traces. All other calls but `close` raise
+    `WorkerError` while another one is running.
 
     Args:
         data: URL or folder of an MDS dataset, or of Parquet files; a glob of several; a `Stream`;
@@ -270,7 +271,8 @@ class CloudLoader:
         read, because each row begins where the previous row of its lane ends. Skipped rows count as
         `skipped_rows`, and the state records them.
         """
-        self._reader.skip(number)
+        with self._reader.begin_call("skip"):
+            self._reader.skip(number)
 
     @property
     def is_at_stop(self) -> bool:
@@ -373,7 +375,8 @@ class CloudLoader:
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
         a world size that cannot share the lanes.
         """
-        self._resume(self._run.load(state, on_change or {}, self._member))
+        with self._reader.begin_call("load_state_dict"):
+            self._resume(self._run.load(state, on_change or {}, self._member))
 
     def _resume(self, run: CurrentRun) -> None:
         """Continue with `run`, which may have fewer shards than the current one."""
@@ -392,7 +395,8 @@ class CloudLoader:
         Raises `StreamChangedError` if the state is damaged or cannot be continued, and `ValueError`
         if the ranks cannot share the lanes.
         """
-        self._resume(self._run.load_streaming(state, self._member))
+        with self._reader.begin_call("load_streaming_state"):
+            self._resume(self._run.load_streaming(state, self._member))
 
     def seek(self, rows: int) -> None:
         """Move to row `rows` of the run, which is then the first row of the next batch.
@@ -402,9 +406,10 @@ class CloudLoader:
         is in the tail of a finite run. Raises `ValueError` for a row before the loader's position,
         and for a row after the end of the run if token lengths determine the end.
         """
-        position = self._run.find_position(rows, self._member.global_batch)
-        self._reader.stop("the loader was moved by seek")
-        self._run.log.move_to(position)
+        with self._reader.begin_call("seek"):
+            position = self._run.find_position(rows, self._member.global_batch)
+            self._reader.stop("the loader was moved by seek")
+            self._run.log.move_to(position)
 
     def set_world(
         self,
@@ -439,9 +444,10 @@ class CloudLoader:
         and `CacheError` if `cache_limit` is below the working set in the new world. The world is
         then unchanged.
         """
-        member = self._member.moved(rank, size, batch_size, ranks_per_node)
-        self._run.check_world(member)
-        self._reader.move(member, rows)
+        with self._reader.begin_call("set_world"):
+            member = self._member.moved(rank, size, batch_size, ranks_per_node)
+            self._run.check_world(member)
+            self._reader.move(member, rows)
 
     def set_weights(self, weights: Mapping[str, float], *, at_row: int | None = None) -> None:
         """Change the weights of a mixture's streams between two batches.
@@ -460,7 +466,8 @@ class CloudLoader:
         or a row that was delivered. Raises `RanksDisagreeError` if no rank knows the whole state;
         at the next batch, also if the ranks have set different weights.
         """
-        self._reader.set_weights(weights, at_row)
+        with self._reader.begin_call("set_weights"):
+            self._reader.set_weights(weights, at_row)
 
     # ------------------------------------------------------------ inspecting and closing
 

@@ -11,6 +11,7 @@ The rows are known from token lengths, or from documents that are one row each.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 from cloudload.config import DeliveryConfig, checks
 from cloudload.data import cache_folder
+from cloudload.errors import WorkerError
 from cloudload.loading.current_run import CurrentRun
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.iteration import Iteration
@@ -52,6 +54,48 @@ NO_DATASET = (
 )
 
 
+class _Calls:
+    """Refuses a call while another one runs, in this or another thread.
+
+    Only a weak reference to the call remains, so that a call whose end is interrupted ends with the
+    objects of its frames.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.running: Callable[[], _Call | None] = _find_no_call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Calls, ()
+
+    def begin(self, name: str) -> _Call:
+        call = _Call(self, name)
+        with self._lock:
+            if (running := self.running()) is not None:
+                raise WorkerError(
+                    f"{name} was called before {running.name} had returned in thread "
+                    f"{running.thread.name!r}. Make the calls of a loader one after another, such "
+                    "as in one thread. Its state and statistics can be read at any time"
+                )
+            self.running = weakref.ref(call)
+        return call
+
+
+class _Call:
+    def __init__(self, calls: _Calls, name: str) -> None:
+        self._calls, self.name, self.thread = calls, name, threading.current_thread()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.running = _find_no_call
+
+
+def _find_no_call() -> None:
+    """Find no running call."""
+
+
 class Reader:
     """Creates the iterations of a loader's passes, and keeps one alive between two passes."""
 
@@ -59,6 +103,7 @@ class Reader:
         self.now = run, member
         """The current run, and the rank of this process in the current world. Always replaced as a
         pair, after the iteration of the previous pair is stopped."""
+        self._calls = _Calls()
         self._start_log = start_log
         self._iteration: Callable[[], Iteration | None] = _no_iteration
         self._kept: Iteration | None = None
@@ -81,6 +126,13 @@ class Reader:
                 "the loader in the process that iterates over it, and pass its state_dict()"
             )
         return self.__dict__
+
+    def begin_call(self, name: str) -> _Call:
+        """Begin a call that moves the loader, and that ends with its `with` block.
+
+        Raises `WorkerError` if another such call is running.
+        """
+        return self._calls.begin(name)
 
     # ------------------------------------------------------------ passes
 

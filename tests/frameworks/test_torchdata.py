@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from cloudload import CloudLoader
+from cloudload.errors import WorkerError
 from cloudload.provenance import load_state
 from testkit.loaders import make_loader, rows_of
 from tests.frameworks.small import Rows
@@ -87,3 +90,35 @@ def test_workers_of_torchdata_are_refused(folder: str) -> None:
         ValueError, match=r"a DataLoader's workers cannot read a CloudLoader.*num_workers=0"
     ):
         next(iter(batches))
+
+
+def test_a_reset_ends_a_thread_that_still_waits_for_a_batch(folder: str) -> None:
+    waits, may_continue = threading.Event(), threading.Event()
+
+    def wait_in_second_batch(sample: Any) -> str:
+        if loader.rows:
+            waits.set()
+            may_continue.wait(60)
+        return str(sample["text"])
+
+    options = {"transform_id": "waits"}
+    loader = make_loader(folder, transform=wait_in_second_batch, **options)
+    node = CloudloadNode(loader)
+    node.reset()
+    start = node.get_state()
+    found = [next(node)]
+    with ThreadPoolExecutor(1) as prefetcher:
+        ahead = prefetcher.submit(node.next)
+        assert waits.wait(60)
+        threading.Timer(1, may_continue.set).start()
+        node.reset(start)
+        with pytest.raises(WorkerError, match="the loader was closed"):
+            ahead.result()
+    found += [next(node) for _ in range(3)]
+    expected = rows_of(make_loader(folder, transform=get_text, **options).take(3))
+    assert rows_of(found[1:]) == expected
+    assert rows_of(found[:1]) == expected[:4]
+
+
+def get_text(sample: Any) -> str:
+    return str(sample["text"])

@@ -117,6 +117,8 @@ class Iteration(Iterator[Batch]):
             # gradients of its first micro-batches
             self._log.record(self._log.position if self._rest else self._position)
         except StopIteration:
+            if self._failure is not None:  # closed by another thread, before the end of the data
+                raise self._failure from None
             raise
         except Exception as error:
             # later calls must raise too, or the error would look like the end of the data

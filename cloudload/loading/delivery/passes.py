@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from cloudload.config import DeliveryConfig
@@ -53,6 +54,10 @@ WORKING = "working in the training process"
 
 class Source(Protocol):
     """The interface through which a pass gets its batches. `loading.reader` implements it."""
+
+    def begin_call(self, name: str) -> AbstractContextManager[None]:
+        """Begin a call. Raises `WorkerError` if another call that moves the loader is running."""
+        ...
 
     def start_iteration(self) -> Iteration:
         """Return the previous pass's iteration if it can continue, otherwise a new one."""
@@ -102,6 +107,10 @@ class Pass(Iterator[Batch]):
             raise ValueError(self._reason)
         if self._is_over:
             raise StopIteration
+        with self._source.begin_call("next"):
+            return self._take_or_undo()
+
+    def _take_or_undo(self) -> Batch:
         log = self._source.log
         before = log.progress
         try:
