@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cloudload.config import choices
+from cloudload.config import Stream, choices
+from cloudload.data import redact
 from cloudload.errors import StreamChangedError
 from cloudload.order import KNOWN_VERSIONS
 from cloudload.run import state_fields
@@ -45,6 +46,8 @@ logger = logging.getLogger("cloudload.resume")
 
 Changes = dict[str, tuple[Any, Any]]
 """(saved value, found value) of each field that differs."""
+_Sides = tuple[Sequence[Stream], Sequence[Stream]]
+"""Streams of the saved run, and of the loader."""
 FIELD_MEANINGS = {
     "data": "fingerprints of the shards' sizes, hashes and columns, by stream or corpus",
     "shards": "fingerprints of the shards' sample counts, on which the order depends",
@@ -90,6 +93,9 @@ CONTENT_FIELDS = (
 ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *CONTENT_FIELDS)
 """The fields whose change the user may accept with `on_change`."""
 _NUMPY_OF = {False: f"a NumPy that shuffles like {KNOWN_VERSIONS}", True: "another NumPy"}
+_DATA_FIELDS = ("data", "shards", "choose")
+_MOST_NAMED = 4
+"""The most streams that an error names."""
 _ACCEPT, _SAME = "accept", "same"
 """Values of `on_change`. "same" is only for data: it asserts that the samples are the same, so
 cursors within documents stay valid."""
@@ -169,18 +175,22 @@ def refuse_changes(
     refused = {name: values for name, values in changes.items() if on_change.get(name) != _ACCEPT}
     if not refused:
         return
-    locations = _locate(saved, recipe)
+    sides = _find_changed_streams(saved, recipe)
+    locations = _locate(saved, recipe, sides) if sides else {}
     lines = [
         f"  {_describe_field(name)}: "
         f"saved {_show_at(value, name, 0, locations)}, found {_show_at(now, name, 1, locations)}"
-        for name, (value, now) in refused.items()
+        for name, values in refused.items()
+        for value, now in [_take_differing(*values) if name in _DATA_FIELDS else values]
     ]
     advice = "Restore the saved values, or start a new run without this state"
     if refused.keys() <= set(ACCEPTABLE_FIELDS):
         accepted = dict.fromkeys(refused, _ACCEPT)
         advice += f", or accept the change with on_change={accepted}"
     lines += explain_data(set(refused), saved.fields, recipe.fields)
-    raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
+    which = _describe_changed(*sides, recipe) if sides and "data" in refused else ""
+    header = f"the state does not match this loader{which}:"
+    raise StreamChangedError("\n".join([header, *lines, advice]))
 
 
 def _describe_field(name: str) -> str:
@@ -194,19 +204,80 @@ def _show_at(value: Any, name: str, side: int, locations: Changes) -> str:
     return f"{show(value)} of {locations[name][side]}" if name in locations else show(value)
 
 
-def _locate(saved: Saved, recipe: Recipe) -> Changes:
-    """The (saved, found) locations of the data and tokenizer, by field, for an error.
+def _find_changed_streams(saved: Saved, recipe: Recipe) -> _Sides | None:
+    """The streams whose data differs, as saved and as found; all if it is unknown which differ.
 
-    Empty if the saved locations are damaged.
+    Returns None if the saved locations are damaged.
     """
     try:
-        before = read_sources(saved.sources)
+        before, now = (read_sources(each.sources).streams for each in (saved, recipe))
     except StreamChangedError:
-        return {}
-    now = read_sources(recipe.sources)
+        return None
+    if recipe.config.is_mixed:
+        data, data_now = (str(each["data"]).split(",") for each in (saved.fields, recipe.fields))
+        keys = list[object](enumerate(data))
+        keys_now = list[object](enumerate(data_now[: len(data)]))  # ignore added streams
+    else:
+        # a state has one fingerprint of a corpus, but the number of shards of each stream
+        shards = saved.stream_shards or [0] * len(before)
+        shards_now = [len(each.shards) if any(shards) else 0 for each in recipe.corpus.datasets]
+        keys = list(zip(map(_get_url, before), shards, strict=False))
+        keys_now = list(zip(map(_get_url, now), shards_now, strict=False))
+    old = [each for each, key in zip(before, keys, strict=False) if key not in keys_now]
+    new = [each for each, key in zip(now, keys_now, strict=False) if key not in keys]
+    return (old, new) if old or new else (before, now)
+
+
+def _take_differing(before: Any, now: Any) -> tuple[Any, Any]:
+    """Of the items of each stream or corpus, take those that differ, except for added streams."""
+    pairs = zip(str(before).split(","), str(now).split(","), strict=False)
+    differing = [pair for pair in pairs if pair[0] != pair[1]]
+    taken = tuple(",".join(items) for items in zip(*differing, strict=True))
+    return (taken[0], taken[1]) if taken else (before, now)
+
+
+def _describe_changed(before: Sequence[Stream], now: Sequence[Stream], recipe: Recipe) -> str:
+    """Name the streams whose data differs, if the loader has several, and if it is known."""
+    if len(recipe.labels) == 1:
+        return ""
+    if len(now) == len(recipe.labels):
+        return f", because one or more of its {len(now):,} datasets have changed"
+    if _list_urls(before) == _list_urls(now):
+        return f", because the data of {_list_names(now)} has changed"
+    if not now:
+        return f", which does not read {_list_names(before)}"
+    instead = f" instead of {_list_names(before)}" if before else ""
+    return f", which {'' if before else 'also '}reads {_list_names(now)}{instead}"
+
+
+def _list_names(streams: Sequence[Stream]) -> str:
+    return _join_some(
+        [f"{each.name} ({_get_url(each)})" if each.name else _get_url(each) for each in streams]
+    )
+
+
+def _list_urls(streams: Sequence[Stream]) -> str:
+    return _join_some(list(map(_get_url, streams)))
+
+
+def _get_url(stream: Stream) -> str:
+    return redact(stream.url)
+
+
+def _join_some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def _locate(saved: Saved, recipe: Recipe, sides: _Sides) -> Changes:
+    """The (saved, found) locations of the data and tokenizer, by field, for an error."""
+    before, now = read_sources(saved.sources), read_sources(recipe.sources)
+    if not recipe.config.is_mixed:  # the fields are of all streams
+        sides = before.streams, now.streams
+    urls = _list_urls(sides[0]), _list_urls(sides[1])
     return {
-        "data": (before.urls, now.urls),
-        "shards": (before.urls, now.urls),
+        "data": urls,
+        "shards": urls,
         "tokenizer": (before.tokenizer_name, now.tokenizer_name),
         "token_ids": (
             saved.tokenizer_backend,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, processors
 
+from cloudload import CloudLoader, Stream
 from cloudload.errors import StreamChangedError
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import ids_of, make_loader
@@ -36,6 +39,45 @@ def test_another_tokenizer_or_data_is_named_with_its_location(folder: str, tmp_p
         found.load_state_dict(state)
     assert f"of {folder}, found" in str(raised.value)
     assert f"of {folder}, {moved}\n" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("replacement", "proportion", "expected"),
+    [
+        ("b", 1, ", because the data of b (ROOT/b) has changed:"),
+        ("b", None, ", because the data of b (ROOT/b) has changed:"),
+        ("b2", None, ", which reads b2 (ROOT/b2) instead of b (ROOT/b):"),
+        ("", None, ", which does not read b (ROOT/b):"),
+        ("b d", None, ", which also reads d (ROOT/d):"),
+    ],
+)
+def test_the_stream_whose_data_was_replaced_is_named_first(
+    tmp_path: Path, replacement: str, proportion: int | None, expected: str
+) -> None:
+    def write(name: str, seed: int, number: int = 60) -> None:
+        write_mds(tmp_path / name, random_documents(seed, number, max_words=6), shard_bytes=1_000)
+
+    def open_loader() -> CloudLoader:
+        streams = [Stream(str(tmp_path / "*"), proportion=proportion)]
+        if proportion is not None:  # as a glob of datasets with token lengths
+            names = sorted(each.name for each in tmp_path.iterdir())
+            streams = [Stream(str(tmp_path / each), proportion=1, name=each) for each in names]
+        return make_loader(streams)
+
+    for seed, name in enumerate("abc"):
+        write(name, seed)
+    state = open_loader().state_dict()
+    if replacement != "b d":
+        shutil.rmtree(tmp_path / "b")
+    for name in {*replacement.split()} - {*os.listdir(tmp_path)}:
+        write(name, 9, 30)
+    with pytest.raises(StreamChangedError) as raised:
+        open_loader().load_state_dict(state)
+    header, *lines = str(raised.value).splitlines()
+    expected = expected.replace("ROOT", str(tmp_path))
+    assert header == f"the state does not match this loader{expected}"
+    is_of_all = proportion is None  # a corpus has one fingerprint
+    assert [f"{tmp_path}/a" in line for line in lines if "/b" in line].count(not is_of_all) == 0
 
 
 def test_names_of_a_mismatch_have_no_secrets(folder: str) -> None:
