@@ -19,6 +19,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from cloudload.data import (
@@ -223,11 +224,23 @@ class Journal:
         homes = dict.fromkeys(["", *self.output.splits])
         for home, pattern in itertools.product(homes, _EMPTY_FOLDERS):
             for folder in urls.local_path(self.location.join(home).url).glob(pattern):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+                _remove_if_empty(folder)
+        for home in reversed(homes):
+            remove_if_empty(self.location.join(home))
 
     def _read(self, name: str) -> bytes | None:
         return self.location.join(name).read_if_exists()
+
+
+def remove_if_empty(folder: Location) -> None:
+    """Remove a local folder that has no files."""
+    if folder.is_local:
+        _remove_if_empty(urls.local_path(folder.url))
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _is_dataset(location: Location) -> bool:

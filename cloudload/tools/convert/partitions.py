@@ -21,19 +21,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cloudload.data import JOURNAL_FOLDER, Location, own_objects, shard_entries, urls
+from cloudload.data import JOURNAL_FOLDER, Location, own_objects, shard_entries
 from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.conversion_report import MAX_LISTED, ConvertReport, join_reports
 from cloudload.tools.convert.finish import describe_no_documents
 from cloudload.tools.convert.found_files import FolderFiles
 from cloudload.tools.convert.input_records import sum_bytes
 from cloudload.tools.convert.inputs import list_hidden
-from cloudload.tools.convert.journal import Journal
+from cloudload.tools.convert.journal import Journal, remove_if_empty
 from cloudload.tools.convert.output_location import Output, check_file, check_output, does_exist
 from cloudload.tools.convert.partition_files import check_case, divide
 from cloudload.tools.convert.planning import Planned
@@ -205,20 +204,13 @@ def _clear(output: Output, before: Sequence[PartitionList], now: PartitionList) 
 
 def _remove_begun(home: Location) -> None:
     home.join(_BEGUN).delete()
-    _remove_if_empty(home.join(JOURNAL_FOLDER))
+    remove_if_empty(home.join(JOURNAL_FOLDER))
+    remove_if_empty(home)
 
 
 def _remove_journal(output: Output, name: str) -> None:
     """Remove the journal of a partition without documents, and its folder."""
-    home = output.home.join(name)
-    Journal(replace(output, home=home), {}, {}).remove()
-    _remove_if_empty(home)
-
-
-def _remove_if_empty(folder: Location) -> None:
-    if folder.is_local:
-        with suppress(OSError):
-            urls.local_path(folder.url).rmdir()
+    Journal(replace(output, home=output.home.join(name)), {}, {}).remove()
 
 
 def _read_list(home: Location, name: str) -> PartitionList | None:

@@ -216,6 +216,17 @@ def test_a_wrong_argument_is_a_value_error_that_names_it(
     refuse_lines(message, tmp_path, ['{"text": "a"}'], **options, error=ValueError)
 
 
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [("", {}), ("", {"splits": "a=0.5,b=0.5"}), ("", {"segment_bytes": 10}), ("{}", {})],
+)
+def test_a_conversion_without_documents_leaves_no_folder(
+    tmp_path: Path, line: str, options: dict[str, Any]
+) -> None:
+    refuse_lines("no documents in|has no field 'text'", tmp_path, [line] * 50, **options)
+    assert [each.name for each in tmp_path.iterdir()] == ["in"]
+
+
 def test_what_cannot_be_converted_at_all_is_said_at_once(tmp_path: Path) -> None:
     refuse("no-such", tmp_path / "no-such", error=StoreError)
     refuse_lines(
