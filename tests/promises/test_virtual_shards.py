@@ -508,6 +508,69 @@ def test_a_damaged_footer_is_an_error_that_names_the_file(
         make_loader(str(tmp_path / "in" / "*.parquet"), local=tmp_path / "cache")
 
 
+@pytest.mark.parametrize("options", [{}, {"write_page_index": True}])
+@pytest.mark.parametrize("numbers", [(40, 40), (200, 20), (1, 0)])
+def test_joined_files_are_refused_with_the_words_of_a_conversion(
+    tmp_path: Path, numbers: tuple[int, int], options: dict[str, Any]
+) -> None:
+    texts = pyarrow.schema([("text", pyarrow.string())])
+    parts = [
+        write_parquet(tmp_path / f"{place}", rows, schema=texts, **options).read_bytes()
+        for place, number in enumerate(numbers)
+        for rows in [[{"text": f"{place} {row}" * 9} for row in range(number)]]
+    ]
+    path = tmp_path / "in" / "a.parquet"
+    path.parent.mkdir()
+    path.write_bytes(b"".join(parts))
+    refused = (
+        r"a\.parquet cannot be read as Parquet: it consists of several Parquet files that were "
+        "joined. Use each one separately"
+    )
+    with pytest.raises(DatasetError, match=refused):
+        open_files(path)
+    with pytest.raises(ConvertError, match=refused):
+        convert_to_mds(str(path), tmp_path / "out", processes=1, progress=False)
+
+
+def _damage_once(monkeypatch: pytest.MonkeyPatch, before: bytes, after: bytes) -> list[str]:
+    """Damage the first transfer that has the bytes `before`. Returns the requests with them."""
+    read, found = Location.read_range, list[str]()
+
+    def transfer(location: Location, *arguments: Any) -> bytes:
+        data = read(location, *arguments)
+        if before in data:
+            found.append(location.url)
+            return data.replace(before, after) if len(found) == 1 else data
+        return data
+
+    monkeypatch.setattr(Location, "read_range", transfer)
+    return found
+
+
+def test_a_footer_that_was_damaged_in_transfer_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS, num_files=1)
+    expected = texts_of(open_files(tmp_path / "in"), tmp_path / "other")
+    found = _damage_once(monkeypatch, b"\x15\x04\x19", b"\xff" * 3)  # begins a footer
+    corpus = open_corpus([Location(str(tmp_path / "in"))], tmp_path / "cache", choices=[TEXT_ONLY])
+    assert len(found) == 2
+    assert "its footer is damaged" in caplog.text
+    assert texts_of(corpus, tmp_path / "cache") == expected
+
+
+def test_an_index_of_a_damaged_footer_is_made_again_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS, num_files=1)
+    expected = texts_of(open_files(tmp_path / "in"), tmp_path / "other")
+    _damage_once(monkeypatch, b"parquet-cpp", b"parquet-CPP")
+    where = [Location(str(tmp_path / "in"))], tmp_path / "cache"
+    with pytest.raises(DatasetError, match=r"its footer has the hash .* the second invalid down"):
+        texts_of(open_corpus(*where, choices=[TEXT_ONLY]), tmp_path / "cache")
+    assert texts_of(open_corpus(*where, choices=[TEXT_ONLY]), tmp_path / "cache") == expected
+
+
 def test_damaged_pages_are_an_error_that_names_the_row_groups(tmp_path: Path) -> None:
     write_corpus(tmp_path / "in", DOCUMENTS, num_files=1, compression="zstd")
     path = tmp_path / "in" / "part-000.parquet"

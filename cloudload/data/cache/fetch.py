@@ -54,6 +54,7 @@ from cloudload.data.mds.download import (
     download_shard,
 )
 from cloudload.data.mds.hashes import fastest_hash
+from cloudload.data.mds.open_index import forget_index
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, DatasetError
 from cloudload.system import activity, file_locks, machine, temp_files, verified_files
@@ -215,6 +216,7 @@ class Fetcher:
                     return
                 if attempt == 1:
                     logger.warning("%s %s. Fetching it again", location, fault)
+        forget_index(dataset.table)
         raise DatasetError(describe_second_fault(location, info, str(fault)))
 
     def _download_once(

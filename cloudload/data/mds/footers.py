@@ -7,11 +7,14 @@ A footer is untrusted. pyarrow parses it, and the ranges must be in front of it.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from cloudload.data.storage.locations import Location
+
+logger = logging.getLogger("cloudload.data")
 
 Span = tuple[int, int]
 """(start, stop): a range of bytes of a file."""
@@ -19,12 +22,55 @@ Span = tuple[int, int]
 _MARK, _ENCRYPTED = b"PAR1", b"PARE"
 _END_BYTES = 8  # the size of the footer, and the mark
 _SIGNATURE_BYTES = 28  # of a footer that is not encrypted itself
+_PIECE_BYTES = 1 << 22
 TAIL_BYTES = 1 << 16
 """More bytes than most footers have, so that one request is enough."""
 
 
 class FooterError(ValueError):
     """A file is not a Parquet file that can be read. The message is a clause about the file."""
+
+
+def read_metadata(
+    location: Location, size: int, tag: str = "", tail_bytes: int = TAIL_BYTES
+) -> tuple[bytes, Any]:
+    """Read and parse the footer of a file. Returns the bytes of `read_footer`, and the metadata.
+
+    A damaged footer is read a second time, because its transfer may have damaged it. Raises the
+    errors of `read_footer` and `parse_footer`.
+    """
+    try:
+        return _read_metadata(location, size, tag, tail_bytes)
+    except FooterError as error:
+        logger.warning("%s cannot be read as Parquet: %s. Reading it again", location, error)
+        return _read_metadata(location, size, tag, tail_bytes)
+
+
+def _read_metadata(location: Location, size: int, tag: str, tail_bytes: int) -> tuple[bytes, Any]:
+    footer = read_footer(location, size, tag, tail_bytes)
+    metadata = parse_footer(footer)
+    _refuse_joined(location, tag, size - len(footer), metadata)
+    return footer, metadata
+
+
+def _refuse_joined(location: Location, tag: str, stop: int, metadata: Any) -> None:
+    """Raise `FooterError` if the file whose footer is at `stop` follows another Parquet file.
+
+    The offsets in the footer would then lead to the rows of the first file.
+    """
+    groups = map(metadata.row_group, range(metadata.num_row_groups)[-1:])
+    columns = (group.column(index) for group in groups for index in range(group.num_columns))
+    end = max([len(_MARK), *(find_span(column)[1] for column in columns)])
+    # the first file has as many bytes as the offsets are too small, or fewer if the last file has
+    # indexes of pages between its rows and its footer
+    high = stop - end + len(_MARK)
+    while high >= end + 2 * len(_MARK):
+        low = max(end, high - _PIECE_BYTES)
+        if _MARK + _MARK in location.read_range(low, high, tag):
+            raise FooterError(
+                "it consists of several Parquet files that were joined. Use each one separately"
+            )
+        high = low + 2 * len(_MARK) - 1
 
 
 def read_footer(

@@ -251,6 +251,16 @@ def _share(parsed: ShardTable, location: Location, shared: _SharedPath) -> Shard
     return mapped
 
 
+def forget_index(table: ShardTable) -> None:
+    """Remove the file from which a table is mapped, so that the next run reads the index again.
+
+    If the index was damaged when it was read, sound shards do not match it.
+    """
+    if table.origin is not None and table.origin.is_there():
+        with contextlib.suppress(OSError):
+            table.origin.path.unlink()
+
+
 def sweep_indexes(root: Path) -> None:
     """Remove index tables not used recently, and temporary files that killed processes left."""
     file_locks.remove_orphans(root / INDEXES_FOLDER, _OWN_NAMES)

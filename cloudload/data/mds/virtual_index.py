@@ -207,9 +207,8 @@ def _read_entries(
     if fault := shard_entries.fault_of_name(name):
         raise DatasetError(f"the name of {location} {fault}. Rename the file")
     try:
-        footer = footers.read_footer(location, file.bytes, file.tag, tail.most_bytes)
+        footer, metadata = footers.read_metadata(location, file.bytes, file.tag, tail.most_bytes)
         tail.learn(footer)
-        metadata = footers.parse_footer(footer)
         columns = plan_columns(metadata, choice)
         span = file.bytes - len(footer), file.bytes
         sizes, digest = _measure_groups(metadata, columns, name, span[0]), hash_footer(footer)

@@ -10,7 +10,6 @@ copied.
 
 from __future__ import annotations
 
-import mmap
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from cloudload.tools.convert import input_files, input_records
 from cloudload.tools.convert.input_records import BlockStart, Fields, InputBlock
 from cloudload.tools.convert.readers import arrow_block
 
-_MARK = b"PAR1"
 _MOST_DECODED = 128
 
 
@@ -44,9 +42,7 @@ class ParquetUnit(input_records.FileUnit):
             try:
                 part = self.range and partial(_copy_range, self.file, self.range)
                 path = arrow_block.local_copy(self.file, Path(folder), part)
-                footer = footers.read_footer(Location(str(path)), path.stat().st_size)
-                metadata = footers.parse_footer(footer)
-                _refuse_joined(self.file, path, metadata)
+                _, metadata = footers.read_metadata(Location(str(path)), path.stat().st_size)
                 with pyarrow.parquet.ParquetFile(path, metadata=metadata) as parquet:
                     yield from self._batches(parquet, start, block_bytes, fields)
             except (pyarrow.ArrowException, footers.FooterError, OSError) as error:
@@ -85,27 +81,6 @@ class ParquetUnit(input_records.FileUnit):
             row += group.num_rows
 
 
-def _refuse_joined(file: input_files.InputFile, path: Path, metadata: Any) -> None:
-    """Raise `ConvertError` if another Parquet file ends between the last rows and the footer.
-
-    The offsets in the footer of the last file would then lead to the rows of the first one.
-    """
-    last = metadata.num_row_groups - 1
-    group = metadata.row_group(last) if last >= 0 else None
-    ends = (
-        [footers.find_span(group.column(index))[1] for index in range(group.num_columns)]
-        if group
-        else []
-    )
-    with path.open("rb") as stored, mmap.mmap(stored.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        footer = len(data) - int(metadata.serialized_size) - 8
-        if data.find(_MARK + _MARK, max(ends, default=0), footer) >= 0:
-            raise ConvertError(
-                f"{file.display_name} consists of several Parquet files that were joined. Convert "
-                "each one separately"
-            )
-
-
 def _rows_to_decode(group: Any, block_bytes: int) -> int:
     row_bytes = max(1, int(group.total_byte_size) // max(1, int(group.num_rows)))
     return min(max(1, block_bytes // row_bytes), _MOST_DECODED)
@@ -125,9 +100,8 @@ def _copy_range(
 ) -> None:
     """Copy the metadata and a range's row groups to their offsets in a sparse file."""
     size = file.bytes or 0
-    tail = footers.read_footer(file.location, size, file.tag)
+    tail, metadata = footers.read_metadata(file.location, size, file.tag)
     _write_at(target, size - len(tail), tail)
-    metadata = footers.parse_footer(tail)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     spans = [
         footers.find_span(group.column(index))
