@@ -198,9 +198,12 @@ def _explain_file(url: str, split: str | None) -> str:
 def _explain_location(location: Location, found: Survey) -> str | None:
     """Explain a folder, or if the subfolder `split` does not exist, its parent folder."""
     if found.datasets:
-        prefix = f"{location.split}/" if location.split else ""
-        names = [prefix + name for name in found.datasets]
+        glob = find_glob(location)
+        folder = urls.name_below(glob.folder, location.remote) if glob else location.split
+        names = [urls.join_url(folder, name) if folder else name for name in found.datasets]
         missing = f"{location} has no {shard_entries.INDEX_NAME}"
+        if glob:
+            missing = f"{redact(location.remote)} has no split {location.split!r}, which is a glob"
         return _advise_split(missing, redact(location.remote), names)
     if (reason := _explain_folder(location.url, location.split, found)) or not location.split:
         return reason

@@ -128,6 +128,9 @@ def test_what_cannot_be_converted_as_files_is_called_by_its_name(
         ("c", None, "c has no index.json, but 2 folders have an index: val and en/train. Pass "),
         ("c", None, "Pass Stream('c', split='val') as data, or 'c/val'"),
         ("c", "en", "Pass Stream('c', split='en/train') as data, or 'c/en/train'"),
+        ("c", "*", "c has no split '*', which is a glob, but 2 folders have an index: val and en/"),
+        ("c", "*", "Pass Stream('c', split='val') as data, or 'c/val'"),
+        ("c", "en/*", "Pass Stream('c', split='en/train') as data, or 'c/en/train'"),
         ("c", "valid", "c has no split 'valid', but 2 folders have an index: val and en/train."),
         (
             "c/val",
