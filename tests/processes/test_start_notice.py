@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -95,7 +96,9 @@ def start(folder: str, monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, **o
 
 def test_a_slow_first_batch_is_told_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = start(folder, monkeypatch, Terminal(), transform=slowly)
-    assert printed.startswith("cloudload: starting: running the transform on ")
+    # on a busy machine, the start itself takes long enough to be told
+    started = "running the transform on |working in the training process"
+    assert re.match(f"cloudload: starting: ({started})", printed)
     assert printed.count("\n") == 1
 
 

@@ -503,8 +503,28 @@ def test_options_that_contradict_copies_are_refused(
 def test_options_of_an_index_are_refused_without_one(
     tmp_path: Path, option: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match=r"applies only to like \(--like\)"):
+    with pytest.raises(ValueError, match=r"applies only to like\. Set like, too"):
         convert_to_mds(write(tmp_path / "in"), tmp_path / "out", **QUIET, **option)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        (["--partition-by", "folder"], "--partition-by"),
+        (["--keep", "n"], "--keep"),
+        (["--split", "a=0.5,b=0.5"], "--split"),
+        (["--split", "a"], "--split"),
+        (["--format", "jsonl"], "--format"),
+    ],
+)
+def test_a_command_that_contradicts_copies_is_told_its_own_options(
+    tmp_path: Path, cli: Any, option: list[str], name: str
+) -> None:
+    printed = cli("convert", "--like", write(tmp_path / "in"), "out", *option, status=1).err
+    assert printed == (
+        "cloudload: --like is set, which copies the shards of an index as they are, so "
+        f"{name} cannot be set. Omit {name}, or convert without --like\n"
+    )
 
 
 def test_inputs_beside_an_index_are_refused(tmp_path: Path) -> None:

@@ -266,11 +266,15 @@ def open_engine(options: argparse.Namespace) -> AbstractContextManager[Executor 
     return RayExecutor(options.address, **resources)
 
 
+_BEFORE_NAME = r"\b(Omit |Set |omit |without |so |only to |as )"
+"""The words before the name of an option."""
+
+
 def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
     """Replace the names of Python arguments in a message with the options of `parser`.
 
     A name without an underscore may be an ordinary word, so it is replaced only at the start of the
-    message.
+    message, and where only an option can be.
     """
     named = {each.dest: each for each in parser._actions if each.option_strings}
 
@@ -307,7 +311,8 @@ def _translate(message: str, action: argparse.Action) -> str:
         message = option + message.removeprefix(name)
         message = message.replace(f"{option} is None", f"{option} is missing", 1)
     # some messages name both the argument and the option
-    message = re.sub(rf"\b{name}(=\w+)? \({option}\)", option, message)
+    message = re.sub(rf"\b{name}s?(=\w+)? \({option}( [^)]*)?\)", option, message)
+    message = re.sub(rf"{_BEFORE_NAME}{name}s?(?=[,.]|$| cannot be set)", rf"\1{option}", message)
     if "_" in name:
         message = re.sub(rf"(?<![\w./'\"-]){name}\b(?![./'\"-])", option, message)
     return message

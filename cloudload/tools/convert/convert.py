@@ -267,7 +267,7 @@ def convert_to_mds(
     if config.like and like is None:
         raise ValueError(
             f"the conversion to {location} copies the shards of an index. To finish it, pass the "
-            "index as like (--like)"
+            "index as like"
         )
     if segment_bytes == DEFAULT_SEGMENT_BYTES:
         segment_bytes = stored.get(rerun_check.SEGMENT_BYTES, segment_bytes)
@@ -329,8 +329,8 @@ def _check_like(config: ConvertConfig, given: Mapping[str, Any]) -> None:
     ]
     if refused := [*(name for name, value in given.items() if value), *changed]:
         raise ValueError(
-            f"like (--like) copies the shards of an index as they are, so {refused[0]} cannot be "
-            f"set. Omit {refused[0]}, or convert without like"
+            f"like is set, which copies the shards of an index as they are, so {refused[0]} cannot "
+            f"be set. Omit {refused[0]}, or convert without like"
         )
 
 

@@ -47,7 +47,7 @@ class ShardIndex:
                 raise ConvertError(
                     f"{dataset.location} has the columns {', '.join(names)}, which are not sorted "
                     "by name, as MDS requires, so its shards cannot be copied. Convert the dataset "
-                    "without like (--like)"
+                    "without like"
                 )
         files = [
             InputFile(

@@ -99,8 +99,8 @@ def join_inputs(
         choice = ColumnChoice(key, has_others=all_columns or key is None)
         return [ShardIndex(Stream(os.fspath(like)).url, choice)]
     if tokens_key is not None or all_columns:
-        name = "tokens_key (--tokens-key)" if tokens_key else "all_columns (--all-columns)"
-        raise ValueError(f"{name} applies only to like (--like). Set like, too, or remove it")
+        name = "tokens_key" if tokens_key else "all_columns"
+        raise ValueError(f"{name} applies only to like. Set like, too, or omit {name}")
     return inputs if inputs_from is None else read_list(inputs, inputs_from)
 
 
@@ -192,7 +192,7 @@ def _leave_out_own(location: str, found: FolderFiles) -> FolderFiles:
     if not files:
         raise ConvertError(
             f"{redact(location)} has only an index of files or token lengths, and no documents. To "
-            "copy the shards of an index, pass it as like (--like). To convert the files, pass "
+            "copy the shards of an index, pass it as like. To convert the files, pass "
             "their own location"
         )
     return replace(found, files=files, hidden=tuple(sorted({*found.hidden, *own})))
