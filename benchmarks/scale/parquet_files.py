@@ -204,16 +204,13 @@ def index_all(folder: str, files: int, groups: int) -> Row:
 
 def list_more(index: Path, files: int) -> None:
     """Replace an index by one that lists `files` files, each with the shards of the first one."""
-    name = "part-{:05}.parquet".format
     stored = json.loads(index.read_bytes())
-    shards = [each for each in stored["shards"] if each["zip_data"]["basename"].startswith(name(0))]
-    template = json.dumps(shards)[1:-1]
-    with index.open("w") as file:
-        file.write(f'{{"folder": "{stored["folder"]}", "shards": [')
-        for number in range(files):
-            text = template.replace(name(0), name(number)).replace(_tag(0), _tag(number))
-            file.write(f"{', ' * (number > 0)}{text}")
-        file.write('], "version": 2}')
+    template = stored["files"][0]
+    stored["files"] = [
+        template | {"name": f"part-{number:05}.parquet", "tag": _tag(number)}
+        for number in range(files)
+    ]
+    index.write_text(json.dumps(stored))
 
 
 def open_index(folder: str, files: int, groups: int) -> Row:

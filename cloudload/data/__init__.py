@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cloudload.data.mds import (
         codecs,
         document_columns,
+        file_records,
         file_selection,
         footers,
         hashes,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from cloudload.data.mds.open_index import read_index
     from cloudload.data.mds.own_objects import (
         JOURNAL_FOLDER,
-        describe_hidden_datasets,
         refuse_to_hide,
     )
     from cloudload.data.mds.shard import (

@@ -305,11 +305,11 @@ def test_a_field_that_no_record_has_is_named_before_the_run(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"basename": "a.jsonl"}, "does not name lines of a JSON Lines file"),
-        ({"basename": "a.jsonl#0-x"}, "does not name lines of a JSON Lines file"),
-        ({"hashes": {}}, "does not name lines of a JSON Lines file"),
-        ({"basename": "a.jsonl#0-1"}, "has 5,027 bytes, unlike its name"),
-        ({"basename": "../a.jsonl#0-1"}, "could point outside the dataset's folder"),
+        ({"name": "../a.jsonl"}, "could point outside the dataset's folder"),
+        ({"line": ["1"]}, "line is .'1'., not integers of at least 0"),
+        ({"lines": []}, "the arrays of 'part-000.jsonl' differ in length"),
+        ({"stop": [0]}, "the shards of 'part-000.jsonl' are not parts of it, in order"),
+        ({"tag": 7}, "tag is 7, not text"),
     ],
 )
 def test_a_stored_index_is_not_trusted(
@@ -318,7 +318,7 @@ def test_a_stored_index_is_not_trusted(
     index(write_line_corpus(tmp_path / "in", DOCUMENTS), tmp_path / "index")
     path = tmp_path / "index" / "index.json"
     stored = json.loads(path.read_text())
-    stored["shards"][0]["zip_data"].update(change)
+    stored["files"][0].update(change)
     path.write_text(json.dumps(stored))
     with pytest.raises(DatasetError, match=message):
         open_folder(tmp_path / "index")
@@ -327,11 +327,7 @@ def test_a_stored_index_is_not_trusted(
 def test_a_column_that_lines_cannot_have_is_an_error(tmp_path: Path) -> None:
     index(write_line_corpus(tmp_path / "in", DOCUMENTS), tmp_path / "index")
     path = tmp_path / "index" / "index.json"
-    path.write_text(
-        path.read_text()
-        .replace('["str", "str"]', '["int", "str"]')
-        .replace("[null, null]", "[8, null]")
-    )
+    path.write_text(path.read_text().replace('["id", "str"]', '["id", "int"]'))
     with pytest.raises(DatasetError, match="has the column 'id' of int in its index, which lines"):
         texts_of(open_folder(tmp_path / "index"), tmp_path / "cache")
 
@@ -567,8 +563,8 @@ def test_bytes_that_changed_are_never_read(tmp_path: Path, suffix: str, has_tag:
             texts_of(open_folder(tmp_path / "index"), tmp_path / "cache")
         return
     stored = json.loads((tmp_path / "index" / "index.json").read_text())
-    for shard in stored["shards"]:
-        del shard["zip_data"]["hashes"]["tag"]
+    for file in stored["files"]:
+        del file["tag"]
     (tmp_path / "index" / "index.json").write_text(json.dumps(stored))
     assert suffix != ".jsonl" or path.stat().st_size == before.st_size
     with pytest.raises((DatasetError, StoreError), match=r"part-00\d"):

@@ -280,9 +280,14 @@ def test_a_file_that_changed_since_it_was_indexed_is_an_error(tmp_path: Path) ->
     [
         ({"folder": 7}, "'folder' is not the URL of a folder"),
         ({"folder": "s3:///x"}, "has no bucket name"),
-        ({"basename": "a.parquet"}, "does not name row groups of a Parquet file"),
-        ({"hashes": {}}, "does not name row groups of a Parquet file"),
-        ({"basename": "../a.parquet#0-0"}, "could point outside the dataset's folder"),
+        ({"format": "jsonl"}, r"its format is 'jsonl', and it has records of {'parquet'}"),
+        ({"columns": []}, "a file has the columns 0, and the index lists only 0"),
+        ({"version": 2}, "its version is 2, not 1"),
+        ({"name": "../a.parquet"}, "could point outside the dataset's folder"),
+        ({"name": "PART-001.parquet"}, "names that differ only in case"),
+        ({"footer": None}, "footer is None, not text"),
+        ({"footer_bytes": 1 << 40}, "is larger than the file"),
+        ({"stored_bytes": [1]}, "the arrays of 'part-000.parquet' differ in length"),
     ],
 )
 def test_a_stored_index_is_not_trusted(
@@ -292,10 +297,10 @@ def test_a_stored_index_is_not_trusted(
     index_files(tmp_path / "in", tmp_path / "index")
     path = tmp_path / "index" / "index.json"
     index = json.loads(path.read_text())
-    place = index if "folder" in change else index["shards"][0]["zip_data"]
-    place.update(change)
+    place = index if change.keys() & {"version", "format", "folder"} else index["files"][0]
+    (index if change == {"columns": []} else place).update(change)
     path.write_text(json.dumps(index))
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(DatasetError, match=f"{message}.*Run cloudload index again"):
         open_files(tmp_path / "index")
 
 
@@ -688,14 +693,13 @@ def test_a_file_without_a_version_that_changes_is_an_error(tmp_path: Path) -> No
     write_corpus(tmp_path / "in", DOCUMENTS)
     [dataset] = open_files(tmp_path / "in").datasets
     info = dataset.shards[0]
-    groups = shard_entries.RowGroups.of(info.stored)._replace(tag="")
-    stored = shard_entries.FileInfo(groups.stored_name, 1, groups.hashes)
-    path = tmp_path / "in" / groups.file
+    assert info.part is not None
+    path = tmp_path / "in" / info.part.file
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
     path.write_bytes(data)
     row_groups._footers.clear()
-    info = dataclasses.replace(info, zipped=stored)
+    info = dataclasses.replace(info, part=info.part._replace(tag=""))
     with pytest.raises(
         StoreError, match=r"part-000\.parquet changed since the run began: its footer"
     ):

@@ -53,8 +53,8 @@ def find_beginning(table: ShardTable, wanted: str, kind: str) -> int | None:
     Returns None if no number of shards has this fingerprint.
     """
     digest = hashlib.sha256(_DATASET)
-    for count, lines in enumerate(_encode(table) if wanted else (), 1):
-        digest.update(lines[kind])
+    for count, [line] in enumerate(_encode(table, [kind]) if wanted else (), 1):
+        digest.update(line)
         if digest.hexdigest()[:_DIGITS] == wanted:
             return count
     return None
@@ -85,29 +85,32 @@ def _hash_once(tables: Sequence[ShardTable], origins: Sequence[SharedTable]) -> 
 
 
 def _hash(tables: Sequence[ShardTable]) -> dict[str, str]:
-    """Compute both kinds in one pass, because creating the `ShardInfo` objects is slow."""
-    digests = {kind: hashlib.sha256() for kind in KINDS}
-    for table in tables:
-        for digest in digests.values():
-            digest.update(_DATASET)
-        for lines in _encode(table):
-            for kind, digest in digests.items():
-                digest.update(lines[kind])
-    found = {kind: digest.hexdigest()[:_DIGITS] for kind, digest in digests.items()}
+    """Compute both kinds in one pass, because reading the texts of all shards is slow."""
     forms = (form for table in tables for form in table.count_forms())
     has_samples = all(form.has_samples_hash for form in forms)
-    return found if has_samples else {**found, SAMPLES: ""}
+    kinds = KINDS if has_samples else (DATA,)
+    digests = [hashlib.sha256() for _ in kinds]
+    for table in tables:
+        for digest in digests:
+            digest.update(_DATASET)
+        for lines in _encode(table, kinds):
+            for digest, line in zip(digests, lines, strict=True):
+                digest.update(line)
+    found = {
+        kind: digest.hexdigest()[:_DIGITS] for kind, digest in zip(kinds, digests, strict=True)
+    }
+    return {SAMPLES: ""} | found
 
 
-def _encode(table: ShardTable) -> Iterator[dict[str, bytes]]:
-    """Yield for each shard the line that a fingerprint of each kind hashes."""
+def _encode(table: ShardTable, kinds: Sequence[str]) -> Iterator[list[bytes]]:
+    """Yield for each shard the lines that the fingerprints of these kinds hash."""
     last: tuple[shard_entries.Column, ...] = ()
     columns = "[]"
-    for shard in table:
-        if shard.columns is not last:
-            last = shard.columns
-            columns = str([(column.name, column.encoding) for column in last])
-        yield {
-            DATA: f"{shard.samples} {shard.identity} {columns}\n".encode(),
-            SAMPLES: f"{shard.samples} {shard.samples_hash} {columns}\n".encode(),
-        }
+    for samples, own, identity, samples_hash in table.identities():
+        if own is not last:
+            last = own
+            columns = str([(column.name, column.encoding) for column in own])
+        yield [
+            f"{samples} {identity if kind == DATA else samples_hash} {columns}\n".encode()
+            for kind in kinds
+        ]

@@ -10,11 +10,6 @@ its sample, whose values say what is wrong with it.
     {"text": "xy", "id": "a"}    1 2 a xy
     {"text": null, "id": "b"}    1 5 b NULL_TEXT
     {"text":                     9 … a.jsonl:3 BAD_RECORD the record is invalid JSON (…)
-
-A shard names its lines in the index like a compressed file:
-
-    {"compression": "jsonl", "zip_data": {"basename": "a/b.jsonl#0-67110982", "bytes": 67_110_982,
-     "hashes": {"lines": "5f3c…", "line": "1", "tag": "9b2cf…"}}, …}
 """
 
 from __future__ import annotations
@@ -51,7 +46,8 @@ def read_json_lines(
     `folder` is the folder of the dataset's files. Raises `StoreError` if the file changed or cannot
     be read, and `FileFaultError` if it is damaged.
     """
-    lines = shard_entries.LineRange.of(info.stored)
+    lines = info.part
+    assert isinstance(lines, shard_entries.LineRange)
     for column in info.columns:
         if column.encoding not in ("str", "json"):
             raise FileFaultError(

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from cloudload._version import __version__
 from cloudload.data.mds import shard_entries, virtual_index, wrong_input
 from cloudload.data.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
-from cloudload.data.mds.shard_table import ShardTable, map_table, parse_index
+from cloudload.data.mds.shard_table import FORMAT, ShardTable, map_table, parse_index
 from cloudload.data.mds.virtual_index import ALL_COLUMNS, ColumnChoice
 from cloudload.data.storage import urls
 from cloudload.data.storage.locations import Location
@@ -176,7 +176,7 @@ class _SharedPath(NamedTuple):
 def _shared_path(folder: Path, location: Location, version: Version) -> _SharedPath:
     """Return the file for a table. Each release of cloudload and each user has its own files."""
     origin = f"{location.url}\n{location.describe_endpoint()}\n{os.geteuid()}"
-    key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
+    key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}\n{FORMAT}"
     name = f"{_digest(origin)[:16]}-{_digest(key)[:32]}{_SUFFIX}"
     return _SharedPath(folder / name, _digest(key))
 

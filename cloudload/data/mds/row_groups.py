@@ -5,11 +5,6 @@
 
 Only the columns of the shard are read. The samples are the same as after a conversion: `id` is the
 value of the file's column, or else the file's name and the row's number, counted from 1.
-
-A shard names its row groups in the index like a compressed file:
-
-    {"compression": "parquet", "zip_data": {"basename": "a/b.parquet#3-7", "bytes": 20_000_000,
-     "hashes": {"footer": "96210000-96217282-5f3c…", "tag": "9b2cf…"}}, …}
 """
 
 from __future__ import annotations
@@ -52,7 +47,8 @@ def read_row_groups(
     `folder` is the folder of the dataset's files. Raises `StoreError` if the file changed or cannot
     be read, and `FileFaultError` if it is damaged.
     """
-    groups = shard_entries.RowGroups.of(info.stored)
+    groups = info.part
+    assert isinstance(groups, shard_entries.RowGroups)
     with _faults_of_arrow():
         source = _open_source(folder.join(groups.file), groups, info, count, transfer)
     done = 0

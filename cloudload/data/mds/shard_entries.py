@@ -3,6 +3,8 @@
     {"version": 2, "shards": [{format, samples, column_names, column_encodings, column_sizes,
                                raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
 
+Virtual shards are parts of other files, whose index is in `file_records`.
+
 A file name becomes a path in the cache and a key in the store, so it may not leave its folder, use
 a suffix that the cache reserves, or match another file's name. Sizes limit downloads,
 decompression and disk space, so they must be possible for a shard.
@@ -10,6 +12,7 @@ decompression and disk space, so they must be possible for a shard.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
@@ -19,24 +22,20 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cloudload.data.mds.hashes import IDENTITY, SAMPLES_HASH, fastest_hash
-from cloudload.data.storage import urls
 from cloudload.system import temp_files
 
 INDEX_NAME = "index.json"
 
-# an index has about 500 bytes and 30 values per shard, so these bounds allow over 10^6 shards
+FILES, FILES_VERSION = "files", 1
+"""The field of an index of virtual shards with the records of their files, and its version."""
+
+# an index has about 500 bytes and 30 values per shard, so these bounds allow over 10^6 shards. An
+# index of files has about 40 bytes and 5 values per shard, so they allow over 10^7 virtual shards
 MOST_INDEX_BYTES = 1 << 30
 
 MOST_INDEX_VALUES = 1 << 26
 
 COMPRESSIONS = ("zstd", "gz", "bz2", "br", "snappy")
-
-_FOOTER, _LINES, _LINE, _TAG = "footer", "lines", "line", "tag"
-"""What an index lists of a file, among the hashes of a virtual shard: the footer of a Parquet file;
-the hash of lines, and the number of the first one; the tag of both kinds of files."""
-
-FOLDER = "folder"
-"""The field of an index of virtual shards with the URL of the folder of their files."""
 
 PARQUET, JSON_LINES = "parquet", "jsonl"
 """The compression of virtual shards, which are stored as row groups of a Parquet file, or as lines
@@ -123,37 +122,40 @@ class RowGroups(NamedTuple):
 
     @property
     def stored_name(self) -> str:
-        """The name of this stored form in an index."""
+        """The name of this stored form."""
         return f"{self.file}#{self.first}-{self.stop - 1}"
 
     @property
     def hashes(self) -> dict[str, str]:
-        """The hashes of this stored form in an index."""
-        found = {_FOOTER: f"{self.footer[0]}-{self.footer[1]}-{self.digest}"}
-        return found | ({_TAG: self.tag} if self.tag else {})
+        """What identifies the bytes of this stored form."""
+        found = {"footer": f"{self.footer[0]}-{self.footer[1]}-{self.digest}"}
+        return found | ({"tag": self.tag} if self.tag else {})
 
     @property
     def compression(self) -> str:
-        """The compression that names this stored form in an index."""
+        """The compression that names this stored form."""
         return PARQUET
 
     @property
-    def content(self) -> str:
-        """What identifies the content, wherever it is stored."""
-        return f"{self.digest} {self.first} {self.stop}"
+    def place(self) -> tuple[int, int, int]:
+        """The numbers of this stored form. Rows have no number of a line."""
+        return self.first, self.stop, 0
+
+    @property
+    def words(self) -> list[Any]:
+        """Everything else, which is the same for all shards of a file."""
+        return [self.file, *self.footer, self.digest, self.tag]
 
     @staticmethod
-    def of(stored: FileInfo) -> RowGroups:
-        """Parse the stored file of a virtual shard. Raises `ValueError` if it is not valid."""
-        file, sign, groups = stored.name.rpartition("#")
-        first, _, last = groups.partition("-")
-        start, _, rest = stored.hashes.get(_FOOTER, "").partition("-")
-        stop, _, digest = rest.partition("-")
-        numbers = first, last, start, stop
-        if not (file and sign and digest and all(each.isdecimal() for each in numbers)):
-            raise ValueError(f"{stored.name!r} does not name row groups of a Parquet file")
-        span = int(start), int(stop)
-        return RowGroups(file, int(first), int(last) + 1, span, digest, stored.hashes.get(_TAG, ""))
+    def at(place: Sequence[int], words: Sequence[Any]) -> RowGroups:
+        """Return the stored form with this `place`, and these `words`."""
+        file, start, stop, digest, tag = words
+        return RowGroups(file, place[0], place[1], (start, stop), digest, tag)
+
+    @staticmethod
+    def content_at(place: Sequence[int], words: Sequence[Any]) -> str:
+        """What identifies the content of a stored form, wherever it is stored."""
+        return f"{words[3]} {place[0]} {place[1]}"
 
 
 class LineRange(NamedTuple):
@@ -173,43 +175,45 @@ class LineRange(NamedTuple):
 
     @property
     def stored_name(self) -> str:
-        """The name of this stored form in an index."""
+        """The name of this stored form."""
         return f"{self.file}#{self.first}-{self.stop}"
 
     @property
     def hashes(self) -> dict[str, str]:
-        """The hashes of this stored form in an index."""
-        found = {_LINES: self.digest, _LINE: str(self.line)}
-        return found | ({_TAG: self.tag} if self.tag else {})
+        """What identifies the bytes of this stored form."""
+        found = {"lines": self.digest, "line": str(self.line)}
+        return found | ({"tag": self.tag} if self.tag else {})
 
     @property
     def compression(self) -> str:
-        """The compression that names this stored form in an index."""
+        """The compression that names this stored form."""
         return JSON_LINES
 
     @property
-    def content(self) -> str:
-        """What identifies the content, wherever and however it is stored."""
-        return self.digest
+    def place(self) -> tuple[int, int, int]:
+        """The numbers of this stored form."""
+        return self.first, self.stop, self.line
+
+    @property
+    def words(self) -> list[Any]:
+        """Everything else."""
+        return [self.file, self.digest, self.tag]
 
     @staticmethod
-    def of(stored: FileInfo) -> LineRange:
-        """Parse the stored file of a virtual shard. Raises `ValueError` if it is not valid."""
-        file, sign, span = stored.name.rpartition("#")
-        first, _, stop = span.partition("-")
-        line, digest = stored.hashes.get(_LINE, ""), stored.hashes.get(_LINES, "")
-        are_numbers = all(each.isdecimal() for each in (first, stop, line))
-        if not (file and sign and digest and are_numbers):
-            raise ValueError(f"{stored.name!r} does not name lines of a JSON Lines file")
-        if int(stop) - int(first) != stored.bytes:
-            raise ValueError(f"{stored.name!r} has {stored.bytes:,} bytes, unlike its name")
-        tag = stored.hashes.get(_TAG, "")
-        return LineRange(file, int(first), int(stop), int(line), digest, tag)
+    def at(place: Sequence[int], words: Sequence[Any]) -> LineRange:
+        """Return the stored form with this `place`, and these `words`."""
+        file, digest, tag = words
+        return LineRange(file, place[0], place[1], place[2], digest, tag)
+
+    @staticmethod
+    def content_at(_place: Sequence[int], words: Sequence[Any]) -> str:
+        """What identifies the content of a stored form, wherever and however it is stored."""
+        return str(words[1])
 
 
 StoredForm = RowGroups | LineRange
-"""How a virtual shard is stored."""
-_STORED_FORMS: dict[str | None, type[StoredForm]] = {PARQUET: RowGroups, JSON_LINES: LineRange}
+"""How a virtual shard is stored: a part of a file."""
+STORED_FORMS: dict[str | None, type[StoredForm]] = {PARQUET: RowGroups, JSON_LINES: LineRange}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +234,19 @@ class ShardInfo:
     """The `SAMPLES_HASH` of the shard; None if the index does not list it."""
     original: str | None = None
     """The identity of the shard from which this one was copied; None if it is no copy."""
+    part: StoredForm | None = None
+    """The part of a file as which a virtual shard is stored; None for another shard."""
+
+    @staticmethod
+    def of_part(
+        part: StoredForm, columns: tuple[Column, ...], samples: int, raw_bytes: int, stored: int
+    ) -> ShardInfo:
+        """Return a virtual shard, given its estimated raw bytes, and its `stored` bytes."""
+        content = part.content_at(part.place, part.words)
+        hashes = {part.compression: hash_content(content, list_names(columns))}
+        raw = FileInfo(f"{part.stored_name}.mds", raw_bytes, hashes)
+        zipped = FileInfo(part.stored_name, stored, part.hashes)
+        return ShardInfo(samples, columns, raw, zipped, part.compression, part=part)
 
     @property
     def identity(self) -> str:
@@ -252,12 +269,7 @@ class ShardInfo:
     @property
     def is_virtual(self) -> bool:
         """Whether the shard is stored as a part of another file; see `virtual_shards`."""
-        return self.compression in VIRTUAL
-
-    @property
-    def part(self) -> StoredForm:
-        """The part of a file as which a virtual shard is stored."""
-        return _STORED_FORMS[self.compression].of(self.stored)
+        return self.part is not None
 
     @property
     def has_hash(self) -> bool:
@@ -275,6 +287,16 @@ class ShardInfo:
         return fastest_hash(self.stored.hashes) is not None
 
 
+def list_names(columns: Iterable[Column]) -> str:
+    """The names of columns, for `hash_content`."""
+    return str([column.name for column in columns])
+
+
+def hash_content(content: str, names: str) -> str:
+    """The hash in the identity of a virtual shard. It does not depend on where its file is."""
+    return hashlib.sha256(f"{content} {names}".encode()).hexdigest()[:32]
+
+
 def check_version(index: Any) -> None:
     """Raise one of `FAULTS` unless a parsed index is an MDS index of version 2."""
     if not isinstance(index, Mapping):
@@ -282,8 +304,9 @@ def check_version(index: Any) -> None:
     for library, keys in _KEYS_OF_OTHERS.items():
         if keys <= index.keys():
             raise ValueError(f"it is an index of {library}, whose files cloudload cannot read")
-    if index["version"] != 2:
-        raise ValueError(f"its version is {index['version']!r}, not 2")
+    known = FILES_VERSION if FILES in index else 2
+    if index["version"] != known:
+        raise ValueError(f"its version is {index['version']!r}, not {known}")
 
 
 def explain_fault(error: Exception) -> str:
@@ -318,19 +341,6 @@ def check_extent(data: bytes) -> None:
         )
 
 
-def parse_folder(index: Mapping[str, Any]) -> str:
-    """The URL of the folder of the stored files, which only an index of virtual shards names.
-
-    "" means the folder of the index. Raises `ValueError` if it is not a location.
-    """
-    folder = index.get(FOLDER, "")
-    if not isinstance(folder, str):
-        raise ValueError(f"{FOLDER!r} is not the URL of a folder")
-    if folder:
-        urls.check_location(folder)
-    return folder
-
-
 def parse_shard(entry: dict[str, Any]) -> ShardInfo:
     """Parse a shard's entry. Raises one of `FAULTS` if it is invalid."""
     if entry["format"] != "mds":
@@ -351,8 +361,6 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
         raise ValueError("the column names, encodings, and sizes are not all lists")
     compression = _parse_compression(entry["compression"]) if zipped else None
     stored = _parse_file(zipped, _parse_hashes(zipped)) if zipped else None
-    if stored is not None and compression in _STORED_FORMS:
-        _STORED_FORMS[compression].of(stored)
     return ShardInfo(
         samples=samples,
         columns=_parse_columns(
@@ -364,6 +372,12 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
         samples_hash=samples_hash,
         original=original,
     )
+
+
+def parse_columns(names: Sequence[Any], encodings: Sequence[Any]) -> tuple[Column, ...]:
+    """Parse columns of an index that does not list sizes. Raises one of `FAULTS` if invalid."""
+    sizes = [_FIXED_SIZES.get(encoding) for encoding in encodings]
+    return _parse_columns(tuple(names), tuple(encodings), tuple(sizes), tuple(map(type, sizes)))
 
 
 # cached, so that shards with equal columns share one tuple. The unused `_types` is part of the
@@ -396,8 +410,7 @@ def _parse_columns(
 
 
 def _parse_compression(value: object) -> str:
-    known = (isinstance(value, str) and value.partition(":")[0] in COMPRESSIONS) or value in VIRTUAL
-    if not isinstance(value, str) or not known:
+    if not isinstance(value, str) or value.partition(":")[0] not in COMPRESSIONS:
         raise ValueError(f"compression is {value!r}, not one of {', '.join(COMPRESSIONS)}")
     return value
 

@@ -1,20 +1,23 @@
 """The shards of an index, stored as columns that are compact, fast to sum, and can be mapped.
 
     index.json   {"samples": 9000, "raw_data": …}, {"samples": 8700, "raw_data": …}, …
-    numbers      samples 9000 8700 …   raw bytes …   stored bytes …   form 0 0 …
+    numbers      samples 9000 8700 …   raw bytes …   stored bytes …   form 0 0 …   text 0 1 …
     forms        0: columns, compression and names of hashes, which most shards share
     texts        ["shard.00000.mds","shard.00000.mds.zstd","5f3c…"],[…    names and digests
 
 A table is a sequence of `ShardInfo` objects, which it creates on access. It takes about 200 bytes
-per shard. The processes of a node map one file, so a process needs memory only for the shards that
-it looks up. `parse_index` makes a table from an untrusted `index.json`.
+per shard. Virtual shards have their place in the file, too, and those of a Parquet file share a
+text, so they take about 70 bytes. The processes of a node map one file, so a process needs memory
+only for the shards that it looks up. `parse_index` makes a table from an untrusted `index.json`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,14 +25,18 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from cloudload.data.mds import shard_entries
+from cloudload.data.mds import file_records, shard_entries
 from cloudload.errors import CacheError, DatasetError
 from cloudload.system import Flags, Ids, Ints, array_files, verified_files
 
-_FORMAT = 3
+FORMAT = 4
 """The version of the file's format. Increase it when the arrays or facts of the file change."""
-_SAMPLES, _RAW_BYTES, _STORED_BYTES, _FORM = range(4)
+_SAMPLES, _RAW_BYTES, _STORED_BYTES, _FORM, _TEXT, _PLACE = range(6)
+_NO_PLACE = [(0,)] * 3
+_ROWS = _PLACE + len(_NO_PLACE)
 _AT_ONCE = 1 << 12
+ShardIdentity = tuple[int, tuple[shard_entries.Column, ...], str, str | None]
+"""The samples, columns, identity and `SAMPLES_HASH` of a shard, which fingerprints hash."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -71,10 +78,11 @@ class SharedTable(NamedTuple):
 class ShardTable(Sequence[shard_entries.ShardInfo]):
     """The shards of an index, in order.
 
-    `numbers` (int64 [4, shards]) has the samples, raw bytes, stored bytes, and form of each shard.
-    `texts` (uint8 [bytes]) has the names and digests of each shard as JSON, and `starts` (int64
-    [shards + 1]) has the offset of each shard in `texts`. `origin` is the file from which the table
-    is mapped, or None.
+    `numbers` (int64 [5 or 8, shards]) has the samples, raw bytes, stored bytes, form, and text of
+    each shard, and for virtual shards, the `place` of their `StoredForm`. `texts` (uint8 [bytes])
+    has texts as JSON, which list names and digests, and `starts` (int64 [texts + 1]) has the offset
+    of each text. The shards use the texts in order. `origin` is the file from which the table is
+    mapped, or None.
     """
 
     def __init__(
@@ -192,50 +200,79 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
             origin = self.origin  # a worker maps the file, so do not send its content
             verified_files.mark_used(origin.path)  # so that it is not removed before that
             return _map_part, (origin.path, origin.key, origin.start, origin.stop)
-        first, end = int(self._starts[0]), int(self._starts[-1])
-        numbers, starts = np.array(self._numbers), self._starts - first
-        texts = np.array(self._texts[first:end])
         make = partial(ShardTable, folder=self.folder)
-        return make, (self._forms, numbers, starts, texts, self.fingerprints)
+        return make, (self._forms, *self._copy_arrays(), self.fingerprints)
+
+    def _copy_arrays(self) -> tuple[Ints, Ints, Ids]:
+        """Return the numbers, starts and texts of only these shards."""
+        numbers = np.array(self._numbers)
+        low, high = (int(numbers[_TEXT, 0]), int(numbers[_TEXT, -1]) + 1) if len(self) else (0, 0)
+        numbers[_TEXT] -= low
+        first, end = int(self._starts[low]), int(self._starts[high])
+        return numbers, self._starts[low : high + 1] - first, np.array(self._texts[first:end])
 
     def _cut(self, start: int, stop: int) -> ShardTable:
         if stop - start == len(self):
             return self
         origin = self.origin and self.origin.cut(start, stop)
-        numbers, starts = self._numbers[:, start:stop], self._starts[start : stop + 1]
+        numbers = self._numbers[:, start:stop]
         return ShardTable(
-            self._forms, numbers, starts, self._texts, folder=self.folder, origin=origin
+            self._forms, numbers, self._starts, self._texts, folder=self.folder, origin=origin
         )
 
     def _make(self, start: int, stop: int) -> Iterator[shard_entries.ShardInfo]:
         """Yield the shards from `start` to `stop`."""
-        first, end = self._starts[start], self._starts[stop]
+        for row, words in self._rows(start, stop):
+            yield _make_shard(self._forms[row[_FORM]], row, words)
+
+    def _rows(self, start: int, stop: int) -> Iterator[tuple[list[int], list[Any]]]:
+        """Yield the numbers and the text of each shard from `start` to `stop`."""
+        rows = self._numbers[:, start:stop].T.tolist()
+        low, high = rows[0][_TEXT], rows[-1][_TEXT] + 1
+        first, end = self._starts[low], self._starts[high]
         texts = json.loads(b"[%b]" % self._texts[first:end].tobytes()[:-1])
-        numbers = self._numbers[:, start:stop].T.tolist()
-        for (samples, raw_bytes, stored_bytes, form), words in zip(numbers, texts, strict=True):
-            yield _make_shard(self._forms[form], samples, raw_bytes, stored_bytes, iter(words))
+        for row in rows:
+            yield row, texts[row[_TEXT] - low]
+
+    def identities(self) -> Iterator[ShardIdentity]:
+        """Yield what identifies each shard, in less time than creating the shards takes."""
+        kinds = [shard_entries.STORED_FORMS.get(form.compression) for form in self._forms]
+        names = [shard_entries.list_names(form.columns) for form in self._forms]
+        for start in range(0, len(self), _AT_ONCE):
+            for row, words in self._rows(start, min(start + _AT_ONCE, len(self))):
+                number = row[_FORM]
+                form = self._forms[number]
+                if (kind := kinds[number]) is None:
+                    shard = _make_shard(form, row, words)
+                    yield row[_SAMPLES], form.columns, shard.identity, shard.samples_hash
+                else:
+                    content = kind.content_at(row[_PLACE:], words)
+                    digest = shard_entries.hash_content(content, names[number])
+                    identity = f"{row[_RAW_BYTES]} [({form.compression!r}, {digest!r})]"
+                    yield row[_SAMPLES], form.columns, identity, None
 
     def write(self, path: Path, key: str) -> None:
         """Write the table to a file for `map_table`, atomically, unless a valid file exists.
 
         Raises `OSError` if the file cannot be written.
         """
-        first, end = int(self._starts[0]), int(self._starts[-1])
         forms = json.loads(json.dumps(self._forms, default=_encode_column))
-        facts = {"format": _FORMAT, "forms": forms, "fingerprints": self.fingerprints}
+        facts = {"format": FORMAT, "forms": forms, "fingerprints": self.fingerprints}
         facts["folder"] = self.folder
-        numbers, starts = self._numbers.astype("<i8"), (self._starts - first).astype("<i8")
-        array_files.write_arrays(path, key, facts, [numbers, starts, self._texts[first:end]])
+        numbers, starts, texts = self._copy_arrays()
+        array_files.write_arrays(
+            path, key, facts, [numbers.astype("<i8"), starts.astype("<i8"), texts]
+        )
 
 
 def map_table(path: Path, key: str) -> ShardTable | None:
     """Map a table that `write` wrote with this `key`. Returns None if there is no valid file."""
     found = array_files.map_arrays(path, key)
-    if found is None or found.facts["format"] != _FORMAT:
+    if found is None or found.facts["format"] != FORMAT:
         return None
     forms = tuple(map(_decode_form, found.facts["forms"]))
     numbers, starts, texts = found.arrays
-    origin = SharedTable(path, key, found.inode, 0, len(starts) - 1)
+    origin = SharedTable(path, key, found.inode, 0, numbers.shape[1])
     fingerprints, folder = found.facts["fingerprints"], found.facts["folder"]
     return ShardTable(forms, numbers, starts, texts, fingerprints, folder=folder, origin=origin)
 
@@ -254,20 +291,25 @@ class TableBuilder:
     """Builds a table shard by shard, without keeping the `ShardInfo` objects."""
 
     def __init__(self) -> None:
-        self._forms: dict[Form, int] = {}
+        self._forms: dict[Form | tuple[int, str], int] = {}
+        """The index of each form. That of a run of shards has the place of its columns."""
         self._known: dict[tuple[int, tuple[Any, ...]], int] = {}
         """The index of each form, by the `id()` of its columns and by its other fields."""
         self._columns: list[tuple[shard_entries.Column, ...]] = []
         self._numbers, self._starts, self._texts = array("q"), array("q", [0]), bytearray()
+        self._has_parts = False
         self.names: list[str] = []
-        """The names of all raw and stored files, in order, for `check_names`."""
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
+        """The names of all raw and stored files, or of the files of parts, for `check_names`."""
 
     def add(self, shard: shard_entries.ShardInfo) -> None:
         """Add a shard to the end."""
         raw, zipped = shard.raw, shard.zipped
+        sizes = (shard.samples,), (raw.bytes,), (shard.stored.bytes,)
+        if (part := shard.part) is not None:
+            form = self._find_form(shard.columns, (part.compression, *_OF_PARTS))
+            self._add(form, part.words, *sizes, *((number,) for number in part.place))
+            self._has_parts = True
+            return
         zipped_hashes = None if zipped is None else tuple(zipped.hashes)
         words = [raw.name, *raw.hashes.values()]
         if zipped is not None:
@@ -278,24 +320,71 @@ class TableBuilder:
             words.append(shard.original)
         own = shard.samples_hash is not None, shard.original is not None
         rest = shard.compression, tuple(raw.hashes), zipped_hashes, *own
-        # most shards share one columns object, and looking up its ID is faster than comparing it
-        if (form := self._known.get((id(shard.columns), rest))) is None:
-            form = self._forms.setdefault(Form(shard.columns, *rest), len(self._forms))
-            self._known[id(shard.columns), rest] = form
-            self._columns.append(shard.columns)  # keep it, so that no other object gets its ID
-        self._numbers.extend((shard.samples, raw.bytes, shard.stored.bytes, form))
-        self._texts += _ENCODER.encode(words).encode() + b","
-        self._starts.append(len(self._texts))
+        self._add(self._find_form(shard.columns, rest), words, *sizes, *_NO_PLACE)
         self.names.append(raw.name)
         if zipped is not None:
             self.names.append(zipped.name)
 
-    def build(self, folder: str = "") -> ShardTable:
-        """Return the table of all shards that were added. `folder` is that of the stored files."""
-        numbers = np.ascontiguousarray(np.frombuffer(self._numbers, np.int64).reshape(-1, 4).T)
+    def add_file(self, runs: Iterable[file_records.ShardRun]) -> None:
+        """Add the shards of a file to the end. `build` gets their columns."""
+        name = ""
+        for run in runs:
+            key, name = (run.columns, run.compression), run.words[0]
+            self._add(self._forms.setdefault(key, len(self._forms)), run.words, *run.numbers)
+        self._has_parts = True
+        self.names.append(name)
+
+    def _find_form(self, columns: tuple[shard_entries.Column, ...], rest: tuple[Any, ...]) -> int:
+        # most shards share one columns object, and looking up its ID is faster than comparing it
+        if (form := self._known.get((id(columns), rest))) is None:
+            form = self._forms.setdefault(Form(columns, *rest), len(self._forms))
+            self._known[id(columns), rest] = form
+            self._columns.append(columns)  # keep it, so that no other object gets its ID
+        return form
+
+    def _add(
+        self,
+        form: int,
+        words: list[Any],
+        samples: Sequence[int],
+        raw_bytes: Sequence[int],
+        stored_bytes: Sequence[int],
+        *places: Sequence[int],
+    ) -> None:
+        same = itertools.repeat(form), itertools.repeat(len(self._starts) - 1)
+        rows = zip(samples, raw_bytes, stored_bytes, *same, *places, strict=False)
+        self._numbers.extend(itertools.chain.from_iterable(rows))
+        self._texts += _ENCODER.encode(words).encode() + b","
+        self._starts.append(len(self._texts))
+
+    def build(
+        self, folder: str = "", columns: Sequence[tuple[shard_entries.Column, ...]] = ()
+    ) -> ShardTable:
+        """Return the table of all shards that were added. `folder` is that of the stored files.
+
+        `columns` are those of runs of shards, by place. Raises `ValueError` if any are missing.
+        """
+        forms = [
+            each if isinstance(each, Form) else _make_form(columns, *each) for each in self._forms
+        ]
+        count = _ROWS if self._has_parts else _PLACE
+        rows = np.frombuffer(self._numbers, np.int64).reshape(-1, _ROWS)
+        numbers = np.ascontiguousarray(rows[:, :count].T)
         starts = np.frombuffer(self._starts, np.int64)
         texts = np.frombuffer(self._texts, np.uint8)
-        return ShardTable(tuple(self._forms), numbers, starts, texts, folder=folder)
+        return ShardTable(tuple(forms), numbers, starts, texts, folder=folder)
+
+
+_OF_PARTS: tuple[Any, ...] = (), (), False, False
+"""The fields of a form of virtual shards after the compression."""
+
+
+def _make_form(
+    columns: Sequence[tuple[shard_entries.Column, ...]], place: int, compression: str
+) -> Form:
+    if place >= len(columns):
+        raise ValueError(f"a file has the columns {place}, and the index lists only {len(columns)}")
+    return Form(columns[place], compression, *_OF_PARTS)
 
 
 class _Row:
@@ -304,7 +393,7 @@ class _Row:
     __slots__ = ()
 
 
-_ROW = _Row()
+_SHARD, _FILE = _Row(), _Row()
 
 
 def parse_index(data: bytes, dataset: str) -> ShardTable:
@@ -313,37 +402,68 @@ def parse_index(data: bytes, dataset: str) -> ShardTable:
     `dataset` is the dataset's URL, for messages. Raises `DatasetError` if the index is invalid or
     too large.
     """
-    builder = TableBuilder()
+    builder, counts = TableBuilder(), Counter[_Row]()
 
-    def take_shard_or_keep(entry: dict[str, Any]) -> Any:
+    def take_or_keep(entry: dict[str, Any]) -> Any:
         # add entries while the JSON is parsed, so that their dicts do not fill memory
-        if "raw_data" not in entry:
+        is_file = file_records.is_record(entry)
+        if not is_file and "raw_data" not in entry:
             return entry
-        builder.add(shard_entries.parse_shard(entry))
-        return _ROW
+        row = _FILE if is_file else _SHARD
+        counts[row] += 1
+        if is_file:
+            builder.add_file(file_records.parse_file(entry))
+        else:
+            _refuse_old_index(entry, dataset)
+            builder.add(shard_entries.parse_shard(entry))
+        return row
 
     try:
         shard_entries.check_extent(data)
-        index = json.loads(data, object_hook=take_shard_or_keep)
+        index = json.loads(data, object_hook=take_or_keep)
         shard_entries.check_version(index)
-        shards = index["shards"]
-        if not isinstance(shards, list) or not all(shard is _ROW for shard in shards):
-            raise ValueError("'shards' is not a list of entries with raw_data")
-        if len(shards) != len(builder):
-            raise ValueError("an entry with raw_data is outside 'shards'")
+        is_files = shard_entries.FILES in index
+        field, row = (shard_entries.FILES, _FILE) if is_files else ("shards", _SHARD)
+        what = "records of files" if is_files else "entries with raw_data"
+        if not isinstance(index[field], list) or not all(each is row for each in index[field]):
+            raise ValueError(f"{field!r} is not a list of {what}")
+        if len(index[field]) != counts.total():
+            raise ValueError(f"one of the {what} is outside {field!r}")
         shard_entries.check_names(builder.names)
-        return builder.build(shard_entries.parse_folder(index))
+        if not is_files:
+            return builder.build()
+        table = builder.build(file_records.parse_folder(index), file_records.parse_columns(index))
+        if other := {form.compression for form in table.count_forms()} - {index["format"]}:
+            raise ValueError(f"its format is {index['format']!r}, and it has records of {other}")
+        return table
     except shard_entries.FAULTS as error:
         reason = shard_entries.explain_fault(error)[:500]
+        url = f"{dataset}/{shard_entries.INDEX_NAME}"
+        if counts[_FILE]:
+            raise DatasetError(
+                f"{url} is not an index of files: {reason}. Run cloudload index again"
+            ) from error
         raise DatasetError(
-            f"{dataset}/{shard_entries.INDEX_NAME} is not an MDS index: {reason}. Convert the raw "
+            f"{url} is not an MDS index: {reason}. Convert the raw "
             "corpus with cloudload convert, or copy the dataset again"
         ) from error
 
 
-def _make_shard(
-    form: Form, samples: int, raw_bytes: int, stored_bytes: int, words: Iterator[str]
-) -> shard_entries.ShardInfo:
+def _refuse_old_index(entry: dict[str, Any], dataset: str) -> None:
+    if entry.get("compression") in shard_entries.VIRTUAL:
+        raise DatasetError(
+            f"{dataset}/{shard_entries.INDEX_NAME} lists parts of files in an old form. Delete it, "
+            "and run cloudload index again"
+        )
+
+
+def _make_shard(form: Form, row: Sequence[int], texts: Sequence[Any]) -> shard_entries.ShardInfo:
+    """Make a shard from its numbers and its text."""
+    samples, raw_bytes, stored_bytes = row[:_FORM]
+    if (kind := shard_entries.STORED_FORMS.get(form.compression)) is not None:
+        part = kind.at(row[_PLACE:], texts)
+        return shard_entries.ShardInfo.of_part(part, form.columns, samples, raw_bytes, stored_bytes)
+    words = iter(texts)
     raw = shard_entries.FileInfo(
         next(words), raw_bytes, {name: next(words) for name in form.raw_hashes}
     )

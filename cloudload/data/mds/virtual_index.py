@@ -3,7 +3,7 @@
     a.parquet   row groups 0 1 2 3 │ 4 5 6        a shard has about 64 MB of the columns read
     b.parquet   row group  0                      a larger row group is a shard
 
-    listing: names, sizes, tags ─► footers, many at a time ─► index of virtual shards
+    listing: names, sizes, tags ─► footers, many at a time ─► virtual shards ─► file_records
 
 The index of Parquet is a function of the listing and the footers, so each node makes the same
 bytes. Its shards have the listing's order. It names the columns that a run reads, so a run that
@@ -27,7 +27,14 @@ import numpy as np
 
 from cloudload._version import __version__
 from cloudload.data import file_kinds
-from cloudload.data.mds import arrow_samples, footers, own_objects, shard_entries, writer
+from cloudload.data.mds import (
+    arrow_samples,
+    file_records,
+    footers,
+    own_objects,
+    shard_entries,
+    writer,
+)
 from cloudload.data.mds.codecs import check_codec
 from cloudload.data.mds.file_selection import FileSelection
 from cloudload.data.mds.row_groups import hash_footer
@@ -105,7 +112,7 @@ def is_json_lines(name: str) -> bool:
 
 def is_virtual(index: bytes) -> bool:
     """Whether an `index.json` is valid, and lists parts of files as virtual shards."""
-    if not any(form.encode() in index for form in shard_entries.VIRTUAL):
+    if f'"{shard_entries.FILES}"'.encode() not in index:
         return False
     with contextlib.suppress(DatasetError):
         forms = parse_index(index, "").count_forms()
@@ -171,9 +178,10 @@ def build_index(found: ListedFiles, choice: ColumnChoice, folder: str = "") -> b
     file changed since it was listed, or cannot be read.
     """
     check_codec(shard_entries.PARQUET)
-    read = partial(_read_entries, found, choice, _TailSize())
+    read = partial(_read_shards, found, choice, _TailSize())
     several = map_in_order(read, found.files, _AT_ONCE, "cloudload-index")
-    return writer.encode_index(chain.from_iterable(several), folder)
+    shards = chain.from_iterable(several)
+    return file_records.encode_index(shards, shard_entries.PARQUET, folder)
 
 
 def explain_large_groups(table: ShardTable, folder: Location) -> str | None:
@@ -199,10 +207,10 @@ class _TailSize:
             self.most_bytes = len(footer) * 9 // 8
 
 
-def _read_entries(
+def _read_shards(
     found: ListedFiles, choice: ColumnChoice, tail: _TailSize, file: StoredObject
-) -> list[dict[str, Any]]:
-    """The index entries of a file's shards."""
+) -> list[shard_entries.ShardInfo]:
+    """The shards of a file."""
     name, location = found.name_of(file), found.folder.at(file.url)
     if fault := shard_entries.fault_of_name(name):
         raise DatasetError(f"the name of {location} {fault}. Rename the file")
@@ -369,21 +377,11 @@ def _measure_groups(
 
 
 def describe_shard(
-    stored: shard_entries.StoredForm, size: PartSize, columns: tuple[shard_entries.Column, ...]
-) -> dict[str, Any]:
-    """The entry of a virtual shard. Its identity does not depend on where the file is."""
+    part: shard_entries.StoredForm, size: PartSize, columns: tuple[shard_entries.Column, ...]
+) -> shard_entries.ShardInfo:
+    """The virtual shard of a part of a file, whose samples have this size."""
     form = writer.ShardFormat(columns, compression=None, hashes=())
-    names = f"{stored.content} {form.config()['column_names']}"
-    identity = hashlib.sha256(names.encode()).hexdigest()[:32]
-    raw = {
-        "basename": f"{stored.stored_name}.mds",
-        "bytes": size.raw_bytes + form.empty_bytes(),
-        "hashes": {stored.compression: identity},
-    }
-    zipped = {
-        "basename": stored.stored_name,
-        "bytes": size.stored_bytes,
-        "hashes": stored.hashes,
-    }
-    config = form.config() | {"compression": stored.compression}
-    return {"samples": size.samples, "raw_data": raw, "zip_data": zipped} | config
+    raw_bytes = size.raw_bytes + form.empty_bytes()
+    return shard_entries.ShardInfo.of_part(
+        part, columns, size.samples, raw_bytes, size.stored_bytes
+    )

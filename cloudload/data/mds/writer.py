@@ -205,17 +205,13 @@ def pack_shard(
     return PackedShard(name, stored, raw, entry)
 
 
-def encode_index(entries: Iterable[Mapping[str, Any]], folder: str = "") -> bytes:
+def encode_index(entries: Iterable[Mapping[str, Any]]) -> bytes:
     """Encode `index.json` with the entries of all shards, in order.
 
-    `folder` is the URL of the folder of virtual shards, or "" for the folder of the index. Entries
-    are encoded one by one, because a million of them would take gigabytes.
+    Entries are encoded one by one, because a million of them would take gigabytes.
     """
-    index = io.BytesIO()
-    index.write(b"{")
-    if folder:
-        index.write(f'"{shard_entries.FOLDER}": {json.dumps(folder)}, '.encode())
-    index.write(b'"shards": [')
+    index = io.BytesIO(b'{"shards": [')
+    index.seek(0, io.SEEK_END)
     for number, entry in enumerate(entries):
         index.write(b", " * (number > 0) + json.dumps(entry, sort_keys=True).encode())
     index.write(b'], "version": 2}')

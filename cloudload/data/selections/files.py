@@ -222,7 +222,7 @@ def _list_units(dataset: Dataset) -> Iterator[ShardUnit]:
 
 
 def _identity_of(shard: shard_entries.ShardInfo) -> str:
-    if shard.is_virtual:
+    if shard.part is not None:
         return f"{shard.part.file} {shard.part.digest}"
     columns = [(column.name, column.encoding) for column in shard.columns]
     return f"{shard.identity} {columns}"

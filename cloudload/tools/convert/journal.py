@@ -25,7 +25,6 @@ from typing import Any
 from cloudload.data import (
     JOURNAL_FOLDER,
     Location,
-    describe_hidden_datasets,
     own_objects,
     refuse_to_hide,
     shard_entries,
@@ -204,7 +203,9 @@ class Journal:
         if self.is_cleared:
             return
         if self.output.has_splits and shard_entries.INDEX_NAME in names:
-            raise ConvertError(describe_hidden_datasets(self.location.url, self.output.splits))
+            raise ConvertError(
+                own_objects.describe_hidden_datasets(self.location.url, self.output.splits)
+            )
         new = [
             each
             for each in self.output.splits
@@ -212,7 +213,7 @@ class Journal:
         ]
         if new and self.parent and _is_dataset(self.parent):
             name = self.location.url.removeprefix(self.parent.url).lstrip("/")
-            raise ConvertError(describe_hidden_datasets(self.parent.url, [name]))
+            raise ConvertError(own_objects.describe_hidden_datasets(self.parent.url, [name]))
         for split in new:
             prefix = f"{split}/" if split else ""
             below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

@@ -24,6 +24,7 @@ from cloudload.config import choices
 from cloudload.data import (
     ColumnChoice,
     file_content,
+    file_records,
     hashes,
     json_records,
     record_values,
@@ -84,7 +85,8 @@ def build_line_index(found: virtual_index.ListedFiles, reading: LineReading, fol
     parts = list(_list_parts(found))
     counted = list(zip(parts, _count_all(parts, reading), strict=True))
     columns = _plan_columns(found, reading, frozenset().union(*(each.keys for _, each in counted)))
-    return writer.encode_index(list(_describe_shards(counted, columns)), folder)
+    shards = _describe_shards(counted, columns)
+    return file_records.encode_index(shards, shard_entries.JSON_LINES, folder)
 
 
 def _list_parts(found: virtual_index.ListedFiles) -> Iterator[FilePart]:
@@ -243,8 +245,8 @@ def _plan_columns(
 def _describe_shards(
     counted: Iterable[tuple[FilePart, _Counted]],
     columns: tuple[shard_entries.Column, ...],
-) -> Iterator[dict[str, Any]]:
-    """Yield the entry of each part that has records."""
+) -> Iterator[shard_entries.ShardInfo]:
+    """Yield the shard of each part that has records."""
     name, line = "", 1
     for (file, span), each in counted:
         name, line = file.name, line if file.name == name else 1
