@@ -18,7 +18,7 @@
     arrow_samples     rows of Arrow tables to samples   array_values   values that are arrays
     virtual_shards    write a virtual shard raw         encoded_rows   encoded rows of a file
     json_lines        lines to samples                  json_records   JSON records in lines
-    folder_globs      folders that a glob selects
+    folder_globs      folders that a glob selects       file_records   the index of files as JSON
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

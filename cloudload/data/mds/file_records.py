@@ -50,7 +50,7 @@ class ShardRun(NamedTuple):
 # ---------------------------------------------------------------- encode
 
 
-def encode_index(shards: Iterable[ShardInfo], compression: str, folder: str = "") -> bytes:
+def encode_index_of_files(shards: Iterable[ShardInfo], compression: str, folder: str = "") -> bytes:
     """Encode `index.json` of virtual shards, in order. They have one compression.
 
     `folder` is the URL of the files' folder, or "" for the folder of the index.
@@ -144,7 +144,7 @@ def _check_shards(name: str, arrays: Sequence[Sequence[int]]) -> None:
             )
 
 
-def parse_columns(index: Mapping[str, Any]) -> list[tuple[Column, ...]]:
+def parse_column_sets(index: Mapping[str, Any]) -> list[tuple[Column, ...]]:
     """The columns of an index of files, as its records name them by their place.
 
     Raises one of `FAULTS` if they are invalid.

@@ -46,7 +46,7 @@ INDEXES_FOLDER = "indexes"
 _SUFFIX = ".shards"
 _OWN_NAMES = re.compile(r"[0-9a-f]{16}")
 
-# a smaller index is not worth a file, because parsing it takes less than 0.2 s
+# a smaller index is not worth a file, because parsing it takes less than 0.5 s
 SHARED_FROM_BYTES = 4 << 20
 
 # a process that has waited longer, for example for a stopped process, reads the index itself. For

@@ -432,7 +432,9 @@ def parse_index(data: bytes, dataset: str) -> ShardTable:
         shard_entries.check_names(builder.names)
         if not is_files:
             return builder.build()
-        table = builder.build(file_records.parse_folder(index), file_records.parse_columns(index))
+        table = builder.build(
+            file_records.parse_folder(index), file_records.parse_column_sets(index)
+        )
         if other := {form.compression for form in table.count_forms()} - {index["format"]}:
             raise ValueError(f"its format is {index['format']!r}, and it has records of {other}")
         return table

@@ -181,7 +181,7 @@ def build_index(found: ListedFiles, choice: ColumnChoice, folder: str = "") -> b
     read = partial(_read_shards, found, choice, _TailSize())
     several = map_in_order(read, found.files, _AT_ONCE, "cloudload-index")
     shards = chain.from_iterable(several)
-    return file_records.encode_index(shards, shard_entries.PARQUET, folder)
+    return file_records.encode_index_of_files(shards, shard_entries.PARQUET, folder)
 
 
 def explain_large_groups(table: ShardTable, folder: Location) -> str | None:

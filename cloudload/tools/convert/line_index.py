@@ -86,7 +86,7 @@ def build_line_index(found: virtual_index.ListedFiles, reading: LineReading, fol
     counted = list(zip(parts, _count_all(parts, reading), strict=True))
     columns = _plan_columns(found, reading, frozenset().union(*(each.keys for _, each in counted)))
     shards = _describe_shards(counted, columns)
-    return file_records.encode_index(shards, shard_entries.JSON_LINES, folder)
+    return file_records.encode_index_of_files(shards, shard_entries.JSON_LINES, folder)
 
 
 def _list_parts(found: virtual_index.ListedFiles) -> Iterator[FilePart]:

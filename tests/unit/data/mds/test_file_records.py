@@ -24,7 +24,7 @@ MORE = (*TEXT, Column.of("é", "int"))
 
 
 def parse(shards: list[ShardInfo], compression: str = "parquet", folder: str = "") -> ShardTable:
-    return parse_index(file_records.encode_index(shards, compression, folder), "s3://b/d")
+    return parse_index(file_records.encode_index_of_files(shards, compression, folder), "s3://b/d")
 
 
 def row_groups(
@@ -57,7 +57,7 @@ def test_the_fingerprints_of_states_stay_the_same() -> None:
 
 
 def test_an_index_is_json_with_a_line_per_file() -> None:
-    data = file_records.encode_index(GROUPS, "parquet", "s3://b/é")
+    data = file_records.encode_index_of_files(GROUPS, "parquet", "s3://b/é")
     assert json.loads(data) == {
         "version": 1,
         "format": "parquet",
@@ -169,7 +169,7 @@ def test_a_table_may_have_virtual_and_other_shards() -> None:
     ],
 )
 def test_a_wrong_field_is_an_error(field: str, value: Any) -> None:
-    index = json.loads(file_records.encode_index(GROUPS, "parquet"))
+    index = json.loads(file_records.encode_index_of_files(GROUPS, "parquet"))
     index["files"][0][field] = value
     with pytest.raises(DatasetError, match=r"s3://b/d/index\.json .*"):
         parse_index(json.dumps(index).encode(), "s3://b/d")
@@ -188,7 +188,7 @@ def test_a_wrong_field_is_an_error(field: str, value: Any) -> None:
     ],
 )
 def test_a_wrong_index_is_an_error(change: dict[str, Any], message: str) -> None:
-    index = json.loads(file_records.encode_index(GROUPS, "parquet")) | change
+    index = json.loads(file_records.encode_index_of_files(GROUPS, "parquet")) | change
     with pytest.raises(DatasetError, match=f"is not an index of files: .*{message}"):
         parse_index(json.dumps(index).encode(), "s3://b/d")
 
@@ -208,14 +208,14 @@ def test_files_without_records_are_an_error(files: Any) -> None:
     ],
 )
 def test_a_wrong_field_of_lines_is_an_error(field: str, value: Any) -> None:
-    index = json.loads(file_records.encode_index(LINES, "jsonl"))
+    index = json.loads(file_records.encode_index_of_files(LINES, "jsonl"))
     index["files"][0][field] = value
     with pytest.raises(DatasetError, match=r"s3://b/d/index\.json is not an index of files"):
         parse_index(json.dumps(index).encode(), "s3://b/d")
 
 
 def test_a_record_elsewhere_is_an_error() -> None:
-    index = json.loads(file_records.encode_index(GROUPS, "parquet"))
+    index = json.loads(file_records.encode_index_of_files(GROUPS, "parquet"))
     for other in (index | {"more": index["files"][1]}, {"version": 2, "shards": index["files"]}):
         with pytest.raises(DatasetError, match="is not an index of files"):
             parse_index(json.dumps(other).encode(), "s3://b/d")
