@@ -21,6 +21,7 @@ import cloudload
 PACKAGE = str(Path(cloudload.__file__).parent)
 Visit = tuple[CodeType, int]
 """A bytecode: its code and its place in the code."""
+_EXIT_CALLS = (("CALL", 2), ("CALL_FUNCTION", 3))
 
 
 @functools.cache
@@ -35,14 +36,21 @@ def _list_exits(code: CodeType) -> frozenset[int]:
     Python handles no signal between the end of the block and that call.
     """
     instructions, exits = list(dis.get_instructions(code)), set[int]()
-    for number in range(len(instructions)):
-        loads = instructions[number : number + 3]
+    for number, first in enumerate(instructions):
+        nones = instructions[number : number + 3]
         call = next((each for each in instructions[number + 3 :] if each.opname != "PRECALL"), None)
-        is_exit = all(each.opname == "LOAD_CONST" and each.argval is None for each in loads)
-        if is_exit and call is not None and call.opname == "CALL" and call.arg == 2:
-            is_result = instructions[number - 1].opname == "SWAP"  # of a `return` in the block
+        is_exit = _is_none(first) and all(
+            _is_none(each) or each.opname == "DUP_TOP" for each in nones
+        )
+        # Python 3.10 has CALL_FUNCTION, and ROT_TWO for the result of a `return` in the block
+        if is_exit and call is not None and (call.opname, call.arg) in _EXIT_CALLS:
+            is_result = instructions[number - 1].opname in ("SWAP", "ROT_TWO")
             exits.update(range(instructions[number - is_result].offset, call.offset + 1))
     return frozenset(exits)
+
+
+def _is_none(instruction: dis.Instruction) -> bool:
+    return instruction.opname == "LOAD_CONST" and instruction.argval is None
 
 
 @contextmanager

@@ -133,7 +133,8 @@ def test_a_node_that_dies_takes_no_segment_with_it(
 def test_an_error_of_a_task_is_raised_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 10 + "nonsense\n")
     options: dict[str, Any] = {"segment_bytes": 50, "progress": False}
-    with RayExecutor() as executor, pytest.raises(ConvertError, match=r"a\.jsonl:@140: invalid JS"):
+    message = r"a\.jsonl:@140: the record is invalid JSON"
+    with RayExecutor() as executor, pytest.raises(ConvertError, match=message):
         convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", executor=executor, **options)
 
 
