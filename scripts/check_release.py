@@ -15,6 +15,8 @@ from email.parser import Parser
 from pathlib import Path
 from zipfile import ZipFile
 
+from scripts.pypi_readme import describe
+
 ROOT = Path(__file__).resolve().parents[1]
 _FROM_CLONE = re.compile(r"(Until the first release|pip install (--no-deps )?'?\.(?![\w/])).*")
 """What pages for users say about the installation before the first release."""
@@ -32,17 +34,29 @@ def read_version() -> str:
     return found[1]
 
 
+def read_url() -> str | None:
+    """Return the repository's URL in pyproject.toml, to which the links of the description lead."""
+    found = re.search(r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    return found and found[1]
+
+
 def check_tag(tag: str) -> str:
     """Return the changelog's section for a tag.
 
-    Raises `ReleaseError` unless the tag is that of the version, the section has a date, and the
-    pages no longer say how to install cloudload before its first release.
+    Raises `ReleaseError` unless the tag is that of the version, the section has a date, the
+    repository has a URL, and the pages no longer say how to install cloudload before its first
+    release.
     """
     version = read_version()
     if tag != f"v{version}":
         raise ReleaseError(
             f"the tag is {tag}, but pyproject.toml has the version {version}. Delete the tag, and "
             "set the version first, or tag the right commit"
+        )
+    if read_url() is None:
+        raise ReleaseError(
+            "pyproject.toml has no URL of the repository, so the README has no links on PyPI. Add "
+            'Repository = "https://…" to its table [project.urls]'
         )
     sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.M)[1:]
     heading = re.compile(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)\n")
@@ -76,10 +90,11 @@ def check_wheel(wheel: Path) -> None:
             raise ReleaseError(f"{wheel.name} has also {more}, and lacks {fewer}")
         metadata = Parser().parsestr(archive.read(f"{folder}/METADATA").decode())
         entry_points = archive.read(f"{folder}/entry_points.txt").decode()
+    readme = describe((ROOT / "README.md").read_text("utf-8"), read_url(), version)
     facts = {
         "the version": (metadata["Version"], version),
         "the license": (metadata["License-Expression"], "Apache-2.0"),
-        "the description": (metadata.get_payload(), (ROOT / "README.md").read_text("utf-8")),
+        "the description": (metadata.get_payload(), readme),
         "its type": (metadata["Description-Content-Type"], "text/markdown"),
         "the command": ("cloudload = cloudload.cli:main" in entry_points, True),
         "py.typed": ("cloudload/py.typed" in found, True),

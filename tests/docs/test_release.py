@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -10,6 +11,7 @@ import yaml
 
 from scripts import check_release
 from scripts.check_release import ReleaseError, check_tag, check_wheel, main
+from scripts.pypi_readme import describe
 from testkit import ROOT
 
 CHANGELOG = """# Changelog
@@ -24,6 +26,13 @@ CHANGELOG = """# Changelog
 
 Old.
 """
+PROJECT = """[project]
+name = "cloudload"
+version = "0.3.0"
+[project.urls]
+Repository = "https://host/cloudload"
+"""
+README = "Run `pip install cloudload`. See [its limits](https://host/cloudload/blob/v0.3.0/docs/limits.md)."
 INFO = "cloudload-0.3.0.dist-info"
 
 
@@ -31,9 +40,9 @@ INFO = "cloudload-0.3.0.dist-info"
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small repository that is ready for the release of version 0.3.0."""
     files = {
-        "pyproject.toml": '[project]\nname = "cloudload"\nversion = "0.3.0"\n',
+        "pyproject.toml": PROJECT,
         "CHANGELOG.md": CHANGELOG,
-        "README.md": "Run `pip install cloudload`.\n",
+        "README.md": "Run `pip install cloudload`. See [its limits](docs/limits.md).\n",
         "SKILL.md": "pip install 'cloudload[parquet]'\n",
         "docs/guides/page.md": "A page.\n",
         "docs/contributing/release.md": "Until the first release, pip install .\n",
@@ -89,13 +98,55 @@ def test_pages_that_install_from_a_clone_are_refused(
         check_tag("v0.3.0")
 
 
+def test_a_release_without_the_url_of_the_repository_is_refused(repository: Path) -> None:
+    (repository / "pyproject.toml").write_text(PROJECT.partition("[project.urls]")[0])
+    with pytest.raises(ReleaseError, match="has no URL of the repository"):
+        check_tag("v0.3.0")
+
+
+def test_the_description_of_the_package_has_no_relative_links() -> None:
+    """On PyPI, relative links lead nowhere."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(list_links(readme)) > len(list_links(describe(readme, None, "0.3.0"))) == 0
+    url = "https://host/owner/cloudload"
+    links = list_links(describe(readme, url, "0.3.0"), is_relative=False)
+    assert f"{url}/blob/v0.3.0/docs/limits.md" in links
+    assert f"{url}/raw/v0.3.0/docs/figures/throughput.svg" in links
+    for link in links:
+        path = re.sub(rf"{url}/(blob|raw)/v0.3.0/|#.*", "", link)
+        assert path.startswith("https://") or (ROOT / path).exists()
+    assert not list_links(describe(readme, url, "0.3.0"))
+
+
+def list_links(text: str, *, is_relative: bool = True) -> list[str]:
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text)
+    found = [one or other for one, other in links]
+    return [each for each in found if not is_relative or not re.match("https://|#", each)]
+
+
+@pytest.mark.parametrize(
+    ("text", "with_url", "without"),
+    [
+        ("[a](b.md#c)", "[a](u/blob/v1/b.md#c)", "a"),
+        ("![a](b.svg)", "![a](u/raw/v1/b.svg)", "a"),
+        ("[![a](b.svg)](c.md)", "[![a](u/raw/v1/b.svg)](u/blob/v1/c.md)", "a"),
+        ("[a](#b) [c](https://d/e)", None, None),
+    ],
+)
+def test_links_become_absolute_or_text(
+    text: str, with_url: str | None, without: str | None
+) -> None:
+    assert describe(text, "u/", "1") == (with_url or text)
+    assert describe(text, None, "1") == (without or text)
+
+
 def write_wheel(repository: Path, **changed: str | None) -> Path:
     """Write a wheel of the small repository, with other files where `changed` says so."""
     files: dict[str, str | None] = {
         "cloudload/__init__.py": "",
         "cloudload/py.typed": "",
         f"{INFO}/METADATA": "Version: 0.3.0\nLicense-Expression: Apache-2.0\n"
-        "Description-Content-Type: text/markdown\n\n" + (repository / "README.md").read_text(),
+        f"Description-Content-Type: text/markdown\n\n{README}\n",
         f"{INFO}/entry_points.txt": "[console_scripts]\ncloudload = cloudload.cli:main\n",
         **{f"{INFO}/{name}": "" for name in ("RECORD", "WHEEL", "licenses/LICENSE")},
     }
