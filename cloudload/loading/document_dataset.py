@@ -376,7 +376,11 @@ class Documents(torch.utils.data.Dataset[Document]):
     @property
     def end(self) -> int | None:
         """The index after the last one; None if there is no end."""
-        return None if self._epochs is None else self._epochs * self.num_documents
+        return self._end_of(self._reading.order)
+
+    def _end_of(self, order: _Order) -> int | None:
+        """The index after the last one, if the documents had another order."""
+        return None if self._epochs is None else self._epochs * order.num_documents
 
     def __len__(self) -> int:
         """The number of documents in all epochs. Raises `TypeError` if there is no end."""
@@ -487,6 +491,15 @@ class _Place:
     def _describe(self, **position: Any) -> dict[str, Any]:
         return {"version": _VERSION, **position, **self._order.describe()}
 
+    def _check_end(self, last: int, order: _Order) -> None:
+        """Raise `StreamChangedError` if a state has documents up to `last`, after their end."""
+        end = self._docs._end_of(order)
+        if end is not None and last > end:
+            raise StreamChangedError(
+                f"the state has finished documents up to index {last - 1:,}, but the documents "
+                f"have {end:,} indices. Use the epochs with which it was saved, or more"
+            )
+
     def _follow(self, order: _Order) -> None:
         self._reading.follow(order)
         self._order = order
@@ -563,6 +576,7 @@ class DocumentBatches(_Place):
         Raises `StreamChangedError` if it is of another order or data, or is damaged.
         """
         order, next_index = self._reading.find(state), _read_index(state, "next")
+        self._check_end(next_index, order)
         with self._lock:
             self._follow(order)
             self.next_index = next_index
@@ -702,6 +716,7 @@ class DocumentQueue(_Place):
             raise _damaged("done")
         if sorted(set(done)) != done or (done and done[0] <= frontier):
             raise _damaged("done")
+        self._check_end(max([frontier, *(index + 1 for index in done[-1:])]), order)
         with self._lock:
             self._follow(order)
             self._frontier = self._next = frontier

@@ -282,3 +282,28 @@ def test_a_sampler_and_a_data_loader_read_it(folder: str) -> None:
     )
     found = [text for batch in loader for text in batch]
     assert found[:51] == texts_of(list(docs))[1::2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "position", "last"),
+    [
+        ("batches", {"next": 104}, 103),
+        ("queue", {"frontier": 104, "done": []}, 103),
+        ("queue", {"frontier": 3, "done": [5, 103]}, 103),
+    ],
+)
+def test_a_state_beyond_the_end_is_refused(
+    folder: str, kind: str, position: dict[str, Any], last: int
+) -> None:
+    def open_place(epochs: int | None) -> Any:
+        docs = Documents(folder, epochs=epochs)
+        return docs.queue() if kind == "queue" else docs.batches(4)
+
+    place = open_place(1)
+    before, state = place.state_dict(), open_place(2).state_dict() | position
+    with pytest.raises(StreamChangedError, match=f"up to index {last}, but .* have 103 indices"):
+        place.load_state_dict(state)
+    assert place.state_dict() == before
+    for epochs in (2, None):
+        open_place(epochs).load_state_dict(state)
+    open_place(1).load_state_dict(before | {"next": 103, "frontier": 103, "done": []})
