@@ -448,6 +448,11 @@ def write_one(folder: Path, **columns: Any) -> Path:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
+        (
+            {"messages": ["[]"], "n": [1]},
+            r"one of its columns: messages, n\. If column 'messages' contains conversations, pass "
+            r"chat=Chat\(\), or set all_columns \(--all-columns\) to index the files$",
+        ),
         ({"body": ["a"]}, r"a\.parquet has no column 'text'\. Set text_key .* columns: body$"),
         ({"text": [1, 2]}, r"has the column 'text' of type int64, which is neither text nor"),
         ({"text": [{"a": "b"}]}, r"has the column 'text' of type struct<a: string>, .* text\.text"),
@@ -814,3 +819,19 @@ def test_lengths_are_counted_and_used(tmp_path: Path) -> None:
     assert [rows[row]["input_ids"].tolist() for row in chosen] == [expected[r] for r in chosen]
     [dataset] = open_files(tmp_path / "in").datasets
     assert {info.compression for info in dataset.shards} == {shard_entries.PARQUET}
+
+
+def test_conversations_are_answered_with_the_option_of_the_command(
+    tmp_path: Path, cli: Any
+) -> None:
+    write_one(tmp_path / "in", messages=["[]"])
+    tokenizer = tmp_path / "tokenizer.json"
+    byte_tokenizer().save(str(tokenizer))
+    said = cli("count", tmp_path / "in", "--tokenizer", tokenizer, status=1).err
+    assert "If column 'messages' contains conversations, pass --chat tokenizer, or" in said
+    said = cli("index", tmp_path / "in", "index", status=1).err
+    assert "or set --all-columns to index the files" in said
+    (tmp_path / "a.jsonl").write_text('{"messages": []}\n')
+    said = cli("index", tmp_path / "a.jsonl", "index", status=1).err
+    assert "If 'messages' has conversations, set --all-columns" in said
+    cli("index", tmp_path / "a.jsonl", "index", "--all-columns")

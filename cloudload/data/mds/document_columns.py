@@ -27,6 +27,7 @@ from cloudload.data.mds import shard_entries
 from cloudload.data.mds.array_values import INTEGERS_BY_CODE
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.shard import ID_KEY, Shard, find_problem
+from cloudload.data.mds.virtual_index import find_chat
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
 
@@ -34,7 +35,6 @@ TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uin
 TOKEN_DTYPES = get_args(TokenDtype)
 _TEXT_ENCODINGS = ("str", "bytes")
 _ARRAY = "ndarray"
-_CHAT_COLUMNS = ("messages", "conversations", "prompt", "instruction")
 _MOST_AXES = 63
 _ABSENT = {
     "tokens_key": "Set tokens_key to the column of token IDs, or omit it to read text",
@@ -118,8 +118,8 @@ def _advise_on_text(encodings: Mapping[str, str]) -> str:
     tokens = [name for name in encodings if encodings[name] != "json"]
     tokens = [name for name in tokens if holds_tokens(encodings[name])]
     advice = [f"Set text_key to one of its text columns: {texts}"] if texts else []
-    if chats := [name for name in _CHAT_COLUMNS if encodings.get(name) in ("json", "str")]:
-        advice.append(f"If column {chats[0]!r} contains conversations, pass chat=Chat()")
+    if chat := find_chat(name for name in encodings if encodings[name] in ("json", "str")):
+        advice.append(f"If column {chat!r} contains conversations, pass chat=Chat()")
     if tokens:
         dtype = " and tokens_dtype" if encodings[tokens[0]] == "bytes" else ""
         advice.append(

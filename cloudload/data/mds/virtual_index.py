@@ -55,6 +55,8 @@ LARGE_BYTES = 1 << 29
 _AT_ONCE = 32
 _MOST_TAIL_BYTES = 1 << 22
 _MOST_NAMED = 30
+_CHAT_COLUMNS = ("messages", "conversations", "prompt", "instruction")
+"""Usual names of columns of conversations."""
 
 
 class ColumnChoice(NamedTuple):
@@ -263,10 +265,25 @@ def plan_columns(metadata: Any, choice: ColumnChoice) -> tuple[shard_entries.Col
         names = schema.names[:_MOST_NAMED] + ["…"] * (len(schema.names) > _MOST_NAMED)
         raise _ColumnError(
             f"has no column {choice.key!r}. Set text_key or tokens_key to one of its columns: "
-            f"{', '.join(names)}"
+            f"{', '.join(names)}{_advise_on_chat(schema.names)}"
         )
     return tuple(
         shard_entries.Column.of(name, encoding) for name, encoding in sorted(encodings.items())
+    )
+
+
+def find_chat(columns: Iterable[str]) -> str | None:
+    """The first of some columns whose name is usual for conversations, if there is one."""
+    known = set(columns)
+    return next((name for name in _CHAT_COLUMNS if name in known), None)
+
+
+def _advise_on_chat(columns: Iterable[str]) -> str:
+    if (name := find_chat(columns)) is None:
+        return ""
+    return (
+        f". If column {name!r} contains conversations, pass chat=Chat(), or set all_columns "
+        "(--all-columns) to index the files"
     )
 
 

@@ -182,10 +182,12 @@ def _check_first_records(file: InputFile, data: bytes, key: str | None) -> None:
             return
         known, first_problem = fields or known, first_problem or problem
     if known is not None:
+        chat = virtual_index.find_chat(known)
+        advice = f". If {chat!r} has conversations, set all_columns (--all-columns)" if chat else ""
         raise DatasetError(
             f"{file.display_name}: the first records have no field {key!r}"
             f"{record_values.describe_fields(known)}. Set text_key (--text-key) to the field that "
-            "has the text, or tokens_key (--tokens-key)"
+            f"has the text, or tokens_key (--tokens-key){advice}"
         )
     if first_problem is not None and _starts_list(data):
         raise _array(file)
