@@ -53,7 +53,7 @@ from cloudload.system import (
 _MAP_FROM_BYTES = 1 << 16
 # below this, building an order is faster than starting a process
 BACKGROUND_FROM_POSITIONS = 1 << 20
-_KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
+_KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 20, 256
 
 KNOWN_VERSIONS = "NumPy 1.24 to 2.4"
 _SHARD_SIZES = np.array([40, 7, 64, 31, 90, 12], np.int64)
@@ -98,7 +98,8 @@ class EpochOrders:
         self._folder = folder / digest.hexdigest()[:24]
         self._orders: dict[int, Ids | SeekableOrder] = {}
         self._num_positions = num_positions(shard_sizes, sampling)
-        # lanes are rarely an epoch apart, except on tiny data, where many orders are cheap to keep
+        # lanes are rarely epochs apart, except on small data, above all with a sparse selection,
+        # where many orders are cheap to keep
         self._kept_epochs = min(
             _MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, self._num_positions))
         )

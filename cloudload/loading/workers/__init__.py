@@ -20,22 +20,23 @@ The types that carry rows, from documents to a batch:
 
 The modules:
 
-    worker_plan      a rank's work, and its phases
-    processes        start processes, take their blocks
-    worker_main      what a process runs
-    worker           make blocks
-    lane_reader      documents to fill rows
-    piece_reader     documents of any rows
-    dealt_rows       rows of other lanes, balance
-    held_documents   documents in memory
-    hooked_rows      rows that `row_hook` changed
-    tail_reader      the end of a finite run
-    documents        find, fetch, read
-    token_reader     tokens of samples
-    document_reader  texts or IDs of samples
-    bad_documents    errors to skip, texts to warn of
-    prefetch         fetch shards ahead of use
-    block            rows of several batches
-    transport        blocks in shared memory
-    trace            find the documents of rows
+    worker_plan       a rank's work, and its phases
+    processes         start processes, take their blocks
+    worker_main       what a process runs
+    worker            make blocks
+    lane_reader       documents to fill rows
+    passed_documents  documents that are not selected
+    piece_reader      documents of any rows
+    dealt_rows        rows of other lanes, balance
+    held_documents    documents in memory
+    hooked_rows       rows that `row_hook` changed
+    tail_reader       the end of a finite run
+    documents         find, fetch, read
+    token_reader      tokens of samples
+    document_reader   texts or IDs of samples
+    bad_documents     errors to skip, texts to warn of
+    prefetch          fetch shards ahead of use
+    block             rows of several batches
+    transport         blocks in shared memory
+    trace             find the documents of rows
 """

@@ -20,6 +20,7 @@ from cloudload.rows import Packing, tables
 from cloudload.run import RunInputs
 from cloudload.stats import (
     COUNTS,
+    DESELECTED,
     PADDING,
     TOKENS,
     TRUNCATED,
@@ -185,6 +186,8 @@ class BlockBuilder:
                 self._residues[block_row] = residue
         rows, streams, counts, sizes = cut.counted.T
         self._tally(block_rows[rows], streams, counts, 1)
+        rows_past, streams_past, numbers = cut.passed.T
+        self._tally(block_rows[rows_past], streams_past, DESELECTED, numbers)
         if self._packing.cuts:
             cut_off = np.maximum(0, sizes - self._packing.seq_len)
             self._tally(block_rows[rows], streams, TRUNCATED, cut_off)

@@ -32,8 +32,8 @@ from cloudload.rows import (
     tables,
 )
 from cloudload.run import Position, Recipe, RunInputs, length_files
-from cloudload.stats import DESELECTED, DOCUMENTS, EMPTY, FILTERED
-from cloudload.system import NEVER, Flags, Ints, Tokens
+from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
+from cloudload.system import NEVER, Flags, Ints, Tokens, count_within
 
 CHANGED_ADVICE = (
     "The transform, the tokenizer or the data changed in a way that the state's fingerprints do "
@@ -150,24 +150,33 @@ class LaneDocuments:
         found = FoundDocuments(flat_lanes, ordinals, epochs, samples)
         return found if samples.min(initial=0) >= 0 else found[np.flatnonzero(samples >= 0)]
 
+    def find_next(self, flat_lanes: Ints, firsts: Ints, counts: Ints) -> FoundDocuments:
+        """Find the documents of lanes from ordinals `firsts` on, `counts` of each, by lane.
+
+        The arguments are int64 [lanes]. Omits holes, and raises the errors of `find`.
+        """
+        ordinals = np.repeat(firsts, counts) + count_within(counts)
+        return self.find(np.repeat(flat_lanes, counts), ordinals)
+
+    def is_selected(self, samples: Ints) -> Flags:
+        """Whether each of `samples` (int64 [samples]) is selected: bool [samples]."""
+        if self._selection is None:
+            return np.ones(len(samples), np.bool_)
+        return self._selection.of(samples)
+
     def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> tables.ReadDocuments:
         """Read and tokenize documents, in their order. Column `START` is 0.
 
         A document that was accepted before is exempt from filtering: a cursor is inside it, a
         residue or a row of the tail contains it, or it is being traced. For such documents,
         `begun_sizes` (int64 [documents]) is the size that they had, or `Size.UNKNOWN`. For all
-        others, it is `Size.ABSENT`. A document that is not selected is not read, unless it was
-        accepted before.
+        others, it is `Size.ABSENT`. Pass only documents that are selected (`is_selected`), or that
+        were accepted before.
 
         Raises `TokenizerError` if a text cannot be encoded, `StreamChangedError` if a document that
         was accepted now has a different size or is bad, and the errors of `DocumentReader`.
         """
         has_begun = None if begun_sizes is None else begun_sizes != tables.Size.ABSENT
-        if self._selection is not None:
-            is_read = self._selection.of(found.samples)
-            is_read = is_read if has_begun is None else is_read | has_begun
-            if not is_read.all():
-                return self._read_selected(found, begun_sizes, np.flatnonzero(is_read))
         table = self.describe(found)
         streams = table[:, tables.STREAM]
         read = self._reader.read(found.samples)
@@ -191,23 +200,6 @@ class LaneDocuments:
         table[:, tables.COUNT] = np.where(
             is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY)
         )
-        return tables.ReadDocuments(table, buffers)
-
-    def _read_selected(
-        self, found: FoundDocuments, begun_sizes: Ints | None, selected: Ints
-    ) -> tables.ReadDocuments:
-        """Read only the documents at the indices `selected` (int64 [n]); see `read`."""
-        table, buffers = self.describe(found), [np.zeros(0, np.int32).data]
-        table[:, tables.COUNT] = DESELECTED
-        if len(selected):
-            begun = None if begun_sizes is None else begun_sizes[selected]
-            read = self.read(found[selected], begun)
-            # a packer copies the range of a lane's tokens, so each document is where the next is
-            following = np.searchsorted(selected, np.arange(len(table)))
-            place = read.table[np.minimum(following, len(selected) - 1)]
-            for column in (tables.BASE, tables.BUFFER):
-                table[:, column] = place[:, column]
-            table[selected], buffers = read.table, [*read.buffers]
         return tables.ReadDocuments(table, buffers)
 
     def _put(self, table: Ints, part: TokenPart, buffer: int) -> Tokens:
@@ -317,9 +309,7 @@ class LaneDocuments:
     def prefetch(self, samples: Ints) -> None:
         """Start fetching the shards of those of `samples` (int64 [samples]) that are selected, in
         the samples' order."""
-        if self._selection is not None:
-            samples = samples[self._selection.of(samples)]
-        self._reader.samples.prefetch(samples)
+        self._reader.samples.prefetch(samples[self.is_selected(samples)])
 
 
 def _describe_length(length: int) -> str:

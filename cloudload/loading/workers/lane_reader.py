@@ -1,7 +1,8 @@
 """Read the next documents of a worker's lanes until the lanes can fill the wanted rows.
 
-lanes short of tokens ─► number of documents, from their mean size ─► find ─► prefetch
-                                                     packer ◄─ tokenize ◄─ read ◄─┘
+lanes short of tokens ─► number of documents, from their mean size ─► find ─► selected ─► prefetch
+                                           not selected: counted ◄─────┘         │
+                                                     packer ◄─ tokenize ◄─ read ◄┘
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import numpy as np
 
 from cloudload.errors import DatasetError
 from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments, split_by_component
+from cloudload.loading.workers.passed_documents import PassedDocuments
 from cloudload.loading.workers.prefetch import Prefetcher
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import BestFitLanes, ConcatLanes, Packing, lane_packer, tables
-from cloudload.stats import DESELECTED
-from cloudload.system import Ints, count_within
+from cloudload.system import Ints
 
 logger = logging.getLogger("cloudload.workers")
 _GUESSED_BYTES_PER_TOKEN = 4
 _DOUBTED_DOCUMENTS = 1_000
 _GUESS_WEIGHT_DOCUMENTS = 64
 MOST_DOCUMENTS_OF_LANE = 64
-_MOST_PASSED_OF_LANE = 512  # with documents that are not selected, which take memory, too
+_MOST_PASSED = 1 << 17  # of all lanes at once, because finding documents takes memory
 # a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
 # documents that wait in the packers would then use more than about `_WAITING_BYTES`
 MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
@@ -90,6 +91,7 @@ class LaneReader:
         waiting_bytes = max(1.0, 4 * self._mean_tokens.max() * num_own)
         self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, MOST_EAGERNESS))
         self._enough_documents = math.inf if plan.recipe.tokenizes else _ENOUGH_DOCUMENTS
+        self._passed = PassedDocuments(plan.recipe)
         self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
 
     def cut(
@@ -105,7 +107,9 @@ class LaneReader:
         """
         self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
         self._prefetch.build_orders(lanes)
-        return self._with_sizes(self._packer.cut(lanes, wanted), lanes)
+        cut = self._with_sizes(self._packer.cut(lanes, wanted), lanes)
+        row_lanes = np.repeat(lanes, cut.num_rows)
+        return replace(cut, passed=self._passed.count(row_lanes, cut.cursors))
 
     def _with_sizes(self, cut: tables.CutRows, lanes: Ints) -> tables.CutRows:
         """Add the column `CURSOR_SIZE` to the cursors of rows that were cut from lanes.
@@ -130,7 +134,7 @@ class LaneReader:
         # documents of residues first, because the packer cannot cut rows without their tokens
         again = self._packer.unread(lanes)
         if len(again[0]):
-            self._add(self._documents.find(*again), is_awaited, again=True)
+            self._add(self._documents.find(*again), is_awaited)
         # documents that are not selected cost little, so more of them are passed at once
         shares = self._shares[lanes // self._num_lanes]
         means = np.clip(
@@ -151,43 +155,71 @@ class LaneReader:
             # lanes turn out to be short. Each round doubles this factor
             needed = missing[short] / means
             eager = max(1.0, min(eagerness, self._enough_documents / (shares * needed).sum()))
-            most = np.minimum(np.ceil(MOST_DOCUMENTS_OF_LANE / shares), _MOST_PASSED_OF_LANE)
+            most = np.minimum(
+                np.ceil(MOST_DOCUMENTS_OF_LANE / shares),
+                max(MOST_DOCUMENTS_OF_LANE, _MOST_PASSED // len(lanes)),
+            )
             counts = np.clip(np.ceil(eager * needed), 1, most)
             counts = np.minimum(counts.astype(np.int64), room[short])
-            repeated = np.repeat(lanes, counts)
-            ordinals = self.next_ordinals[repeated] + count_within(counts)
-            self.next_ordinals[lanes] += counts
-            self._add(self._documents.find(repeated, ordinals), is_awaited)
+            self._read_next(lanes, counts, is_awaited)
             eagerness = min(2 * eagerness, _MOST_EAGERNESS_OF_FILL)
 
-    def _add(self, found: FoundDocuments, is_awaited: bool, *, again: bool = False) -> None:
-        """Read and pack documents. `again` means that a saved residue contains the documents."""
+    def _read_next(self, lanes: Ints, counts: Ints, is_awaited: bool) -> None:
+        """Read and pack the next `counts` documents of each lane, except those not selected."""
+        firsts = self.next_ordinals[lanes]
+        found = self._documents.find_next(lanes, firsts, counts)
+        self.next_ordinals[lanes] += counts
+        starts = np.searchsorted(found.flat_lanes, lanes)
+        stops = np.searchsorted(found.flat_lanes, lanes, side="right")
+        is_read = self._documents.is_selected(found.samples)
+        # a document that its lane had begun to read was accepted before, and is the lane's first
+        begun = self._start[lanes]
+        is_begun = (begun[:, tables.CURSOR_OFFSET] > 0) & (
+            begun[:, tables.CURSOR_ORDINAL] == firsts
+        )
+        is_read[starts[is_begun]] = True
+        sizes = self._add(self._passed.skip(found, is_read), is_awaited)
+        self._learn_sizes(lanes, np.flatnonzero(is_read), sizes, starts, stops)
+
+    def _add(self, found: FoundDocuments, is_awaited: bool) -> Ints:
+        """Read and pack documents, and return their sizes: int64 [documents]."""
         if not len(found):
-            return
+            return found.samples
         self._prefetch.fetch(found, is_awaited=is_awaited)
         begun_sizes = found.begun_sizes(self._position)
         has_begun = bool((begun_sizes != tables.Size.ABSENT).any())
         documents = self._documents.read(found, begun_sizes if has_begun else None)
         self._packer.add(documents)
-        if not again:
-            self._learn_sizes(documents)
+        sizes: Ints = documents.table[:, tables.SIZE]
+        return sizes
 
-    def _learn_sizes(self, documents: tables.ReadDocuments) -> None:
-        sizes, lanes = (
-            documents.table[:, tables.SIZE].copy(),
-            documents.table[:, tables.FLAT_LANE].copy(),
+    def _learn_sizes(
+        self, lanes: Ints, indices: Ints, sizes: Ints, starts: Ints, stops: Ints
+    ) -> None:
+        """Learn from the next documents of lanes, which are sorted by lane.
+
+        `indices` and `sizes` are those of the documents that were read, int64 [n]. Those of a lane,
+        read or not, have the indices [starts, stops), int64 [lanes].
+        """
+        # count the documents of each lane after its last one with tokens
+        full, counts = np.append(-1, indices[sizes > 0]), stops - starts
+        last_full = full[np.searchsorted(full, stops) - 1]
+        self._barren[lanes] = np.where(
+            last_full >= starts, stops - 1 - last_full, self._barren[lanes] + counts
         )
-        for component, indices in split_by_component(lanes, self._num_lanes):
-            own = sizes[indices]
-            weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
-            mean, of = self._mean_tokens[component], self._components[component]
-            self._mean_tokens[component] += weight * (max(of.selected_share, own.mean()) - mean)
-            is_selected = documents.table[indices, tables.COUNT] != DESELECTED
-            self._doubt_component(component, own[is_selected])
-        if sizes.all():
-            self._barren[lanes] = 0
-        else:
-            self._count_barren(lanes, sizes)
+        for component, own in split_by_component(lanes, self._num_lanes):
+            first, last = np.searchsorted(indices, [starts[own[0]], stops[own[-1]]])
+            self._learn_mean(component, int(counts[own].sum()), int(sizes[first:last].sum()))
+            self._doubt_component(component, sizes[first:last])
+            most = self._components[component].lanes.num_positions
+            for lane in lanes[own[self._barren[lanes[own]] > most]].tolist():
+                self._check_barren(lane)
+
+    def _learn_mean(self, component: int, num_documents: int, num_tokens: int) -> None:
+        if num_documents:
+            weight = num_documents / (num_documents + _GUESS_WEIGHT_DOCUMENTS)
+            found = max(self._components[component].selected_share, num_tokens / num_documents)
+            self._mean_tokens[component] += weight * (found - self._mean_tokens[component])
 
     def _doubt_component(self, component: int, sizes: Ints) -> None:
         """Warn after 1,000, 2,000, 4,000, … consecutive documents without tokens."""
@@ -209,17 +241,6 @@ class LaneReader:
 
     def _label(self, component: int) -> str:
         return ", ".join(self._labels[stream] for stream in self._components[component].streams)
-
-    def _count_barren(self, flat_lanes: Ints, sizes: Ints) -> None:
-        # documents are sorted by lane, so those of a lane are a range. `last_full` is the index of
-        # the last one with tokens, or -1
-        lanes, firsts = np.unique(flat_lanes, return_index=True)
-        counts = np.diff(np.append(firsts, len(flat_lanes)))
-        last_full = np.maximum.reduceat(np.where(sizes > 0, np.arange(len(sizes)), -1), firsts)
-        trailing = firsts + counts - 1 - last_full
-        self._barren[lanes] = np.where(last_full >= firsts, trailing, self._barren[lanes] + counts)
-        for lane in lanes[last_full < firsts].tolist():
-            self._check_barren(lane)
 
     def _check_barren(self, flat_lane: int) -> None:
         """Raise `DatasetError` if too many consecutive documents of an endless lane have no tokens.

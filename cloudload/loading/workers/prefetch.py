@@ -18,7 +18,7 @@ from cloudload.loading.workers.documents import (
 )
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.run import Recipe
-from cloudload.system import Ints, count_within
+from cloudload.system import Ints
 
 
 def count_documents_ahead(
@@ -94,11 +94,11 @@ class Prefetcher:
         # they are needed first
         counts = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
         self._looked_ahead[lanes] = froms + counts
-        flat_lanes = np.repeat(lanes, counts)
-        ordinals = np.repeat(froms, counts) + count_within(counts)
-        nearest = np.argsort(ordinals - self._next_ordinals[flat_lanes], kind="stable")
-        later = self._documents.find(flat_lanes[nearest], ordinals[nearest])
-        self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
+        later = self._documents.find_next(lanes, froms, counts)
+        later = later[np.flatnonzero(self._documents.is_selected(later.samples))]
+        distances = later.ordinals - self._next_ordinals[later.flat_lanes]
+        nearest = later.samples[np.argsort(distances, kind="stable")]
+        self._documents.prefetch(np.concatenate([needed.samples, nearest]))
 
     def _epoch_ends(self, flat_lanes: Ints) -> Ints:
         """The ordinal before which each lane may look ahead: int64 [lanes].

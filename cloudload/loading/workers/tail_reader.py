@@ -44,8 +44,7 @@ class TailReader:
         For example, for own 0 1, cursors at ordinals 3 5, and ends 5 6, the result has the sizes of
         documents 3 and 4 of lane 0, and of document 5 of lane 1.
         """
-        cursors = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)
-        heads = cursors[own, tables.CURSOR_ORDINAL]
+        heads = position.cursors.reshape(-1, tables.NUM_CURSOR_COLUMNS)[own, tables.CURSOR_ORDINAL]
         counts, documents = ends - heads, self._documents
         lanes = np.repeat(own, counts)
         firsts = np.cumsum(counts) - counts
@@ -54,14 +53,19 @@ class TailReader:
         # read in the order of the tail's rows, so that the documents kept are those needed first
         canonical = np.lexsort((lanes, ordinals))
         found = documents.find(lanes[canonical], ordinals[canonical])
+        # the sizes of a lane are together, by ordinal
+        index = np.searchsorted(own, found.flat_lanes)
+        places = firsts[index] + found.ordinals - heads[index]
+        sizes[places] = tables.Size.DESELECTED
+        begun = found.begun_sizes(position)
+        left = np.flatnonzero(documents.is_selected(found.samples) | (begun != tables.Size.ABSENT))
+        found, places, begun = found[left], places[left], begun[left]
         for first in range(0, len(found), _DOCUMENTS_AT_ONCE):
-            chunk = found[slice(first, first + _DOCUMENTS_AT_ONCE)]
+            chunk = slice(first, first + _DOCUMENTS_AT_ONCE)
             documents.prefetch(found.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
-            index = np.searchsorted(own, chunk.flat_lanes)
-            read = documents.read(chunk, chunk.begun_sizes(position))
+            read = documents.read(found[chunk], begun[chunk])
             self._reader.held.keep(read)
-            # the sizes of a lane are together, by ordinal
-            sizes[firsts[index] + chunk.ordinals - heads[index]] = tables.sizes_with_reasons(
+            sizes[places[chunk]] = tables.sizes_with_reasons(
                 read.table[:, tables.SIZE], read.table[:, tables.COUNT]
             )
         return sizes

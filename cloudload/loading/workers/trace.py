@@ -182,10 +182,12 @@ class Tracer:
         nowhere = np.zeros_like(index)
         found = FoundDocuments(nowhere, nowhere, nowhere, index)
         with self._readers.lend() as reader:
+            where = reader.samples.where(index[0])
+            if not reader.documents.is_selected(index).all():
+                return f"select or drop leaves out {where}"
             if failure := reader.documents.find_failure(int(index[0])):
                 return f"on_error='skip' leaves out the document: {failure.summary}"
             count = reader.documents.read(found).table[0, tables.COUNT]
-            where = reader.samples.where(index[0])
         if count == FILTERED:
             return f"encode, the transform, max_tokens, or min_tokens filters out {where}"
         return f"{where} has no tokens" if count == EMPTY else None

@@ -179,15 +179,8 @@ def _count_passed(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> t
     `lanes` is the lane of each document, and `row_lanes` that of each row. Returns the counted
     documents, int64 [documents, 4], and which documents no row's cursor is past, bool [documents].
     """
-    # a document without tokens has no piece, so the cursor tells which documents are passed. Rows
-    # are sorted by lane, and cursors ascend in a lane, so the keys of rows ascend, too
-    rows = np.searchsorted(
-        tables.document_keys(row_lanes, cursors[:, tables.CURSOR_ORDINAL]),
-        tables.document_keys(lanes, table[:, tables.ORDINAL]),
-        side="right",
-    )
-    # if no cursor of the lane is past the document, the row found is one of a later lane, or none
-    is_passed = np.append(row_lanes, -1)[rows] == lanes
+    # a document without tokens has no piece, so the cursor tells which documents are passed
+    rows, is_passed = tables.find_rows_past(row_lanes, cursors, lanes, table[:, tables.ORDINAL])
     counted = np.empty((np.count_nonzero(is_passed), 4), np.int64)
     counted[:, tables.COUNTED_ROW] = rows[is_passed]
     columns = [tables.STREAM, tables.COUNT, tables.SIZE]

@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 
 from cloudload.stats import DESELECTED, FAILED, FILTERED
-from cloudload.system import Ints, count_within
+from cloudload.system import Flags, Ints, count_within
 
 NUM_DOCUMENT_COLUMNS = 10
 FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = range(
@@ -44,6 +44,11 @@ COUNTED_ROW, COUNTED_STREAM, COUNTED_AS, COUNTED_SIZE = range(4)
 """Columns of counted documents, int64 [documents, 4]: each document that a lane's cursor passed,
 with the row whose statistics count it. `COUNTED_AS` is the document's `COUNT`, and `COUNTED_SIZE`
 its `SIZE`."""
+
+NUM_PASSED_COLUMNS = 3
+PASSED_ROW, PASSED_STREAM, PASSED_NUMBER = range(NUM_PASSED_COLUMNS)
+"""Columns of passed documents, int64 [runs, 3]: the number of documents of a stream that a lane's
+cursor passed, although they are not selected, with the row whose statistics count them."""
 
 SPAN_COLUMNS = ("row", "stream", "epoch", "sample", "start", "stop")
 SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(len(SPAN_COLUMNS))
@@ -93,6 +98,25 @@ def split_keys(keys: Ints) -> tuple[Ints, Ints]:
 def keys_of(table: Ints) -> Ints:
     """The key of each document in a document table: int64 [documents]."""
     return document_keys(table[:, FLAT_LANE], table[:, ORDINAL])
+
+
+def find_rows_past(
+    row_lanes: Ints, cursors: Ints, lanes: Ints, ordinals: Ints
+) -> tuple[Ints, Flags]:
+    """Find the first row of each document's lane whose cursor is past the document.
+
+    `row_lanes` (int64 [rows], ascending) and `cursors` (int64 [rows, 2 or more]) are the lane of
+    each row, and the lane's cursor after it. `lanes` and `ordinals` are int64 [documents]. Returns
+    the rows, int64 [documents], and which documents have such a row, bool [documents].
+    """
+    # cursors ascend in a lane, so the keys of rows ascend, too
+    rows = np.searchsorted(
+        document_keys(row_lanes, cursors[:, CURSOR_ORDINAL]),
+        document_keys(lanes, ordinals),
+        side="right",
+    )
+    # if no cursor of the lane is past the document, the row found is one of a later lane, or none
+    return rows, np.append(row_lanes, -1)[rows] == lanes
 
 
 def select_pieces(pieces: Ints, rows: Ints) -> Ints:
@@ -179,6 +203,9 @@ class CutRows:
     """int64 [rows, 2]: the lane's cursor after each row. A `LaneReader` adds `CURSOR_SIZE`."""
     residues: Sequence[bytes] | None = None
     """[rows]: the lane's residue after each row; None if the packing has no residue."""
+    passed: Ints = field(default_factory=lambda: np.empty((0, NUM_PASSED_COLUMNS), np.int64))
+    """int64 [runs, 3], with columns `PASSED_ROW` and so on. Packers do not know these documents, so
+    a `LaneReader` adds them."""
 
 
 def join_whole(documents: ReadDocuments) -> CutRows:

@@ -80,7 +80,7 @@ def test_threads_may_open_orders_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_old_orders_go(tmp_path: Path) -> None:
-    orders = EpochOrders(tmp_path, np.array([40_000]), OrderConfig(True, "py1s", 20, 1, 1))
+    orders = EpochOrders(tmp_path, np.array([400_000]), OrderConfig(True, "py1s", 20, 1, 1))
     for epoch in range(5):
         orders(epoch)
     assert orders_in(tmp_path) == ["epoch-2.npy", "epoch-3.npy", "epoch-4.npy"]
@@ -146,12 +146,12 @@ def test_samples_of_many_epochs_are_looked_up_at_once(tmp_path: Path, algorithm:
 
 
 def test_an_order_stays_in_memory_while_its_lanes_may_read_it(tmp_path: Path) -> None:
-    """Two epochs before the current one are kept, and all of tiny data."""
-    large, tiny = (
+    """Two epochs before the current one are kept, and many of small data."""
+    large, small = (
         EpochOrders(tmp_path, np.array([size]), OrderConfig(True, "py1s", 20, 1, 1))
-        for size in (40_000, 10)
+        for size in (400_000, 40_000)
     )
-    for orders, kept in ((large, [4, 3, 2]), (tiny, [4, 3, 2, 1, 0])):
+    for orders, kept in ((large, [4, 3, 2]), (small, [4, 3, 2, 1, 0])):
         first = [orders(epoch) for epoch in range(5)]
         assert [epoch for epoch in (4, 3, 2, 1, 0) if orders(epoch) is first[epoch]] == kept
 
