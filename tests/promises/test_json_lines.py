@@ -28,7 +28,7 @@ from cloudload.data.mds.shard import NULL_TEXT
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, ConvertError, DatasetError, StoreError, StreamChangedError
 from cloudload.testing import Leg, check_resume, check_worlds, run_legs
-from cloudload.tools.convert import line_index
+from cloudload.tools.convert import line_index, line_journal
 from testkit.conversions import COMPRESSORS
 from testkit.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
@@ -260,6 +260,69 @@ def test_what_is_stored_beside_files_in_a_folder_below_is_no_input(tmp_path: Pat
     assert (
         texts_of(found, tmp_path / "cache") == texts_of(expected, tmp_path / "cache") == DOCUMENTS
     )
+
+
+# ---------------------------------------------------------------- a command that was stopped
+
+
+def stop_after(parts: int, patch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Make counting fail after so many parts. Returns the parts that are counted."""
+    counting, counted = line_index._count_part, list[tuple[str, Any]]()
+
+    def count_part(part: Any, *arguments: Any, **options: Any) -> Any:
+        if len(counted) == parts:
+            raise StoreError("stopped")
+        counted.append((part.file.name, part.range))
+        return counting(part, *arguments, **options)
+
+    patch.setattr(line_index, "_count_part", count_part)
+    return counted
+
+
+@pytest.mark.parametrize("options", [{}, {"all_columns": True}])
+@pytest.mark.parametrize("parts", [1, 7, 25])
+def test_an_index_that_was_stopped_resumes_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], parts: int
+) -> None:
+    monkeypatch.setattr(line_index, "SHARD_BYTES", 1_000)
+    monkeypatch.setattr(line_journal, "GROUP_BYTES", 4_000)
+    data = write_line_corpus(tmp_path / "in", DOCUMENTS)
+    write_lines(data / "z.jsonl.gz", [{"text": "z", "source": "web"}])
+    index(data, tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        first = stop_after(parts, patch)
+        with pytest.raises(StoreError, match="stopped"):
+            index(data, tmp_path / "index", **options)
+    assert not (tmp_path / "index" / "index.json").exists()
+    stored = len(list(tmp_path.glob("index/.index/*.json")))
+    assert (stored > 0) == (parts > 1)
+    with monkeypatch.context() as patch:
+        rest = stop_after(100, patch)
+        index(data, tmp_path / "index", **options)
+    every = len({*first, *rest})
+    assert len(rest) < every if stored else len(rest) == every
+    assert len(first) + len(rest) - every <= 5
+    whole, resumed = ((tmp_path / each / "index.json").read_bytes() for each in ("whole", "index"))
+    assert resumed == whole
+    assert not list(tmp_path.glob("*/.index/*.json"))
+
+
+def test_what_was_counted_of_other_files_or_columns_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_index, "SHARD_BYTES", 1_000)
+    monkeypatch.setattr(line_journal, "GROUP_BYTES", 4_000)
+    data = write_line_corpus(tmp_path / "in", DOCUMENTS)
+    with monkeypatch.context() as patch:
+        stop_after(9, patch)
+        with pytest.raises(StoreError, match="stopped"):
+            index(data, tmp_path / "index")
+    assert list(tmp_path.glob("index/.index/*.json"))
+    write_lines(data / "part-000.jsonl", [{"id": "new", "text": "new"}])
+    index(data, tmp_path / "index", all_columns=True)
+    index(data, tmp_path / "whole", all_columns=True)
+    whole, resumed = ((tmp_path / each / "index.json").read_bytes() for each in ("whole", "index"))
+    assert resumed == whole
 
 
 @pytest.mark.parametrize("data", ["in", "in/*.jsonl", "in/part-000.jsonl"])

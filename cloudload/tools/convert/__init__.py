@@ -21,7 +21,7 @@
     listed_files     the files of a list             hub_dataset        files on the Hub
     prepare          list inputs, plan a dataset     partition_files    files by their partition
     partitions       a dataset for each partition    output_location    locations of the output
-    indexed_shards   the shards of an index, to copy
+    indexed_shards   the shards of an index, to copy     line_journal   lines counted, to resume
 
 Other packages use only `convert_to_mds`, `ConvertReport`, `outline_conversion` and `index_files`.
 """

@@ -79,7 +79,8 @@ def index_files(
     """Write an index of Parquet or JSON Lines files, which a loader reads like an MDS dataset.
 
     Of Parquet files, only the footers are read. JSON Lines files are read once, because their lines
-    must be counted.
+    must be counted. To resume an index of JSON Lines files that was stopped or killed, call this
+    again.
 
     Args:
         data: a file, a folder, or a glob of Parquet files, or of JSON Lines files.
@@ -121,19 +122,23 @@ def index_files(
     choice = ColumnChoice(TEXT_KEY if given is None else given, has_others=all_columns)
     is_beside = urls.same_or_inside(target.url, files) and urls.same_or_inside(files, target.url)
     folder = "" if is_beside else files
+    journal = None
     if virtual_index.is_parquet(found.files[0].url):
         index = virtual_index.build_index(found, choice, folder)
     else:
         is_json = tokens_key is not None
         reading = line_index.LineReading(choice, is_json, processes, executor, progress)
-        index = line_index.build_line_index(found, reading, folder)
+        index, journal = line_index.build_line_index(found, reading, folder, target)
     table = parse_index(index, str(found.location))
     if not len(table):
         raise DatasetError(
             f"found no records in the {counted(len(found.files), 'file')} of {found.location}. "
             "Check the location"
         )
-    if target.join(shard_entries.INDEX_NAME).create(index) != index:
+    stored = target.join(shard_entries.INDEX_NAME).create(index)
+    if journal is not None:
+        journal.remove()
+    if stored != index:
         raise ConvertError(
             f"{target} has another index. Choose another folder, or delete its "
             f"{shard_entries.INDEX_NAME} if no run reads it"

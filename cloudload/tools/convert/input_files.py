@@ -81,6 +81,12 @@ class FilePart(NamedTuple):
     file: InputFile
     range: Range | None = None
 
+    @property
+    def stored_bytes(self) -> int:
+        """The size of the part, whose file has a known size."""
+        start, stop = self.range or (0, self.file.bytes or 0)
+        return stop - start
+
 
 class StoredByteCounter:
     """Counts the stored bytes read so far. Bytes that are read twice count only once."""

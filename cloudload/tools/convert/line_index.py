@@ -6,23 +6,25 @@
 
     units ─► any engine ─► records, line ends, hash of each ─► first line of each ─► index
 
-Each file is read once. The cuts depend only on the files' bytes, so every engine makes the same
-index. With all columns, the records are parsed, too, for the names of their fields.
+Each file is read once, also if the command was stopped and is run again (`line_journal`). The cuts
+depend only on the files' bytes, so every engine makes the same index. With all columns, the records
+are parsed, too, for the names of their fields.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from cloudload.config import choices
 from cloudload.data import (
     ColumnChoice,
+    Location,
     file_content,
     file_records,
     hashes,
@@ -37,8 +39,9 @@ from cloudload.system import open_progress_bar
 from cloudload.tools.convert import input_records
 from cloudload.tools.convert.input_files import FilePart, InputFile
 from cloudload.tools.convert.inputs import with_format
+from cloudload.tools.convert.line_journal import CountedLines, LineJournal
 from cloudload.tools.convert.readers.lines import LinesBlock, LinesUnit
-from cloudload.tools.engines.units import choose_engine, count_processes, in_order, run_units
+from cloudload.tools.engines.units import choose_engine, count_processes, run_units
 
 SHARD_BYTES = writer.DEFAULT_SHARD_BYTES
 """The size of the ranges of an uncompressed file that become shards."""
@@ -60,33 +63,23 @@ class LineReading:
     progress: bool = True
 
 
-class _Counted(NamedTuple):
-    """What is known of a part of a file once it was read."""
+def build_line_index(
+    found: virtual_index.ListedFiles, reading: LineReading, folder: str, target: Location
+) -> tuple[bytes, LineJournal]:
+    """Read JSON Lines files once, and return their `index.json`, and the journal to remove.
 
-    first: int
-    """The offset of its first line."""
-    lines: int
-    """The number of line ends."""
-    records: int
-    bytes: int
-    """The size of its decompressed lines."""
-    digest: str
-    keys: frozenset[str]
-    """The names of the records' fields, if they were asked for."""
-
-
-def build_line_index(found: virtual_index.ListedFiles, reading: LineReading, folder: str) -> bytes:
-    """Read JSON Lines files once, and return their `index.json`.
-
-    `folder` is as in `virtual_index.build_index`. Raises `DatasetError` if a file is damaged, is no
-    JSON Lines file, or has more lines than a shard may have, `StoreError` if a file cannot be read,
-    or changed since it was listed, and `WorkerError` if a process died.
+    `folder` is as in `virtual_index.build_index`, and `target` has the journal. Raises
+    `DatasetError` if a file is damaged, is no JSON Lines file, or has more lines than a shard may
+    have, `StoreError` if a file cannot be read, or changed since it was listed, or the journal
+    cannot be read or written, and `WorkerError` if a process died.
     """
     parts = list(_list_parts(found))
-    counted = list(zip(parts, _count_all(parts, reading), strict=True))
+    journal = LineJournal(target, parts, reading.choice)
+    counted = list(zip(parts, _count_all(parts, reading, journal), strict=True))
     columns = _plan_columns(found, reading, frozenset().union(*(each.keys for _, each in counted)))
     shards = _describe_shards(counted, columns)
-    return file_records.encode_index_of_files(shards, shard_entries.JSON_LINES, folder)
+    index = file_records.encode_index_of_files(shards, shard_entries.JSON_LINES, folder)
+    return index, journal
 
 
 def _list_parts(found: virtual_index.ListedFiles) -> Iterator[FilePart]:
@@ -104,25 +97,30 @@ def _list_parts(found: virtual_index.ListedFiles) -> Iterator[FilePart]:
             yield FilePart(file, (start, min(start + SHARD_BYTES, each.bytes)))
 
 
-def _count_all(parts: list[FilePart], reading: LineReading) -> Iterator[_Counted]:
-    processes = min(count_processes(reading.processes), len(parts))
-    total = sum(_stored_bytes(part) for part in parts)
+def _count_all(
+    parts: Sequence[FilePart], reading: LineReading, journal: LineJournal
+) -> Iterator[CountedLines]:
+    """Yield the lines of each part. Parts that the journal has are not read."""
+    counted = journal.read()
+    left = [index for index in range(len(parts)) if index not in counted]
+    done_bytes = sum(parts[index].stored_bytes for index in counted)
+    total = sum(part.stored_bytes for part in parts)
     count = partial(_count_part, choice=reading.choice)
+    processes = min(count_processes(reading.processes), max(1, len(left)))
     with (
         choose_engine(reading.executor, processes) as engine,
-        open_progress_bar("index", total, shown=reading.progress) as bar,
+        open_progress_bar("index", total, done_bytes=done_bytes, shown=reading.progress) as bar,
     ):
-        yield from in_order(run_units(count, parts, engine, on_bytes=bar.update))
-
-
-def _stored_bytes(part: FilePart) -> int:
-    start, stop = part.range or (0, part.file.bytes or 0)
-    return stop - start
+        units = [parts[index] for index in left]
+        for place, found in run_units(count, units, engine, on_bytes=bar.update):
+            counted[left[place]] = found
+            journal.store(left[place], counted)
+    yield from (counted[index] for index in range(len(parts)))
 
 
 def _count_part(
     part: FilePart, on_bytes: Callable[[int], object], *, choice: ColumnChoice
-) -> _Counted:
+) -> CountedLines:
     """Read a part of a file, and count its lines. Runs in a worker process."""
     unit, running = LinesUnit(part.file, part.range), hashes.new_hash(shard_entries.LINES_HASH)
     first, lines, records, size, keys = 0, 0, 0, 0, set[str]()
@@ -143,7 +141,7 @@ def _count_part(
         if choice.has_others:
             keys |= _find_keys(data, choice.key, is_first=is_first)
         on_bytes(block.input_bytes)
-    return _Counted(first, lines, records, size, running.hexdigest(), frozenset(keys))
+    return CountedLines(first, lines, records, size, running.hexdigest(), frozenset(keys))
 
 
 def _check_block(file: InputFile, block: LinesBlock) -> None:
@@ -245,7 +243,7 @@ def _plan_columns(
 
 
 def _describe_shards(
-    counted: Iterable[tuple[FilePart, _Counted]],
+    counted: Iterable[tuple[FilePart, CountedLines]],
     columns: tuple[shard_entries.Column, ...],
 ) -> Iterator[shard_entries.ShardInfo]:
     """Yield the shard of each part that has records."""
