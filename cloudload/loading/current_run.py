@@ -34,6 +34,7 @@ from cloudload.run import (
     Saved,
     State,
     build_state,
+    divide_proportions,
     find_lengths,
     find_resumed_lengths,
     join_ranges,
@@ -106,8 +107,7 @@ def _open_run(
     with activity.doing("looking for token lengths"):
         found = find_lengths(recipe, lengths, balances=delivery.balance is not None)
     if recipe.shared and found is not None:
-        tokens = [counted.index.total("tokens") for counted in found]
-        recipe = recipe.divide_proportions(tokens, tokenizer)
+        recipe = divide_proportions(found, recipe, cache_root)
     return OpenedRun(recipe, backend, cache_root, lengths, found)
 
 
@@ -289,14 +289,15 @@ class CurrentRun:
 
         Raises the errors of `CloudLoader.set_weights`.
         """
-        position, config = self.position, self.opened.recipe
-        if not config.config.is_mixed:
+        position, recipe = self.position, self.recipe
+        if not recipe.config.is_mixed:
             raise ValueError(
                 "the run has no mixture, so its streams have no weights. Give each stream a "
                 "proportion"
             )
-        mixture = self.recipe.mixture.set_weights(config.mixture, weights, position.rows, at_row)
-        recipe = replace(self.recipe, mixture=mixture)
+        asked = recipe.config_mixture
+        mixture = recipe.mixture.set_weights(asked, weights, position.rows, at_row)
+        recipe = replace(recipe, mixture=mixture)
         lengths = self._lengths and self._lengths.of(recipe, position)
         return replace(self, recipe=recipe, _lengths=lengths)
 

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +44,7 @@ from cloudload.run.components import (
     settle_layout,
     specify_components,
 )
-from cloudload.run.sources import describe_sources
+from cloudload.run.sources import describe_sources, weigh_sources
 from cloudload.system import Ints, Tokens
 
 _MOST_CURSORS = 1 << 22
@@ -117,7 +117,8 @@ class Recipe:
     selected: tuple[selections.Selection | None, ...] = ()
     """The documents of each stream that are read, likewise; None if all of them are."""
     shared: tuple[range, ...] = ()
-    """The indices of streams that have one proportion together, until `divide_proportions`."""
+    """The indices of streams that divide one proportion. Until `divide_proportions`, each of them
+    has all of it."""
     index_s: float = field(default=0.0, compare=False)
     """Time spent on reading the streams' indexes, in seconds, for the log."""
 
@@ -153,6 +154,11 @@ class Recipe:
         if self.selection is None:
             return self.corpus.shard_sizes
         return self.selection.count_of_shards(self.corpus)
+
+    @property
+    def config_mixture(self) -> Mixture:
+        """The mixture as the config has it, at every row of the run."""
+        return mixture_of(self.config)
 
     @property
     def num_lanes(self) -> int:
@@ -297,25 +303,32 @@ class Recipe:
         layout, components = _settle(config, self.components, None)
         return replace(self, config=config, layout=layout, components=components)
 
-    def divide_proportions(self, tokens: Sequence[int], tokenizer: Any) -> Recipe:
+    def divide_proportions(self, tokens: Sequence[int]) -> Recipe:
         """Return a copy in which `shared` streams divide their proportion by their tokens.
 
-        `tokens` has the number of each stream's tokens. Raises `DatasetError` if streams that share
-        a proportion have no tokens.
+        `tokens` has the number of tokens of the documents that each stream reads. Raises
+        `DatasetError` if streams that share a proportion have no tokens.
         """
-        streams = list(self.config.streams)
+        shares: dict[int, float] = {}
         for group in self.shared:
+            streams = self.config.streams[group.start : group.stop]
             if not (total := sum(tokens[each] for each in group)):
                 raise DatasetError(
-                    f"{streams[group[0]].label} and the other datasets of its glob have no tokens, "
-                    "so they cannot divide a proportion. Remove the glob"
+                    f"{streams[0].label} and the other datasets of its glob have no tokens, so "
+                    "they cannot divide a proportion. Remove the glob"
                 )
-            for each in group:
-                share = (streams[each].proportion or 0.0) * tokens[each] / total
-                streams[each] = replace(streams[each], proportion=share)
+            for index, stream in zip(group, streams, strict=True):
+                shares[index] = (stream.proportion or 0.0) * tokens[index] / total
+        return self.weigh(shares)
+
+    def weigh(self, shares: Mapping[int, float]) -> Recipe:
+        """Return a copy in which some streams, given by index, have other proportions."""
+        streams = list(self.config.streams)
+        for index, share in shares.items():
+            streams[index] = replace(streams[index], proportion=share)
         config = replace(self.config, streams=tuple(streams))
-        sources = describe_sources(config, tokenizer)
-        return replace(self, config=config, sources=sources, mixture=mixture_of(config), shared=())
+        sources = weigh_sources(self.sources, shares)
+        return replace(self, config=config, sources=sources, mixture=mixture_of(config))
 
     def settle(self, saved: Layout | None) -> Recipe:
         """Return a copy with the layout of the config, and values of `saved` where it sets none.

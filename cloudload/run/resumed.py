@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -76,6 +77,7 @@ def resume_recipe(saved: Saved, opened: Recipe) -> Recipe:
     """
     recipe = _keep_chats(saved, _keep_framing(saved, _keep_beginning(saved, opened)))
     _check_components(saved, recipe)
+    recipe = _keep_shares(saved, recipe)
     recipe = replace(recipe, mixture=_resume_mixture(saved, recipe)).settle(saved.layout)
     first = saved.position.origin.first_ordinal(recipe.components[0].lanes)
     return replace(recipe, fair_from=first if saved.is_fair else None)
@@ -89,6 +91,26 @@ def _check_components(saved: Saved, recipe: Recipe) -> None:
             f"{found}. Keep every saved stream, and keep the proportions or the schedule. To end a "
             "stream, set its proportion, or its weight in the schedule, to 0"
         )
+
+
+def _keep_shares(saved: Saved, recipe: Recipe) -> Recipe:
+    """Return a copy in which the datasets of a glob have the shares of the saved run.
+
+    Their tokens may have changed, because of another selection or of appended shards. If the
+    proportion of the glob is the same, its datasets still divide it as when the run began.
+    """
+    mixture, kept = saved.mixture, dict[int, float]()
+    entries = mixture.were_set.config if mixture.were_set else mixture.schedule
+    begun = [weights for first, weights in entries if first <= saved.position.rows]
+    for group in recipe.shared:
+        asked = sum(recipe.config.streams[each].proportion or 0.0 for each in group)
+        for weights in reversed(begun):
+            own = weights[group.start : group.stop]
+            # at the end of a stream, its weight becomes 0
+            if len(own) == len(group) and math.isclose(sum(own), asked):
+                kept |= dict(zip(group, own, strict=True))
+                break
+    return recipe.weigh(kept) if kept else recipe
 
 
 def _resume_mixture(saved: Saved, recipe: Recipe) -> Mixture:

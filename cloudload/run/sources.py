@@ -83,6 +83,14 @@ def describe_sources(config: RowsConfig, tokenizer: Any) -> str:
     )
 
 
+def weigh_sources(text: str, shares: Mapping[int, float]) -> str:
+    """Return `sources` in which some streams, given by index, have other proportions."""
+    sources = json.loads(text)
+    for index, share in shares.items():
+        sources["streams"][index]["proportion"] = share
+    return json.dumps(sources)
+
+
 def _describe_stream(stream: Stream) -> dict[str, Any]:
     """The options of a stream that differ from their defaults, without secrets."""
     given = {each.name: (getattr(stream, each.name), each.default) for each in fields(stream)}

@@ -124,6 +124,90 @@ def test_any_glob_reads_the_rows_of_the_list_that_it_selects(
     assert read(glob, 9) == read(listed, 9)
 
 
+KEPT = {"few": (3, 8, 5), "other": (9, 2, 14), "empty": (1, 1, 1)}
+"""For each selection, the number of documents that it has of each dataset."""
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three counted datasets with selections. Document n has n words, so the first is empty."""
+    root = tmp_path_factory.mktemp("chosen")
+    for number, name in enumerate(SIZES):
+        data, score = root / name, {"score": ("int", [*range(20)])}
+        write_mds(data, [f"{name} " * row for row in range(20)], extra=score)
+        count(data)
+        for selection, kept in KEPT.items():
+            select_documents(data, selection, where=f"score < {kept[number]}", **QUIET)
+    return root
+
+
+@pytest.mark.parametrize("sets", [False, True], ids=["as begun", "with set weights"])
+def test_shares_are_by_selected_tokens_and_stay_when_the_selection_of_a_run_changes(
+    chosen: Path, tmp_path: Path, *, sets: bool
+) -> None:
+    tokens = [
+        sum(len(f"{name} ") * row for row in range(kept))
+        for name, kept in zip(SIZES, KEPT["few"], strict=True)
+    ]
+    shares = [0.5 * each / sum(tokens) for each in tokens]
+    listed = [
+        Stream(f"{chosen}/{name}", proportion=share, select="few")
+        for name, share in zip(SIZES, shares, strict=True)
+    ]
+    options: dict[str, Any] = {"local": tmp_path / "cache"}
+    accepted = {"select": "accept"}
+    with make_loader(Stream(f"{chosen}/*", proportion=0.5, select="few"), **options) as loader:
+        assert weights_of(loader.state_dict()) == [shares]
+        rows = rows_of(loader.take(5))
+        assert read(listed, 5, **options) == (rows, loader.state_dict())
+        if sets:
+            loader.set_weights(dict.fromkeys(SIZES, 1.0), at_row=40)
+        state = loader.state_dict()
+    with make_loader(Stream(f"{chosen}/*", proportion=0.5, select="other"), **options) as resumed:
+        assert weights_of(resumed.state_dict()) != [shares]
+        resumed.load_state_dict(state, on_change=accepted)
+        list(resumed.take(2))
+        again = resumed.state_dict()
+        assert again["mixture"] == state["mixture"]
+        assert [each["proportion"] for each in json.loads(again["sources"])["streams"]] == shares
+        resumed.set_weights({"law": 1.0}, at_row=60)
+        assert weights_of(resumed.state_dict())[0] == shares
+        assert weights_of(resumed.state_dict())[-1] == [1.0, 0.0, 0.0]
+    with make_loader(Stream(f"{chosen}/*", proportion=0.25, select="other"), **options) as resumed:
+        [weights] = weights_of(resumed.state_dict())
+        resumed.load_state_dict(state, on_change=accepted)
+        assert weights_of(resumed.state_dict()) == [shares, weights]
+
+
+def test_datasets_whose_selected_documents_are_empty_cannot_divide_a_proportion(
+    chosen: Path,
+) -> None:
+    with pytest.raises(DatasetError, match="have no tokens, so they cannot divide a proportion"):
+        make_loader(Stream(f"{chosen}/*", proportion=1, select="empty"))
+
+
+def weights_of(state: dict[str, Any]) -> list[list[float]]:
+    """The weights of each entry of a state's mixture."""
+    return [weights for _, weights in json.loads(state["mixture"])["schedule"]]
+
+
+def test_appended_shards_do_not_change_the_shares_of_a_run(tmp_path: Path) -> None:
+    def convert(name: str, rows: int, **options: Any) -> None:
+        source = write_lines(tmp_path / f"{name}-{rows}.jsonl", [f"{name} {row}" for row in range(rows)])
+        data = tmp_path / "in" / name
+        convert_to_mds(source, data, **QUIET, tokenizer=byte_tokenizer(), **options)
+
+    for name, rows in (("a", 20), ("b", 30)):
+        convert(name, rows)
+    glob = Stream(f"{tmp_path}/in/*", proportion=1)
+    _, state = read(glob, 3)
+    convert("a", 50, append=True)
+    with make_loader(glob) as loader:
+        assert weights_of(loader.state_dict()) != weights_of(state)
+        loader.load_state_dict(state)
+        assert loader.state_dict()["mixture"] == state["mixture"]
+
+
 def test_a_schedule_weighs_the_datasets_of_a_glob_by_name(folder: Path) -> None:
     schedule = [(0, {"d/law": 0.5, "d/web": 0.5}), (40, {"d/science": 1.0})]
     glob = Stream(f"{folder}/*", name="d")

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from cloudload.system import Ids, Ints, map_in_order, verified_files
 
 _READ_AT_ONCE = 8
 _MOST_INDEX_BYTES = 1 << 28
+_SAMPLES_AT_ONCE = 1 << 20
 LISTED = (1 << 16) - 1
 """The value in `short` of a sample whose length is in the list of long samples."""
 _STORED_SIGN = 1 << 32
@@ -109,6 +110,11 @@ class DatasetLengths:
         if is_listed.any():
             lengths[is_listed] = self._values[np.searchsorted(self._indices, samples[is_listed])]
         return lengths
+
+    def parts(self) -> Iterator[Ints]:
+        """Yield all lengths, as `of` returns them, in parts: int64 [samples] each."""
+        for first in range(0, len(self._short), _SAMPLES_AT_ONCE):
+            yield self.of(np.arange(first, min(first + _SAMPLES_AT_ONCE, len(self._short))))
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,16 @@ def read_lengths(counted: CountedDataset) -> Iterator[Ints]:
     _compare_groups(counted)
     for group in _read_groups(counted):
         yield group.widen()
+
+
+def sum_selected(parts: Iterable[Ints], selection: selections.Selection) -> int:
+    """The number of tokens in the selected samples of a dataset, whose lengths come in parts."""
+    tokens = first = 0
+    for lengths in parts:
+        is_selected = selection.read(first, first + len(lengths))
+        tokens += int(lengths[is_selected & (lengths > 0)].sum())
+        first += len(lengths)
+    return tokens
 
 
 def _join_groups(path: Path, counted: CountedDataset) -> None:

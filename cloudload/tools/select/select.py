@@ -347,9 +347,5 @@ def _list_tokens(dataset: Dataset, selection: selections.Selection) -> Iterator[
             raise DatasetError(f"{location}: {error}. Run cloudload count again") from error
         key = lengths_index.LengthsKey(**index.key)
         counted = length_files.CountedDataset(dataset, key, folder, index)
-        selected, first = 0, 0
-        for lengths in length_files.read_lengths(counted):
-            own = selection.read(first, first + len(lengths))
-            selected += int(lengths[own & (lengths > 0)].sum())
-            first += len(lengths)
+        selected = length_files.sum_selected(length_files.read_lengths(counted), selection)
         yield SelectedTokens(str(location), selected, index.total("tokens"))
