@@ -193,7 +193,9 @@ def weights_of(state: dict[str, Any]) -> list[list[float]]:
 
 def test_appended_shards_do_not_change_the_shares_of_a_run(tmp_path: Path) -> None:
     def convert(name: str, rows: int, **options: Any) -> None:
-        source = write_lines(tmp_path / f"{name}-{rows}.jsonl", [f"{name} {row}" for row in range(rows)])
+        source = write_lines(
+            tmp_path / f"{name}-{rows}.jsonl", [f"{name} {row}" for row in range(rows)]
+        )
         data = tmp_path / "in" / name
         convert_to_mds(source, data, **QUIET, tokenizer=byte_tokenizer(), **options)
 
@@ -359,9 +361,26 @@ def test_info_summarizes_all_datasets_of_a_glob(folder: Path, cli: Any) -> None:
     assert whole.sample_bytes.count == whole.samples
     printed = cli("info", f"{folder}/*").out
     assert "datasets     3, the largest: web 50, science 30, law 7" in printed
-    said = cli("head", f"{folder}/*", status=1).err
-    assert "is a glob of folders: " in said
-    assert "Pass one of them" in said
+
+
+def test_head_and_check_name_each_dataset_of_a_glob(folder: Path, tmp_path: Path, cli: Any) -> None:
+    shown = [json.loads(line) for line in cli("head", f"{folder}/*", "-n", "2").out.splitlines()]
+    expected = [(f"{folder}/{name}", number) for name in SIZES for number in range(2)]
+    assert [(each["dataset"], each["sample"]) for each in shown] == expected
+    alone = cli("head", f"{folder}/law", "-n", "2").out.splitlines()
+    assert [json.loads(line) for line in alone] == [
+        {name: value for name, value in each.items() if name != "dataset"} for each in shown[:2]
+    ]
+    report = json.loads(cli("check", f"{folder}/*", "--json").out)
+    found = {each["dataset"]: each["samples"] for each in report["datasets"]}
+    assert found == {f"{folder}/{name}": size for name, size in SIZES.items()}
+    lines = cli("check", f"{folder}/*").out.splitlines()
+    assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == list(found)
+    config = tmp_path / "run.yaml"
+    run = {"data": f"{folder}/*", "tokenizer": str(ROOT / "examples/tokenizer"), "seq_len": 16}
+    config.write_text(json.dumps(run))
+    of_run = json.loads(cli("check", "--config", str(config), "--json").out)
+    assert [each["dataset"] for each in of_run["datasets"]] == list(found)
 
 
 def test_plan_forecasts_a_glob(folder: Path, cli: Any) -> None:

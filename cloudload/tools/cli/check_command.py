@@ -2,13 +2,15 @@
 
 Read an MDS dataset's index and shards. List the problems that cloudload or MosaicML Streaming would
 have with the dataset, and the documents that look wrong. Optionally, compare the first rows of a
-run with those of an earlier run. Nothing is written to the dataset.
+run with those of an earlier run. A glob of datasets checks each of them. Nothing is written to
+the dataset.
 
 The exit status is 1 if the check finds an error, if more documents break a rule than --fail-on
 allows, or if the rows differ from those in the --golden file. Warnings and notes do not affect it.
 
 examples:
   cloudload check s3://bucket/mds --split train
+  cloudload check 's3://bucket/topics/*'     all datasets of a glob
   cloudload check s3://bucket/mds --tokenizer gpt2 --fail-on text-repeated,text-special=0.1%
   cloudload check s3://bucket/chats --tokenizer Qwen/Qwen3-8B --chat tokenizer,max_tokens=4096
   cloudload check --config run.yaml --write-golden golden.json
@@ -121,10 +123,13 @@ def _check(options: argparse.Namespace) -> int:
         return _write_golden(run, options)
     if has_run:
         reports = list(_check_datasets(run, given, options))
+        is_plain = False
     else:
-        reports = [_check_one(given, options)]
+        streams = command.list_datasets(options.dataset, given.get("split"))
+        reports = [_check_one({**given, "dataset": each.remote}, options) for each in streams]
+        is_plain = streams[0].name is None
     golden = _compare_golden(run, options) if options.golden else None
-    _print(reports, golden, options, is_plain=not has_run)
+    _print(reports, golden, options, is_plain=is_plain)
     return 0 if all(each.is_sound for each in reports) and (not golden or golden.is_same) else 1
 
 
@@ -181,11 +186,12 @@ def _check_datasets(
 ) -> Iterator[CheckReport]:
     """Check the dataset of each stream of a run."""
     from cloudload.config import RowsConfig, as_streams, choices
-    from cloudload.run import frame_of
+    from cloudload.run import find_streams, frame_of
 
     of_rows = {name: run[name] for name in run if name in RowsConfig.__dataclass_fields__}
     # `seq_len` is required, but no check uses it
-    rows = RowsConfig(as_streams(run["data"]), **{"seq_len": 1, **of_rows})
+    streams = find_streams(as_streams(run["data"])).streams
+    rows = RowsConfig(streams, **{"seq_len": 1, **of_rows})
     for stream in rows.streams:
         bos, eos = frame_of(rows, stream)
         source = rows.source_of(stream)

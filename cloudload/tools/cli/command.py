@@ -22,10 +22,13 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudload.data import redact
 from cloudload.system import escape, option_help
+
+if TYPE_CHECKING:
+    from cloudload.config import Stream
 
 _QUOTE = "'"
 _VALUE = re.compile(
@@ -301,6 +304,14 @@ def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
     for text in kept:
         message = message.replace(_KEPT, text, 1)
     return message
+
+
+def list_datasets(dataset: str, split: str | None) -> Sequence[Stream]:
+    """List the datasets of a location. They have names if the location is a glob of folders."""
+    from cloudload.config import Stream
+    from cloudload.run import find_streams
+
+    return find_streams([Stream(dataset, split=split)]).streams
 
 
 def _translate(message: str, action: argparse.Action) -> str:

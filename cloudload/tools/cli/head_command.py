@@ -1,7 +1,7 @@
 """`cloudload head`: print documents of an MDS dataset.
 
 Print the first documents of an MDS dataset, those with an ID, or those whose text contains a
-pattern. Nothing is written.
+pattern. Of a glob of datasets, print those of each dataset, with its name. Nothing is written.
 
 On a terminal, long documents are shortened, and control characters are escaped. In a pipe, or with
 --json, each full document is printed as one line of JSON. The first documents are read from the
@@ -11,8 +11,9 @@ The exit status is 1 if no document matches.
 With --mask, documents are tokenized as a run does, and the tokens that it trains are marked: by
 color, or by brackets if the terminal has no color. Documents that the run leaves out say why.
 
-example:
+examples:
   cloudload head s3://bucket/mds --split train -n 3
+  cloudload head 's3://bucket/topics/*' -n 1     of each dataset of a glob
   cloudload head s3://bucket/mds --grep '[Ll]icen[cs]e' | jq .values.text
   cloudload head s3://bucket/chats --mask --tokenizer Qwen/Qwen3-8B --chat tokenizer,train=last
 """
@@ -47,23 +48,28 @@ def add_head(parser: command.CommandParser) -> None:
 
 def _head(options: argparse.Namespace) -> int:
     from cloudload.config import TEXT_KEY
+    from cloudload.data import redact
     from cloudload.tools.inspect.samples import read_samples
 
+    asked = read_functions(list_given(options, read_samples))
     is_on_terminal = is_terminal(sys.stdout)
     num_found, text_key = 0, getattr(options, "text_key", TEXT_KEY)
-    for sample in read_samples(**read_functions(list_given(options, read_samples))):
-        num_found += 1
-        if options.json or not is_on_terminal:
-            print_json(sample.as_dict(), indent=None)
-            continue
-        columns = shutil.get_terminal_size().columns
-        if sample.document is not None:
-            heading = "  ".join(sample.describe_place(is_full=options.full))
-            lines_of_text = sample.document.describe(columns, is_full=options.full)
-            print_marked([*lines_of_text, []], heading=heading)
-            continue
-        heading, *lines = sample.describe(text_key, columns, is_full=options.full)
-        print_lines([*lines, ""], heading=heading)
+    for stream in command.list_datasets(asked["dataset"], asked.get("split")):
+        for sample in read_samples(**{**asked, "dataset": stream.remote}):
+            num_found += 1
+            if options.json or not is_on_terminal:
+                named = {"dataset": redact(stream.remote)} if stream.name else {}
+                print_json({**named, **sample.as_dict()}, indent=None)
+                continue
+            name, columns = stream.name or "", shutil.get_terminal_size().columns
+            if sample.document is not None:
+                place = sample.describe_place(is_full=options.full)
+                heading = "  ".join([name, *place] if name else place)
+                lines_of_text = sample.document.describe(columns, is_full=options.full)
+                print_marked([*lines_of_text, []], heading=heading)
+                continue
+            heading, *lines = sample.describe(text_key, columns, is_full=options.full)
+            print_lines([*lines, ""], heading=f"{name}  {heading}" if name else heading)
     if not num_found:
         print_message("no document matches")
     return 0 if num_found else 1
