@@ -34,7 +34,6 @@ from cloudload.run import (
     Saved,
     State,
     build_state,
-    divide_proportions,
     find_lengths,
     find_resumed_lengths,
     join_ranges,
@@ -107,7 +106,10 @@ def _open_run(
     with activity.doing("looking for token lengths"):
         found = find_lengths(recipe, lengths, balances=delivery.balance is not None)
     if recipe.shared and found is not None:
-        recipe = divide_proportions(found, recipe, cache_root)
+        tokens = [counted.index.total("tokens") for counted in found]
+        if recipe.selection is not None:
+            tokens = open_lengths(found, recipe, cache_root).count_tokens()
+        recipe = recipe.divide_proportions(tokens)
     return OpenedRun(recipe, backend, cache_root, lengths, found)
 
 

@@ -40,12 +40,7 @@ if TYPE_CHECKING:
     from cloudload.run.glob_streams import find_streams
     from cloudload.run.lengths import length_files, lengths_index
     from cloudload.run.lengths.ending import Ending, Tails, end_corpus
-    from cloudload.run.lengths.open import (
-        divide_proportions,
-        find_lengths,
-        find_resumed_lengths,
-        open_lengths,
-    )
+    from cloudload.run.lengths.open import find_lengths, find_resumed_lengths, open_lengths
     from cloudload.run.lengths.row_finder import RowFinder
     from cloudload.run.lengths.rows_of_document import find_spans
     from cloudload.run.lengths.run_lengths import RunInputs, RunLengths

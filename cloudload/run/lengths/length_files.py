@@ -148,6 +148,12 @@ class CorpusLengths:
             lengths[~self.selection.of(samples)] = tables.Size.DESELECTED
         return lengths
 
+    def count_tokens(self) -> list[int]:
+        """The number of tokens in the selected samples of each dataset."""
+        selected = self.selection.datasets if self.selection else (None,) * len(self.datasets)
+        pairs = zip(self.datasets, selected, strict=True)
+        return [sum_selected(dataset.parts(), selection) for dataset, selection in pairs]
+
     def of_all(self, samples: Ints) -> Ints:
         """Like `of`, as if all samples were selected."""
         if len(self.datasets) == 1:
@@ -198,12 +204,14 @@ def read_lengths(counted: CountedDataset) -> Iterator[Ints]:
         yield group.widen()
 
 
-def sum_selected(parts: Iterable[Ints], selection: selections.Selection) -> int:
+def sum_selected(parts: Iterable[Ints], selection: selections.Selection | None) -> int:
     """The number of tokens in the selected samples of a dataset, whose lengths come in parts."""
     tokens = first = 0
     for lengths in parts:
-        is_selected = selection.read(first, first + len(lengths))
-        tokens += int(lengths[is_selected & (lengths > 0)].sum())
+        is_read = lengths > 0
+        if selection is not None:
+            is_read &= selection.read(first, first + len(lengths))
+        tokens += int(lengths[is_read].sum())
         first += len(lengths)
     return tokens
 

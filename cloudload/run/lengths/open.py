@@ -23,7 +23,6 @@ from cloudload.run.lengths.length_files import (
     find_index,
     lengths_location,
     open_dataset_lengths,
-    sum_selected,
 )
 from cloudload.run.lengths.lengths_index import make_key
 from cloudload.run.recipe import Recipe
@@ -58,24 +57,6 @@ def open_lengths(found: Sequence[CountedDataset], recipe: Recipe, root: Path) ->
         recipe.selection,
         recipe.middles,
     )
-
-
-def divide_proportions(found: Sequence[CountedDataset], recipe: Recipe, root: Path) -> Recipe:
-    """Divide the proportion of each glob by the tokens of the documents that its datasets read.
-
-    The lengths of datasets with a selection are read to the cache folder `root`. Raises the errors
-    of `open_lengths` and `Recipe.divide_proportions`.
-    """
-
-    def count(stream: int) -> int:
-        selection = recipe.selected[stream]
-        if selection is None:
-            return found[stream].index.total("tokens")
-        return sum_selected(open_dataset_lengths(found[stream], root).parts(), selection)
-
-    streams = [stream for group in recipe.shared for stream in group]
-    tokens = dict(zip(streams, map_in_order(count, streams, _AT_ONCE, _THREADS_NAME), strict=True))
-    return recipe.divide_proportions([tokens.get(stream, 0) for stream in range(len(found))])
 
 
 class _Need(NamedTuple):
