@@ -19,6 +19,7 @@ that there were when the order began.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -406,11 +407,17 @@ class Documents(torch.utils.data.Dataset[Document]):
             return reader.read(reader.find(wanted))
 
     def __iter__(self) -> Iterator[Document]:
-        """Yield all documents in order."""
-        index = 0
-        while self.end is None or index < self.end:
-            yield self[index]
-            index += 1
+        """Yield all documents in order. Threads may share the iterator.
+
+        It raises `DatasetError` once a loaded state has changed the documents.
+        """
+        place = _Place(self, self._reading)
+
+        def read(index: int) -> Document:
+            place.check_order()
+            return self[index]
+
+        return map(read, itertools.count() if self.end is None else range(self.end))
 
     def where(self, index: int) -> DocumentPlace:
         """Say where a document is in the data. Raises the errors of `__getitem__`."""
@@ -480,7 +487,7 @@ class _Place:
         self._docs, self._reading, self._order = docs, reading, reading.order
         self._lock = threading.RLock()  # a signal handler may save a state during a call
 
-    def _check_order(self) -> None:
+    def check_order(self) -> None:
         """Raise `DatasetError` if another state has changed the documents."""
         if self._reading.order is not self._order:
             raise DatasetError(
@@ -541,7 +548,7 @@ class DocumentBatches(_Place):
         world = current_environment().find_world(self._delivery)
         step = self._batch_size * world.size
         with self._lock:
-            self._check_order()
+            self.check_order()
             self._num_iterators = number_of_this = self._num_iterators + 1
             first = self.next_index
         size = self._batch_size
@@ -561,7 +568,7 @@ class DocumentBatches(_Place):
                         "this iterator of batches has ended, because there is a newer one, or a "
                         "state was loaded. Use the newest one, or iterate again"
                     )
-                self._check_order()
+                self.check_order()
                 self.next_index = _clip(first + number * step, self._docs.end)
             yield batch
 
@@ -662,7 +669,7 @@ class DocumentQueue(_Place):
         """
         number = checks.as_integer("number", number, 0)
         with self._lock:
-            self._check_order()
+            self.check_order()
             wanted, index = list[int](), self._next
             while len(wanted) < number and (self._docs.end is None or index < self._docs.end):
                 if index not in self._done:

@@ -313,10 +313,15 @@ def test_documents_without_a_state_have_all_shards(tmp_path: Path) -> None:
     convert(data, "b", 15, append=True)
     with closing(Documents(data, local=tmp_path / "c")) as docs:
         assert docs.num_documents == 55
+        documents = iter(docs)
+        next(documents)
         queue, new = docs.queue(), docs.queue().state_dict()
         for state, number in ((old, 40), (new, 55), (without(old, "stream_shards"), 40)):
             queue.load_state_dict(state)
             assert len(docs) == number
+            if state is old:
+                with pytest.raises(DatasetError, match="a state was loaded that has another numb"):
+                    next(documents)
             assert len(queue.take(60)) == number
         for wrong in ({**old, "stream_shards": "2"}, {**old, "stream_shards": [1.5]}):
             with pytest.raises(StreamChangedError, match="stream_shards: the state is damaged"):

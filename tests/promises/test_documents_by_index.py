@@ -184,6 +184,14 @@ def test_a_queue_finishes_each_document_once_in_any_order_and_through_restarts(
     assert (queue.frontier, queue.state_dict()["done"]) == (len(docs), [])
 
 
+def test_threads_share_an_iterator(folder: str) -> None:
+    docs = Documents(folder)
+    documents, expected = iter(docs), texts_of(list(docs))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: texts_of(list(documents)), range(8)))
+    assert sorted(itertools.chain(*found)) == sorted(expected)
+
+
 def test_threads_share_a_queue(folder: str) -> None:
     queue, taken = Documents(folder, epochs=3).queue(), list[int]()
 
