@@ -829,9 +829,9 @@ def test_conversations_are_answered_with_the_option_of_the_command(
     byte_tokenizer().save(str(tokenizer))
     said = cli("count", tmp_path / "in", "--tokenizer", tokenizer, status=1).err
     assert "If column 'messages' contains conversations, pass --chat tokenizer, or" in said
-    said = cli("index", tmp_path / "in", "index", status=1).err
+    said = cli("index", tmp_path / "in", tmp_path / "index", status=1).err
     assert "or set --all-columns to index the files" in said
     (tmp_path / "a.jsonl").write_text('{"messages": []}\n')
-    said = cli("index", tmp_path / "a.jsonl", "index", status=1).err
+    said = cli("index", tmp_path / "a.jsonl", tmp_path / "index", status=1).err
     assert "If 'messages' has conversations, set --all-columns" in said
-    cli("index", tmp_path / "a.jsonl", "index", "--all-columns")
+    cli("index", tmp_path / "a.jsonl", tmp_path / "index", "--all-columns")
