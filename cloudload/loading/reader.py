@@ -32,6 +32,7 @@ from cloudload.loading.delivery.working_set import (
     check_cache_limit,
     explain_later_working_set,
     open_current_orders,
+    start_current_orders,
 )
 from cloudload.loading.delivery.world import Membership, count_cores, explain_few_cores
 from cloudload.loading.preparation import (
@@ -291,9 +292,14 @@ class Reader:
             self._explain_num_workers(member.delivery.num_workers, plan.share.num_workers)
         cache_folder.open_cache_folder(plan.inputs.cache_root)
         began = time.monotonic()
-        orders = open_current_orders(plan.inputs, plan.share, plan.position)
-        self._start_log.log_order(plan.recipe, plan.share, time.monotonic() - began)
-        check_cache_limit(plan.recipe, plan.delivery, plan.share, orders)
+        current, is_ready = (plan.inputs, plan.share, plan.position), True
+        if plan.delivery.cache_limit_bytes() is None:
+            is_ready = start_current_orders(*current)
+        else:
+            orders = open_current_orders(*current)
+            check_cache_limit(plan.recipe, plan.delivery, plan.share, orders)
+        seconds = time.monotonic() - began if is_ready else None
+        self._start_log.log_order(plan.recipe, plan.share, seconds)
         return plan
 
     def _explain_num_workers(self, asked: int, used: int) -> None:

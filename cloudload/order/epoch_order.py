@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from cloudload.order.streaming_shuffles import shuffle_nodes
 from cloudload.system import Ids
 
 _DRAWN_AT_ONCE = 1 << 20
+_MOST_ROUNDS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -156,19 +157,42 @@ def fill_order(
     nodes = config.num_canonical_nodes
     bounds = np.arange(nodes + 1) * len(order) // nodes
     if config.shuffle:
-        block = config.shuffle_block_size
-        ids = shuffle_nodes(
-            config.shuffle_algo,
-            run_sizes,
-            num_nodes=nodes,
-            seed=config.seed,
-            epoch=epoch,
-            block_size=block,
-        )
+        ids = _shuffle(run_sizes, config, epoch)
     else:
         ids = (np.arange(start, stop) for start, stop in itertools.pairwise(bounds))
     for node, of_node in enumerate(ids):
         _deal(order, bounds, node, of_node if reads is None else reads[of_node])
+
+
+def count_first(shard_sizes: Ids, config: OrderConfig) -> int:
+    """The number of samples of `first_rounds`."""
+    nodes = config.num_canonical_nodes
+    return min(_MOST_ROUNDS, int(shard_sizes.sum()) // nodes) * nodes
+
+
+def first_rounds(shard_sizes: Ids, config: OrderConfig, epoch: int) -> Ids:
+    """The samples at the first positions of an epoch, without computing the others: integer [n].
+
+    `config` shuffles with py1e, and samples are not drawn.
+    """
+    rounds = count_first(shard_sizes, config) // config.num_canonical_nodes
+    nodes = list(_shuffle(shard_sizes, config, epoch, rounds))
+    return np.stack(nodes, axis=1).ravel()
+
+
+def _shuffle(
+    run_sizes: Ids, config: OrderConfig, epoch: int, most: int | None = None
+) -> Iterator[Ids]:
+    """Yield the shuffled IDs of each canonical node, or the first `most` of them."""
+    return shuffle_nodes(
+        config.shuffle_algo,
+        run_sizes,
+        num_nodes=config.num_canonical_nodes,
+        seed=config.seed,
+        epoch=epoch,
+        block_size=config.shuffle_block_size,
+        most=most,
+    )
 
 
 def _deal(order: Ids, bounds: Ids, node: int, ids: Ids) -> None:

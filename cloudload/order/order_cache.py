@@ -2,6 +2,7 @@
 
     orders(3) ─► in memory? ─► file complete? load it ─► else take the file's lock, build, load
     from the middle of epoch 2: a background process builds epoch 3, if that is slow
+    at the start of a run: likewise, and `find` computes the first positions of py1e itself
 
 Files of 64 KiB or more are mapped, and smaller files are copied to memory. This is the only module
 of `order` that touches the disk. A seekable order needs no file.
@@ -32,7 +33,9 @@ from cloudload.errors import CacheError
 from cloudload.order.epoch_order import (
     OrderConfig,
     Sampling,
+    count_first,
     fill_order,
+    first_rounds,
     id_dtype,
     num_positions,
     seekable_order,
@@ -97,6 +100,10 @@ class EpochOrders:
         digest.update(identify_order(config, sampling).encode())
         self._folder = folder / digest.hexdigest()[:24]
         self._orders: dict[int, Ids | SeekableOrder] = {}
+        has_first = config.shuffle and config.shuffle_algo == "py1e" and sampling is None
+        self._num_first = count_first(shard_sizes, config) if has_first else 0
+        """How many of the first positions can be computed without the others."""
+        self._first_rounds: dict[int, Ids] = {}
         self._num_positions = num_positions(shard_sizes, sampling)
         # lanes are rarely epochs apart, except on small data, above all with a sparse selection,
         # where many orders are cheap to keep
@@ -121,8 +128,28 @@ class EpochOrders:
             # replace the dict instead of changing it, because other threads may read it
             first = epoch - self._kept_epochs
             kept = {each: old for each, old in self._orders.items() if each >= first}
-            self._orders = {**kept, epoch: order}
+            self._orders, self._first_rounds = {**kept, epoch: order}, {}
         return order
+
+    def find(self, epoch: int, positions: Ints) -> Ints:
+        """The sample ID at each of `positions` of an epoch: int64 [positions].
+
+        While the order is being built, computes the first positions, instead of waiting. Raises the
+        errors of `__call__`.
+        """
+        is_near = positions.max(initial=0) < self._num_first and not self.is_ready(epoch)
+        order = self._open_first(epoch) if is_near else self(epoch)
+        samples: Ints = np.asarray(order[positions], np.int64)
+        return samples
+
+    def _open_first(self, epoch: int) -> Ids:
+        """The samples at the first positions of an epoch."""
+        first = self._first_rounds.get(epoch)
+        if first is None:
+            with activity.doing(f"building the start of the order of epoch {epoch}"):
+                first = first_rounds(self._shard_sizes, self._config, epoch)
+            self._first_rounds = {epoch: first}
+        return first
 
     def samples_at(self, epochs: Ints, positions: Ints) -> Ints:
         """The sample at each position of its epoch: int64 [positions].
@@ -132,7 +159,7 @@ class EpochOrders:
         samples = np.empty(len(epochs), np.int64)
         for epoch in np.unique(epochs).tolist():
             own = epochs == epoch
-            samples[own] = self(epoch)[positions[own]]
+            samples[own] = self.find(epoch, positions[own])
         return samples
 
     def is_ready(self, epoch: int) -> bool:

@@ -28,6 +28,8 @@ import numpy as np
 from cloudload.system import Ids
 
 _SORTED_AT_ONCE = 1 << 16
+_LARGEST_MAPPED = (1 << 25) - (1 << 16)
+"""A little less than the largest allocation from which glibc learns."""
 
 
 def default_block_size(num_nodes: int) -> int:
@@ -47,15 +49,34 @@ class _Spans:
         sizes: list[int] = (self.ends - self.begins).tolist()
         return sizes
 
+    def split(self, num_samples: int) -> tuple[_Spans, _Spans]:
+        """The first spans, which have at least `num_samples` samples if there are so many, and the
+        others."""
+        first = int(np.searchsorted(np.cumsum(self.ends - self.begins), num_samples)) + 1
+        head, rest = (slice(first), slice(first, None))
+        return _Spans(self.begins[head], self.ends[head]), _Spans(
+            self.begins[rest], self.ends[rest]
+        )
+
     def permuted(self, rng: np.random.Generator) -> _Spans:
         indices = _permutation(rng, len(self.begins))
         return _Spans(self.begins[indices], self.ends[indices])
 
 
 def shuffle_nodes(
-    algorithm: str, sizes: Ids, *, num_nodes: int, seed: int, epoch: int, block_size: int
+    algorithm: str,
+    sizes: Ids,
+    *,
+    num_nodes: int,
+    seed: int,
+    epoch: int,
+    block_size: int,
+    most: int | None = None,
 ) -> Iterator[Ids]:
     """Yield the shuffled IDs of each canonical node: [samples of the node].
+
+    With `most`, yields only the first `most` IDs of each node. This is several times faster for
+    py1e, which then only draws the random numbers of the other samples.
 
     `sizes` is int64 [runs]: the sizes of the shards, or of the runs of `resample`. Ids index the
     samples of all runs, from 0. They are uint32, or int64 beyond 2^32 samples. Only py1br and py1e
@@ -87,7 +108,15 @@ def shuffle_nodes(
             yield _shuffle_blocks(spans, stagger, block_size, rng, narrow)
     elif algorithm == "py1e":
         for spans in nodes:
-            yield _spread(_shuffled_spans(spans, rng, narrow), spans.sizes, block_size, rng)
+            total = sum(spans.sizes)
+            # later samples do not move to the first positions
+            needed = total if most is None else most + 2 * _reach(block_size)
+            head, rest = spans.split(needed)
+            ids = _shuffled_spans(head, rng, narrow)
+            _skip_shuffles(rest.sizes, rng)
+            ids = _spread(ids, head.sizes, total, block_size, rng)
+            _skip_moves(rest.sizes, block_size, rng)
+            yield ids[:most]
     else:
         raise ValueError(f"unknown shuffle_algo {algorithm!r}")
 
@@ -124,10 +153,12 @@ def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
 
 def _shuffled_spans(spans: _Spans, rng: np.random.Generator, narrow: np.dtype[Any]) -> Ids:
     """The IDs of all spans, shuffled within each span: [samples]."""
-    ids = _laid_out(spans, narrow)
+    ids = np.empty(sum(spans.sizes), narrow)
     first = 0
-    for size in spans.sizes:
-        rng.shuffle(ids[first : first + size])
+    for begin, size in zip(spans.begins.tolist(), spans.sizes, strict=True):
+        wide = np.arange(begin, begin + size)  # NumPy shuffles int64 faster than uint32
+        rng.shuffle(wide)
+        ids[first : first + size] = wide
         first += size
     return ids
 
@@ -194,25 +225,33 @@ def _shuffle_blocks(
 # ---------------------------------------------------------------- py1e
 
 
-def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generator) -> Ids:
+def _reach(block_size: int) -> int:
+    """The distance by which no sample moves."""
+    return int(1.25 * block_size) // 2 + 2
+
+
+def _spread(
+    ids: Ids, sizes: list[int], total: int, block_size: int, rng: np.random.Generator
+) -> Ids:
     """Move each sample of a node by a random distance, and sort `ids` in place by new position.
+
+    `ids` are those of the node's first spans, which have these `sizes`, of `total` samples.
 
     No sample moves by more than `reach`, so positions more than `reach` before the next span are
     final. The node can therefore be sorted in parts.
     """
-    reach = int(1.25 * block_size) / 2 + 1
-    at_once = max(_SORTED_AT_ONCE, 2 * int(reach))
+    reach = _reach(block_size)
+    at_once = max(_SORTED_AT_ONCE, 2 * reach)
+    _keep_freed_memory()
     landed: list[Ids] = []
     first = written = waiting = 0
     for index, size in enumerate(sizes):
-        landed.append(_land(first, size, len(ids), block_size, rng))
+        landed.append(_land(first, size, total, block_size, rng))
         first, waiting = first + size, waiting + size
         is_last = index == len(sizes) - 1
         if waiting < at_once and not is_last:
             continue
-        points = np.concatenate(landed)
-        order = _order_of(points)
-        points = points[order]
+        order, points = _sort(np.concatenate(landed))
         done = len(points) if is_last else int(np.searchsorted(points, first - reach))
         # the waiting samples directly follow those already written
         ids[written : written + len(order)] = ids[written : written + len(order)][order]
@@ -222,7 +261,7 @@ def _spread(ids: Ids, sizes: list[int], block_size: int, rng: np.random.Generato
 
 def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Generator) -> Ids:
     """Draw the new positions of the samples of a span that begins at `first`: float64 [size]."""
-    length = rng.integers(int(0.75 * block_size), int(1.25 * block_size))
+    length = _draw_length(block_size, rng)
     # samples of a span at least as long as the block do not move
     cutoff = max(0, (length - size) / 2)
     moves = rng.uniform(max(-cutoff, -first), min(cutoff, total - first - size), size)
@@ -230,15 +269,39 @@ def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Gen
     return points
 
 
-def _order_of(points: Ids) -> Ids:
-    """Return the stable argsort of `points` (float64 [samples]): int64 [samples].
+def _draw_length(block_size: int, rng: np.random.Generator) -> int:
+    return int(rng.integers(int(0.75 * block_size), int(1.25 * block_size)))
+
+
+def _skip_shuffles(sizes: list[int], rng: np.random.Generator) -> None:
+    """Draw the random numbers with which spans are shuffled."""
+    # shuffling bytes draws the same numbers, and is faster
+    scratch = np.empty(max(sizes, default=0), np.uint8)
+    for size in sizes:
+        rng.shuffle(scratch[:size])
+
+
+def _skip_moves(sizes: list[int], block_size: int, rng: np.random.Generator) -> None:
+    """Skip the random numbers by which the samples of spans are moved, one for each sample."""
+    bits: Any = rng.bit_generator
+    for size in sizes:
+        _draw_length(block_size, rng)
+        # advancing would discard the half of a random word that is kept for later
+        kept = {name: bits.state[name] for name in ("has_uint32", "uinteger")}
+        bits.advance(size)
+        bits.state = bits.state | kept
+
+
+def _sort(points: Ids) -> tuple[Ids, Ids]:
+    """Return the stable argsort of `points` (float64 [samples]), int64 [samples], and the points in
+    this order.
 
     This is a two-pass radix sort by 32-bit keys, then swaps of neighbors that share a key.
     """
     low = points.min(initial=np.inf)
-    keys = ((points - low) * ((1 << 32) - 1) / max(1.0, points.max(initial=low) - low)).astype(
-        np.uint32
-    )
+    scaled = points - low
+    scaled *= ((1 << 32) - 1) / max(1.0, points.max(initial=low) - low)
+    keys = scaled.astype(np.uint32)
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     order = order[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[order], kind="stable")]
     ordered = points[order]
@@ -247,4 +310,13 @@ def _order_of(points: Ids) -> Ids:
         wrong = wrong[np.diff(wrong, prepend=-2) > 1]
         for swapped in (order, ordered):
             swapped[wrong], swapped[wrong + 1] = swapped[wrong + 1], swapped[wrong]
-    return order
+    return order, ordered
+
+
+def _keep_freed_memory() -> None:
+    """Make glibc reuse the memory of arrays instead of returning it to the kernel after each use.
+
+    Otherwise, a third of the time is spent on new pages. glibc returns memory beyond twice the size
+    of the largest mapped allocation that was freed, up to a limit; see mallopt(3).
+    """
+    np.empty(_LARGEST_MAPPED, np.uint8)

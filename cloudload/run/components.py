@@ -103,10 +103,10 @@ class Component(ComponentSpec):
         is_there = positions < self.lanes.num_positions
         first, last = int(epochs.min(initial=NEVER)), int(epochs.max(initial=-1))
         if first == last and is_there.all():
-            return epochs, orders(first)[positions] + np.int64(self.first_sample)
+            return epochs, orders.find(first, positions) + self.first_sample
         for epoch in np.unique(epochs[is_there]).tolist():
             chosen = np.flatnonzero((epochs == epoch) & is_there)
-            samples[chosen] = orders(epoch)[positions[chosen]] + np.int64(self.first_sample)
+            samples[chosen] = orders.find(epoch, positions[chosen]) + self.first_sample
         return epochs, samples
 
     def orders(self, cache_root: Path) -> EpochOrders:

@@ -87,8 +87,10 @@ class StartLog:
         """Record the time at which the loader's first iteration begins."""
         self._began = self._began or time.monotonic()
 
-    def log_order(self, recipe: Recipe, share: RankShare, seconds: float) -> None:
+    def log_order(self, recipe: Recipe, share: RankShare, seconds: float | None) -> None:
         """Log the orders of the current epochs, which took `seconds` to build or load.
+
+        `seconds` is None if they are still being built in the background.
 
         Also warns if several machines will download the same shards.
         """
@@ -99,8 +101,9 @@ class StartLog:
         shuffle = f"shuffled by {config.shuffle_algo}" if config.shuffle else "not shuffled"
         nodes = counted(join_numbers(layout.canonical_nodes), "canonical node")
         logger.info(
-            "order ready in %.2f s: %s on %s, %s",
-            *(seconds, counted(layout.num_lanes, "lane"), nodes, shuffle),
+            "order %s: %s on %s, %s",
+            "is being built" if seconds is None else f"ready in {seconds:.2f} s",
+            *(counted(layout.num_lanes, "lane"), nodes, shuffle),
         )
         if (warning := explain_repeated_downloads(recipe, share)) is not None:
             logger.warning("%s", warning)

@@ -21,7 +21,7 @@ import numpy as np
 from cloudload.config import DeliveryConfig
 from cloudload.data import Corpus, cache_folder, selections
 from cloudload.errors import CacheError
-from cloudload.order import RankShare, SeekableOrder
+from cloudload.order import EpochOrders, RankShare, SeekableOrder
 from cloudload.rows import tables
 from cloudload.run import (
     Component,
@@ -139,16 +139,39 @@ def open_current_orders(
     Builds at most the orders of the last two epochs of each component, and returns the latest of
     each. Raises `CacheError` if an order cannot be written.
     """
-    current: list[Ints | SeekableOrder] = []
+    current = _find_current_orders(inputs, share, position)
+    return [[orders(epoch) for epoch in epochs][-1] for orders, epochs in current]
+
+
+def start_current_orders(inputs: RunInputs, share: RankShare, position: Position) -> bool:
+    """Build the orders of `open_current_orders`, the large ones in background processes.
+
+    Returns whether all orders are ready. Workers wait for the others. Raises `CacheError` if an
+    order cannot be written.
+    """
+    is_ready = True
+    for orders, epochs in _find_current_orders(inputs, share, position):
+        for epoch in epochs:
+            if orders.is_ready(epoch):
+                orders(epoch)
+            else:
+                orders.build_in_background(epoch)
+                is_ready = False
+    return is_ready
+
+
+def _find_current_orders(
+    inputs: RunInputs, share: RankShare, position: Position
+) -> Iterator[tuple[EpochOrders, list[int]]]:
+    """Yield the orders of each component, and the last two epochs that this rank's lanes are in."""
     # unless a rank has whole lanes, rows of all lanes may be dealt to it
     own = np.flatnonzero((share.owners == share.index) | (not share.has_whole_lanes))
     for component, cursors in zip(inputs.recipe.components, position.cursors, strict=True):
-        orders, lanes = component.orders(inputs.cache_root), component.lanes
+        lanes = component.lanes
         last = (lanes.epochs or NEVER) - 1
         epochs, _ = lanes.epoch_positions(own, cursors[own, tables.CURSOR_ORDINAL])
-        opened = [orders(min(last, epoch)) for epoch in np.unique(epochs)[-2:].tolist()]
-        current.append(opened[-1])
-    return current
+        latest = [min(last, epoch) for epoch in np.unique(epochs)[-2:].tolist()]
+        yield component.orders(inputs.cache_root), latest
 
 
 def count_downloads(delivery: DeliveryConfig, share: RankShare) -> int:

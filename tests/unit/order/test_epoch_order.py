@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudload.order import epoch_order
 from cloudload.order.epoch_order import (
     OrderConfig,
     Sampling,
     fill_order,
+    first_rounds,
     id_dtype,
     positions_of,
     reads_per_shard,
@@ -223,3 +225,22 @@ def test_a_large_remainder_is_divided_like_its_parts() -> None:
 )
 def test_ids_are_narrow_if_they_fit(total: int, dtype: type) -> None:
     assert id_dtype(np.array([total - 7, 7])) == dtype
+
+
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=40),
+    nodes=st.integers(1, 6),
+    block=st.integers(2, 50),
+    seed=st.integers(0, 99),
+    rounds=st.integers(1, 20),
+)
+def test_the_first_rounds_are_those_of_the_whole_order(
+    sizes: list[int], nodes: int, block: int, seed: int, rounds: int
+) -> None:
+    shards, config = np.array(sizes), OrderConfig(True, "py1e", block, nodes, seed)
+    if shards.sum() >= nodes:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(epoch_order, "_MOST_ROUNDS", rounds)
+            first = first_rounds(shards, config, 1)
+        assert len(first) == min(rounds, shards.sum() // nodes) * nodes
+        assert first.tolist() == canonical_order(shards, config, 1)[: len(first)].tolist()

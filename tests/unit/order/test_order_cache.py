@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cloudload.errors import CacheError
+from cloudload.order import epoch_order, order_cache
 from cloudload.order.epoch_order import OrderConfig, Sampling
 from cloudload.order.order_cache import EpochOrders, hash_fixed_order, identify_order
 from cloudload.system.verified_files import mark_verified
@@ -223,3 +224,18 @@ def test_a_hash_is_of_the_algorithm_and_of_whether_samples_are_drawn() -> None:
     assert hash_fixed_order("py1e", False) == "46cecfe87156a68d"
     assert hash_fixed_order("seekable", True) == "46025a6ae0a8121c"
     assert hash_fixed_order("", False) == "156945f6db3cab90"
+
+
+@pytest.mark.parametrize("algorithm", ["py1e", "py1s"])
+def test_the_first_samples_of_py1e_do_not_wait_for_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    monkeypatch.setattr(order_cache, "BACKGROUND_FROM_POSITIONS", 1)
+    monkeypatch.setattr(epoch_order, "_MOST_ROUNDS", 3)
+    config = OrderConfig(True, algorithm, 20, 4, 1)
+    expected = canonical_order(np.array(SHARDS), config, 1)
+    orders = EpochOrders(tmp_path, np.array(SHARDS), config)
+    for positions, is_built in (([11, 0, 5], algorithm == "py1s"), ([12, 3], True), ([1], True)):
+        found = orders.find(1, np.array(positions))
+        assert found.tolist() == expected[positions].tolist()
+        assert bool(list(tmp_path.rglob("*.npy"))) == is_built
