@@ -9,6 +9,10 @@ first batch   An S3 server on this machine has --files files of --file-mb MB, an
               process with an empty cache. All files have the same bytes, so that they need little
               disk space.
 speed         The files are local. Measures tokens per second of CPU time in turns of --seconds.
+epoch         The server has --files files of --epoch-file-mb MB. Measures the bytes that each node
+              downloads with cloudload in one epoch, as a share of the bytes of the column read,
+              with one node, and with two that share the data. A node is a process with its own
+              cache. Two nodes run one after the other.
 
 The row groups have --rows documents of at most 4,000 characters, and pages compressed with zstd.
 Each loader has one worker, and all use the same tokenizer. LitData needs an index, which is made
@@ -28,9 +32,10 @@ from pathlib import Path
 
 from benchmarks.documents import add_documents, framing_of, read_documents, repeat
 from benchmarks.figures import Row
-from benchmarks.harness import ROOT, Message, Side, note
+from benchmarks.harness import ROOT, Child, Message, Side, note
 from benchmarks.options import Options, temporary_folder
 from benchmarks.peers.environments import environment_of
+from benchmarks.start.loaders import read
 from benchmarks.start.range_server import BUCKET, RangeServer, serve_file
 
 LOADERS = {"cloudload": None, "datasets": "hf", "litdata": "litdata"}
@@ -45,13 +50,14 @@ _INDEX_LITDATA = (
 def main() -> None:
     options = Options(__doc__)
     add_documents(options, 40.0)
-    options.add_parts(("first-batch", "speed"))
+    options.add_parts(("first-batch", "speed", "epoch"))
     text = f"measure only these loaders: {', '.join(LOADERS)}"
     options.add_argument(
         "--loaders", nargs="+", choices=LOADERS, default=list(LOADERS), metavar="NAME", help=text
     )
     options.add_amount("files", 100, 3, "number of files in the store")
     options.add_amount("file-mb", 300.0, 1.0, "megabytes of each file")
+    options.add_amount("epoch-file-mb", 12.0, 1.0, "megabytes of each file in the part `epoch`")
     options.add_amount("rows", 5_000, 100, "number of documents in each row group")
     options.add_amount("latency-ms", 20.0, 2.0, "delay of every request, in milliseconds")
     options.add_amount("repeats", 3, 1, "number of first batches to time for each loader")
@@ -61,17 +67,20 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
     """Yield the tables of the chosen parts."""
-    index = write_files(args, folder)
+    if {"first-batch", "speed"} & set(args.only):
+        index = write_files(args, folder)
     if "first-batch" in args.only:
         yield "first batch", time_first_batches(args, index, folder)
     if "speed" in args.only:
         yield "speed", time_turns(args, index, folder)
+    if "epoch" in args.only:
+        yield "epoch", count_epochs(args, folder)
 
 
 def write_files(args: argparse.Namespace, folder: Path) -> Path:
     """Write the files to a folder `files`, as links to one file. Returns LitData's index."""
     (folder / "files").mkdir()
-    file = write_file(args, folder / "file.parquet")
+    file = write_file(args, folder / "file.parquet", args.file_mb)
     for number in range(args.files):
         (folder / "files" / f"part-{number:05}.parquet").hardlink_to(file)
     index = folder / "index"
@@ -83,8 +92,8 @@ def write_files(args: argparse.Namespace, folder: Path) -> Path:
     return index
 
 
-def write_file(args: argparse.Namespace, path: Path) -> Path:
-    """Write a Parquet file of about `--file-mb` MB."""
+def write_file(args: argparse.Namespace, path: Path, megabytes: float) -> Path:
+    """Write a Parquet file of about this size."""
     import pyarrow
     import pyarrow.parquet
 
@@ -101,7 +110,7 @@ def write_file(args: argparse.Namespace, path: Path) -> Path:
             if len(group) == args.rows:
                 writer.write_table(pyarrow.table([group], schema))
                 group = []
-                if path.stat().st_size >= args.file_mb * 1e6:
+                if path.stat().st_size >= megabytes * 1e6:
                     break
     note(f"file of {path.stat().st_size / 1e6:.0f} MB")
     return path
@@ -158,6 +167,52 @@ def time_turns(args: argparse.Namespace, index: Path, folder: Path) -> list[Row]
         {"loader": name, "million tokens per CPU second": found[1:]}
         for name, found in rates.items()
     ]
+
+
+def count_epochs(args: argparse.Namespace, folder: Path) -> list[Row]:
+    """Return the bytes that each node downloads in an epoch, as a share of the column's bytes."""
+    import pyarrow.parquet
+
+    file = write_file(args, folder / "epoch.parquet", args.epoch_file_mb)
+    names = [f"part-{number:05}.parquet" for number in range(args.files)]
+    metadata = pyarrow.parquet.read_metadata(file)
+    groups = [metadata.row_group(index).column(0) for index in range(metadata.num_row_groups)]
+    size = args.files * sum(column.total_compressed_size for column in groups)
+    rows: list[Row] = []
+    with serve_file(file, names, args.latency_ms / 1e3) as server:
+        for nodes in (1, 2):
+            shares = [
+                count_epoch(args, server, node, nodes, folder) / size for node in range(nodes)
+            ]
+            found = {
+                "nodes": nodes,
+                "bytes downloaded / bytes of the column, by node": shares,
+                "all nodes": f"{sum(shares):.3f}",
+            }
+            note(f"epoch: {found}")
+            by_node = " · ".join(f"{share:.3f}" for share in shares)
+            rows.append({**found, "bytes downloaded / bytes of the column, by node": by_node})
+    return rows
+
+
+def count_epoch(
+    args: argparse.Namespace, server: RangeServer, node: int, nodes: int, folder: Path
+) -> int:
+    """Return the bytes that a node downloads in an epoch."""
+    server.reset()
+    with temporary_folder(folder) as cache:
+        request = {
+            "what": "epoch",
+            "loader": "cloudload",
+            "data": f"s3://{BUCKET}",
+            "cache": str(cache),
+            "tokenizer": str(args.tokenizer[0].absolute()),
+            "node": node,
+            "nodes": nodes,
+        }
+        with Child(read, server.environment(), request=request) as child:
+            child.answer()
+            return server.bytes.value
 
 
 # ---------------------------------------------------------------- the loaders

@@ -86,6 +86,8 @@ def test_first_batches_from_parquet_files_are_timed(corpus: Path) -> None:
     [first], [speed] = tables["first batch"], tables["speed"]
     assert all(min(first[name]) > 0 for name in ("s to the first batch", "CPU s", "MB"))
     assert min(speed["million tokens per CPU second"]) > 0
+    alone, shared = tables["epoch"]
+    assert 0.9 < float(alone["all nodes"]) <= float(shared["all nodes"])
 
 
 @pytest.mark.long
