@@ -26,6 +26,7 @@ import pytest
 from cloudload import Rows, Stream
 from cloudload.convert import convert_to_mds, index_files
 from cloudload.data.cache import cache_folder, fetch
+from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds import footers, row_groups, shard_entries, virtual_index
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.mds.encoded_rows import Transfer
@@ -53,6 +54,64 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_files(location: Path | str, choice: ColumnChoice = TEXT_ONLY) -> Corpus:
     return open_corpus([Location(str(location))], choices=[choice])
+
+
+# ---------------------------------------------------------------- parts of shards
+
+
+def test_a_shard_is_read_as_far_as_some_samples_need_it(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS, row_group_size=5)
+    corpus = open_files(tmp_path / "in")
+    index = int(np.argmax(corpus.shard_sizes))
+    samples, whole = np.array([1, 20, 21]), int(corpus.shard_sizes[index])
+    assert whole > 30
+    expected = texts_of(corpus, tmp_path / "all")[int(corpus.shard_starts[index]) :][:whole]
+    cache = ShardCache(corpus, tmp_path / "cache", verify="once")
+    cache.prefetch({index: samples})
+    part = cache.shard(index, samples[1:])
+    read = cache.traffic.take().bytes_downloaded
+    assert part.read_texts(samples, part.column_index("text")) == [
+        expected[sample] for sample in samples
+    ]
+    assert not list((tmp_path / "cache").rglob("*.mds"))
+    with pytest.raises(DatasetError, match="column sizes that do not add up"):
+        part.read_texts([0, 2], part.column_index("text"))
+    for wanted in (np.array([2]), None):
+        shard = cache.shard(index, wanted)
+        assert shard.read_texts(range(whole), shard.column_index("text")) == expected
+    assert 0 < read < cache.traffic.take().bytes_downloaded
+    cache.close()
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_cached_shard_and_one_of_which_most_is_needed_are_not_read_in_part(
+    tmp_path: Path, is_cached: bool
+) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS, row_group_size=9)
+    corpus = open_files(tmp_path / "in")
+    if is_cached:
+        texts_of(corpus, tmp_path / "cache")
+    cache = ShardCache(corpus, tmp_path / "cache", verify="once")
+    samples = np.array([3]) if is_cached else np.arange(0, 60, 9)
+    cache.prefetch({0: samples})
+    assert cache.shard(0, samples).info.samples == corpus.shard_sizes[0]
+    cache.close()
+
+
+def test_a_damaged_part_is_fetched_as_a_whole_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "in", DOCUMENTS, row_group_size=9)
+    corpus = open_files(tmp_path / "in")
+
+    def fail(*_: object) -> None:
+        raise DatasetError("is damaged")
+
+    monkeypatch.setattr(fetch, "open_samples", fail)
+    cache = ShardCache(corpus, tmp_path / "cache", verify="once")
+    cache.prefetch({0: np.array([3])})
+    assert cache.shard(0, np.array([3])).info.samples == corpus.shard_sizes[0]
+    cache.close()
 
 
 # ---------------------------------------------------------------- the same samples

@@ -90,7 +90,7 @@ def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(
     thread.start()
     while not list(tmp_path.rglob("*.part")):
         time.sleep(0.01)
-    mine.prefetch([0])
+    mine.prefetch({0: None})
     mine.shard(0)
     thread.join()
     fetched = others.traffic.take()

@@ -53,11 +53,14 @@ from cloudload.data.mds.download import (
     describe_second_fault,
     download_shard,
 )
+from cloudload.data.mds.encoded_rows import Transfer
 from cloudload.data.mds.hashes import fastest_hash
 from cloudload.data.mds.open_index import forget_index
+from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.shard_start import open_samples
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, DatasetError
-from cloudload.system import activity, file_locks, machine, temp_files, verified_files
+from cloudload.system import Ints, activity, file_locks, machine, temp_files, verified_files
 
 logger = logging.getLogger("cloudload.cache")
 
@@ -132,6 +135,26 @@ class Fetcher:
         except OSError as error:
             raise CacheError(self._explain(error, info)) from error
         return path
+
+    def read_samples(
+        self, dataset: Dataset, info: shard_entries.ShardInfo, samples: Ints
+    ) -> Shard | None:
+        """Read only `samples` of a virtual shard, as `open_samples` does, if it is not on disk.
+
+        Returns None if it is. Raises the errors of `open_samples`.
+        """
+        if self._is_valid(shard_path(dataset_folder(self.root, dataset), info), info):
+            return None
+        location, began = dataset.locate(info), time.perf_counter_ns()
+
+        def count_bytes(num_bytes: int) -> None:
+            self.traffic.count_download(num_bytes, time.perf_counter_ns() - began)
+
+        watch = _Watch(location, self.traffic, self._waits)
+        try:
+            return open_samples(dataset, info, samples, Transfer(count_bytes, watch=watch))
+        finally:
+            self._waits.pop(location, None)
 
     def describe(self, dataset: Dataset, info: shard_entries.ShardInfo) -> str:
         """Describe the download of a shard, and why it is waiting, for a message."""

@@ -1,7 +1,7 @@
 """Shards that are read once, one after another, without a copy on disk.
 
-    prefetch([7, 8]) ──► threads ──► stored bytes, checked
-    shard(7)         ── decompresses them to a buffer ──► Shard          the buffer is reused
+    prefetch({7: None}) ──► threads ──► stored bytes, checked
+    shard(7)            ── decompresses them to a buffer ──► Shard          the buffer is reused
 
 This saves writing each shard to a file and mapping it, which cost as much as decompressing it. A
 shard that is mapped in place or is too large for memory uses a `ShardCache` instead.
@@ -10,7 +10,7 @@ shard that is mapped in place or is too large for memory uses a `ShardCache` ins
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from cloudload.data.mds.download import check_data, decompress_checked, describe
 from cloudload.data.mds.shard import Shard
 from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
-from cloudload.system import DaemonThreadPool, await_unless_failed
+from cloudload.system import DaemonThreadPool, Ints, await_unless_failed
 
 logger = logging.getLogger("cloudload.cache")
 
@@ -49,8 +49,8 @@ class MemoryShards:
         self._kept: tuple[int, Shard] | None = None
         self._buffer = bytearray()
 
-    def shard(self, index: int) -> Shard:
-        """Return the shard with index `index`.
+    def shard(self, index: int, samples: Ints | None = None) -> Shard:
+        """Return the shard with index `index`, which always has all samples.
 
         Raises `StoreError` if the download fails, `DatasetError` if two downloads are invalid, and
         the errors of `ShardCache.shard` for a shard that uses the cache.
@@ -64,12 +64,12 @@ class MemoryShards:
         self._kept = index, self._fetch_twice(index, dataset, info)
         return self._kept[1]
 
-    def prefetch(self, indices: Iterable[int]) -> None:
+    def prefetch(self, shards: Mapping[int, Ints | None]) -> None:
         """Start fetching shards in the given order. If a fetch fails, `shard` fetches again."""
-        for index in indices:
+        for index in shards:
             dataset, info = self._corpus.find_shard(index)
             if not _fits(dataset, info):
-                self._cache.prefetch([index])
+                self._cache.prefetch({index: None})
             elif index not in self._fetches and (not self._kept or self._kept[0] != index):
                 self._fetches[index] = self._threads.submit(self._fetch, dataset, info)
 

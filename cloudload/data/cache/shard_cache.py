@@ -1,21 +1,27 @@
 """The shard cache of one process, which maps shards into memory and prefetches them in threads.
 
-    prefetch([7, 8, 9]) ──► threads ──► fetch ──► files on disk, shared by the node
+    prefetch({7: None, 8: None}) ──► threads ──► fetch ──► files on disk, shared by the node
     shard(7) ── maps the file ──► Shard          unmapped by LRU above `_most_open`
 
+    prefetch({7: [3, 90]}) ──► threads ──► the row groups of these samples, not in the cache
+    shard(7, [3, 90])      ──► Shard       with no other samples
+
 A mapped shard stays readable after its file is evicted. An uncompressed shard of a local dataset is
-mapped in place, and never copied or modified.
+mapped in place, and never copied or modified. Only Parquet files are read in part.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
+
+import numpy as np
 
 from cloudload.data.cache.counters import TrafficCounter
 from cloudload.data.cache.fetch import ALWAYS, OFF, Fetcher
@@ -65,14 +71,18 @@ class ShardCache:
         self._last_check = time.monotonic()
         self._wait = activity.Wait(_report_wait, "reading")
         self._fetches: dict[int, Future[Path | None]] = {}
+        self._parts: dict[int, tuple[Ints, Future[Shard | None]]] = {}
+        """The samples of shards that are read in part."""
         self._threads = DaemonThreadPool(threads, "cloudload-fetch")
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = MOST_OPEN_SHARDS
         if open_files != resource.RLIM_INFINITY:
             self._most_open = min(MOST_OPEN_SHARDS, open_files // 2)
 
-    def shard(self, index: int) -> Shard:
+    def shard(self, index: int, samples: Ints | None = None) -> Shard:
         """Return the shard with index `index`, mapped into memory; fetch it if necessary.
+
+        With `samples`, int64 [n], the shard has only these if `prefetch` read only these.
 
         Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid, or is
         missing from a local dataset. Raises `CacheError` if the shard does not fit in the cache or
@@ -84,6 +94,8 @@ class ShardCache:
             if time.monotonic() - used_at > TOUCH_EVERY_S:
                 self._keep(index, shard)
             return shard
+        if samples is not None and (part := self._find_part(index, samples)) is not None:
+            return part
         dataset, info = self._corpus.find_shard(index)
         if is_in_place(dataset, info):
             shard = self._map_in_place(dataset, info)
@@ -93,13 +105,22 @@ class ShardCache:
         self._keep(index, shard)
         return shard
 
-    def prefetch(self, indices: Iterable[int]) -> None:
-        """Start fetching shards in the given order. If a fetch fails, `shard` fetches again."""
-        for index in indices:
-            if index in self._open or index in self._fetches:
+    def prefetch(self, shards: Mapping[int, Ints | None]) -> None:
+        """Start fetching shards in the given order. If a fetch fails, `shard` fetches again.
+
+        `shards` maps a shard to the samples in it that are needed, ascending int64 [n], if the
+        shard may be read in part because the caller waits for them, or to None.
+        """
+        if any(samples is None for samples in shards.values()):
+            self._parts.clear()
+        for index, samples in shards.items():
+            if index in self._open or index in self._fetches or self._corpus.is_in_place(index):
                 continue
-            if not self._corpus.is_in_place(index):
-                dataset, info = self._corpus.find_shard(index)
+            dataset, info = self._corpus.find_shard(index)
+            if samples is not None and _is_small_part(info, samples):
+                read = self._fetcher.read_samples
+                self._parts[index] = samples, self._threads.submit(read, dataset, info, samples)
+            else:
                 self._fetches[index] = self._threads.submit(self._prefetch, index, dataset, info)
 
     def close(self) -> None:
@@ -110,10 +131,26 @@ class ShardCache:
         self._threads.close(_CLOSE_S)
         self._open.clear()
         self._fetches.clear()
+        self._parts.clear()
 
     def _prefetch(self, index: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Path | None:
         # if another process is fetching this shard, do not wait, so that this thread fetches others
         return self._fetcher.fetch(index, dataset, info, wait=False)
+
+    def _find_part(self, index: int, samples: Ints) -> Shard | None:
+        """Return the part of a shard that has `samples`, or None if it cannot be used."""
+        read, part = self._parts.get(index, (None, None))
+        if read is None or not np.isin(samples, read).all():
+            return None
+        dataset, info = self._corpus.find_shard(index)
+        # a shard that is damaged is fetched twice before this is an error
+        with (
+            contextlib.suppress(DatasetError),
+            self._wait,
+            activity.doing(lambda: self._fetcher.describe(dataset, info)),
+        ):
+            return await_unless_failed(part)
+        return None
 
     def _map_cached(self, index: int, dataset: Dataset, info: shard_entries.ShardInfo) -> Shard:
         for attempt in range(_ATTEMPTS):
@@ -170,3 +207,11 @@ class ShardCache:
         for index, (shard, _) in list(self._open.items()):
             if not shard.path.exists():
                 del self._open[index]
+
+
+def _is_small_part(info: shard_entries.ShardInfo, samples: Ints) -> bool:
+    """Whether a shard has row groups of which `samples` are in at most half."""
+    groups = info.part
+    if not isinstance(groups, shard_entries.RowGroups):
+        return False
+    return 2 * len(samples) <= groups.stop - groups.first

@@ -23,6 +23,7 @@ from cloudload.data.mds import record_values, shard_entries
 from cloudload.data.mds.array_values import encode_shape
 from cloudload.data.mds.encoded_rows import EncodedRows
 from cloudload.data.mds.shard import ID_KEY, NULL_TEXT
+from cloudload.system import Ints
 
 _ARRAY = "ndarray:"
 _BAD_JSON = b"\xff"  # reading it fails, as for any other bad document
@@ -65,18 +66,49 @@ def encode_rows(
     ]
     sizes = np.empty((batch.num_rows, len(columns)), "<u4")
     for index, value in enumerate(values):
-        sizes[:, index] = compute.binary_length(value).to_numpy()
+        sizes[:, index] = np.diff(_find_ends(value))
     heads = pyarrow.FixedSizeBinaryArray.from_buffers(
         pyarrow.binary(4 * len(columns)), batch.num_rows, [None, pyarrow.py_buffer(sizes.tobytes())]
     )
     kind = pyarrow.large_binary()
     joined = compute.binary_join_element_wise(
-        heads.cast(kind), *values, pyarrow.scalar(b"", kind), null_handling="emit_null"
+        heads.cast(kind), *values, _as_scalar(b""), null_handling="emit_null"
     )
-    _, offsets, data = joined.buffers()
-    ends = np.frombuffer(offsets, np.int64)[joined.offset : joined.offset + len(joined) + 1]
-    samples = memoryview(data or b"")[int(ends[0]) : int(ends[-1])]
+    ends = _find_ends(joined)
+    samples = memoryview(joined.buffers()[2] or b"")[int(ends[0]) : int(ends[-1])]
     return EncodedRows(samples, np.diff(ends))
+
+
+# pyarrow's `array`, `scalar` and `to_numpy` import pandas, which is slow
+
+
+def _lay_out(sizes: Ints, data: Any) -> Any:
+    """A `large_binary` array of values, one after another in `data`, of `sizes`, int64 [n]."""
+    import pyarrow
+
+    ends = pyarrow.py_buffer(np.append(0, np.cumsum(sizes)).astype(np.int64).tobytes())
+    kind = pyarrow.large_binary()
+    return pyarrow.LargeBinaryArray.from_buffers(
+        kind, len(sizes), [None, ends, pyarrow.py_buffer(data)]
+    )
+
+
+def _as_scalar(value: bytes) -> Any:
+    """A `large_binary` scalar."""
+    return _lay_out(np.array([len(value)]), value)[0]
+
+
+def _find_ends(array: Any) -> Ints:
+    """The offset in its data at which each value of a `large_binary` array starts, and the end of
+    the last one: int64 [n + 1]."""
+    ends: Ints = np.frombuffer(array.buffers()[1], np.int64)
+    return ends[array.offset : array.offset + len(array) + 1]
+
+
+def _read_numbers(array: Any) -> Ints:
+    """The values of an array of integers without nulls: [n]."""
+    numbers: Ints = np.frombuffer(array.buffers()[1] or b"", str(array.type))
+    return numbers[array.offset : array.offset + len(array)]
 
 
 def find_column(batch: Any, name: str) -> Any:
@@ -164,7 +196,6 @@ def _as_binary(array: Any) -> Any:
 
 
 def _encode_ids(array: Any, num_rows: int, file: str, first_row: int) -> Any:
-    import pyarrow
     from pyarrow import compute
 
     if array is not None and _is_text((array := _plain(array)).type) and not array.null_count:
@@ -176,7 +207,7 @@ def _encode_ids(array: Any, num_rows: int, file: str, first_row: int) -> Any:
         (record_values.describe_id(value) or f"{file}:{row}").encode("utf-8", "replace")
         for row, value in enumerate(ids, first_row)
     ]
-    return pyarrow.array(texts, pyarrow.large_binary())
+    return _lay_out(np.fromiter(map(len, texts), np.int64, num_rows), b"".join(texts))
 
 
 def _read_ids(array: Any) -> list[Any]:
@@ -188,21 +219,19 @@ def _read_ids(array: Any) -> list[Any]:
 
 
 def _encode_column(array: Any, column: shard_entries.Column) -> Any:
-    import pyarrow
     from pyarrow import compute
 
     if array is None:
         raise BadColumnError(f"it has no column {column.name!r}")
     if column.encoding == "json":
         values = list(map(_encode_json(array), range(len(array))))
-        return pyarrow.array(values, pyarrow.large_binary())
+        return _lay_out(np.fromiter(map(len, values), np.int64, len(values)), b"".join(values))
     array = _plain(array)
     if column.encoding.startswith(_ARRAY):
         return _encode_arrays(array, column)
     values = _as_binary(array)
     null = NULL_TEXT if column.encoding == "str" else b""
-    kind = pyarrow.large_binary()
-    return compute.fill_null(values, pyarrow.scalar(null, kind)) if array.null_count else values
+    return compute.fill_null(values, _as_scalar(null)) if array.null_count else values
 
 
 def _encode_json(array: Any) -> Callable[[int], bytes]:
@@ -220,20 +249,16 @@ def _encode_json(array: Any) -> Callable[[int], bytes]:
 
 def _encode_arrays(array: Any, column: shard_entries.Column) -> Any:
     """Encode lists of integers, each after its shape, as `mds.writer` does."""
-    import pyarrow
     from pyarrow import compute
 
     if array.null_count or array.flatten().null_count:
         raise BadColumnError(
             f"the column {column.name!r} has a null, or a list with a null, where token IDs must be"
         )
-    lengths = compute.list_value_length(array).to_numpy().astype(np.int64)
+    lengths = _read_numbers(compute.list_value_length(array)).astype(np.int64)
     dtype = np.dtype(column.encoding.removeprefix(_ARRAY)).newbyteorder("<")
-    ids = np.ascontiguousarray(array.flatten().to_numpy(), dtype)
-    ends = np.concatenate([[0], np.cumsum(lengths)]) * dtype.itemsize
-    kind = pyarrow.large_binary()
-    bodies = pyarrow.LargeBinaryArray.from_buffers(
-        kind, len(lengths), [None, pyarrow.py_buffer(ends.tobytes()), pyarrow.py_buffer(ids)]
-    )
-    heads = pyarrow.array([encode_shape(length) for length in lengths.tolist()], kind)
-    return compute.binary_join_element_wise(heads, bodies, pyarrow.scalar(b"", kind))
+    ids = np.ascontiguousarray(_read_numbers(_plain(array.flatten())), dtype)
+    shapes = [encode_shape(length) for length in lengths.tolist()]
+    heads = _lay_out(np.fromiter(map(len, shapes), np.int64, len(shapes)), b"".join(shapes))
+    bodies = _lay_out(lengths * dtype.itemsize, ids)
+    return compute.binary_join_element_wise(heads, bodies, _as_scalar(b""))

@@ -30,6 +30,7 @@ from cloudload.data.mds.hashes import new_hash
 from cloudload.data.mds.record_values import BadRecordError
 from cloudload.data.mds.shard import BAD_RECORD, ID_KEY, NULL_TEXT
 from cloudload.data.storage.locations import Location
+from cloudload.system import Ints
 
 _BLOCK_BYTES = 1 << 23
 _CHUNK_BYTES = 1 << 16
@@ -39,9 +40,9 @@ _TWO_SIZES = struct.Struct("<II")
 
 
 def read_json_lines(
-    folder: Location, info: shard_entries.ShardInfo, count: int, transfer: Transfer
+    folder: Location, info: shard_entries.ShardInfo, samples: Ints | None, transfer: Transfer
 ) -> Iterator[EncodedRows]:
-    """Read and encode the first `count` records of a shard.
+    """Read and encode the records of a shard, or with `samples`, those up to the last of them.
 
     `folder` is the folder of the dataset's files. Raises `StoreError` if the file changed or cannot
     be read, and `FileFaultError` if it is damaged.
@@ -55,8 +56,8 @@ def read_json_lines(
                 "cannot have"
             )
     location, encoder = folder.join(lines.file), LineEncoder(info.columns, lines.file)
-    if count < info.samples:
-        yield _read_first(location, lines, encoder, count, transfer)
+    if samples is not None and samples[-1] + 1 < info.samples:
+        yield _read_first(location, lines, encoder, int(samples[-1]) + 1, transfer)
         return
     data = location.read_range(lines.first, lines.stop, lines.tag, transfer.watch)
     transfer.count_bytes(len(data))

@@ -12,11 +12,12 @@ from __future__ import annotations
 import bisect
 import contextlib
 import io
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from cloudload.data.mds import arrow_samples, footers, shard_entries
 from cloudload.data.mds.encoded_rows import EncodedRows, FileFaultError, Transfer
@@ -24,6 +25,7 @@ from cloudload.data.mds.hashes import hash_bytes
 from cloudload.data.storage.locations import Location
 from cloudload.data.storage.retries import Watch
 from cloudload.errors import StoreError
+from cloudload.system import Ints
 
 _FOOTER_HASH, _DIGITS = "sha256", 32
 
@@ -40,27 +42,38 @@ def hash_footer(footer: bytes) -> str:
 
 
 def read_row_groups(
-    folder: Location, info: shard_entries.ShardInfo, count: int, transfer: Transfer
+    folder: Location, info: shard_entries.ShardInfo, samples: Ints | None, transfer: Transfer
 ) -> Iterator[EncodedRows]:
-    """Read and encode the first `count` rows of a shard.
+    """Read and encode the rows of a shard, or with `samples`, ascending int64 [n], only these rows.
 
+    The other rows before the last one are then empty. Row groups without any of them are not read.
     `folder` is the folder of the dataset's files. Raises `StoreError` if the file changed or cannot
     be read, and `FileFaultError` if it is damaged.
     """
-    groups = info.part
+    groups, done = info.part, 0
     assert isinstance(groups, shard_entries.RowGroups)
+    wanted = np.arange(info.samples) if samples is None else samples
     with _faults_of_arrow():
-        source = _open_source(folder.join(groups.file), groups, info, count, transfer)
-    done = 0
-    while done < count:
-        with _faults_of_arrow():
-            if (batch := next(source.batches, None)) is None:
+        source = _open_source(folder.join(groups.file), groups, info, wanted, transfer)
+        for start, batch in source.batches:
+            for first, stop in _find_runs(wanted, start, start + batch.num_rows):
+                yield EncodedRows(b"", np.zeros(first - done, np.int64))
+                row, part = source.first_row + first, batch.slice(first - start, stop - first)
+                yield arrow_samples.encode_rows(part, info.columns, source.file, row)
+                done = stop
+            if done > wanted[-1]:
                 return
-            batch = batch.slice(0, count - done)
-            row = source.first_row + done
-            rows = arrow_samples.encode_rows(batch, info.columns, source.file, row)
-        yield rows
-        done += batch.num_rows
+
+
+def _find_runs(samples: Ints, start: int, stop: int) -> list[tuple[int, int]]:
+    """The runs [first, stop) of consecutive numbers among those of `samples` in [start, stop).
+
+    >>> _find_runs(np.array([1, 4, 5, 9]), 2, 10)
+    [(4, 6), (9, 10)]
+    """
+    own = samples[slice(*np.searchsorted(samples, [start, stop]))]
+    runs = np.split(own, np.flatnonzero(np.diff(own) != 1) + 1) if len(own) else []
+    return [(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
 @contextlib.contextmanager
@@ -88,32 +101,33 @@ class _Source:
     file: str
     first_row: int
     """The number of the first row in the file, from 1."""
-    batches: Iterator[Any]
-    """Each is a `pyarrow.RecordBatch`."""
+    batches: Iterator[tuple[int, Any]]
+    """The row of the shard at which each `pyarrow.RecordBatch` starts, from 0, and the batch."""
 
 
 def _open_source(
     location: Location,
     groups: shard_entries.RowGroups,
     info: shard_entries.ShardInfo,
-    count: int,
+    wanted: Ints,
     transfer: Transfer,
 ) -> _Source:
-    """Read the bytes of the columns, and begin to decode them. Only the first `count` rows are
-    needed, so later row groups are not read."""
+    """Read the bytes of the columns of the row groups with the rows `wanted` of the shard, which
+    ascend, and begin to decode them."""
     import pyarrow.parquet
 
     metadata = _find_footer(location, groups, transfer.watch)
     if metadata.num_row_groups < groups.stop:
         raise footers.FooterError(f"it has only {metadata.num_row_groups:,} row groups")
     rows = [metadata.row_group(index).num_rows for index in range(groups.stop)]
-    first_row = 1 + sum(rows[: groups.first])
-    ends = list(itertools.accumulate(rows[groups.first :]))
-    stop = groups.first + bisect.bisect_left(ends, count) + 1
-    chosen = range(groups.first, min(stop, groups.stop))
+    bounds = np.cumsum([0, *rows[groups.first :]])
+    is_chosen = np.diff(np.searchsorted(wanted, bounds)) > 0
+    chosen = [
+        _Group(groups.first + at, int(bounds[at])) for at in np.flatnonzero(is_chosen).tolist()
+    ]
     leaves = footers.find_leaves(metadata, (column.name for column in info.columns))
     stop = groups.footer[0]
-    found = [footers.measure_group(metadata, index, leaves, stop) for index in chosen]
+    found = [footers.measure_group(metadata, group, leaves, stop) for group, _ in chosen]
     spans = sorted(span for each in found for span in each.spans)
     parts = _read_spans(location, groups.tag, spans, transfer)
     parquet = pyarrow.parquet.ParquetFile(
@@ -123,13 +137,32 @@ def _open_source(
         page_checksum_verification=True,
     )
     row_bytes = sum(each.raw_bytes for each in found) // max(1, sum(each.rows for each in found))
-    batches = parquet.iter_batches(
-        min(max(1, _BATCH_BYTES // max(1, row_bytes)), _MOST_BATCH_ROWS, count),
-        row_groups=[index for index in chosen if rows[index]],
-        columns=list(leaves.values()),
-        use_threads=False,
-    )
-    return _Source(groups.file, first_row, batches)
+    most_rows = max(1, _BATCH_BYTES // max(1, row_bytes))
+    most_rows = min(most_rows, _MOST_BATCH_ROWS, int(wanted[-1]) + 1)
+
+    def read() -> Iterator[tuple[int, Any]]:
+        for group, start in chosen:
+            at = start
+            for batch in parquet.iter_batches(
+                most_rows, row_groups=[group], columns=list(leaves.values()), use_threads=False
+            ):
+                yield at, batch
+                at += batch.num_rows
+            if at != start + rows[group]:
+                raise footers.FooterError(
+                    f"row group {group} has {at - start:,} of the {rows[group]:,} rows that its "
+                    "footer lists"
+                )
+
+    return _Source(groups.file, 1 + sum(rows[: groups.first]), read())
+
+
+class _Group(NamedTuple):
+    """A row group that is read: its index in the file, and the row of the shard at which it
+    starts."""
+
+    group: int
+    start: int
 
 
 _footers: OrderedDict[tuple[str, str, str], Any] = OrderedDict()

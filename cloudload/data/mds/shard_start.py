@@ -1,4 +1,4 @@
-"""Read the first samples of a shard without fetching the whole shard.
+"""Read the first samples of a shard, or some of a virtual one, without fetching the whole shard.
 
     stored bytes   ▓▓▓▓▓▓▓▓░░░░░░░░░░░░     the first bytes, decompressed as far as they reach
     temporary file count offsets header sample sample ░░░░     sparse, as large as the raw shard
@@ -28,7 +28,7 @@ from cloudload.data.storage import urls
 from cloudload.data.storage.base import CHUNK_BYTES
 from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
-from cloudload.system import temp_files
+from cloudload.system import Ints, temp_files
 
 _USUAL_HEADER_BYTES = 2_048
 _GROWTH = 4
@@ -46,8 +46,8 @@ def open_shard_start(
     """
     location = dataset.locate(info)
     if info.is_virtual:
-        with _open_first_rows(dataset, info, max(1, num_samples)) as shard:
-            yield shard
+        samples = np.arange(min(max(1, num_samples), info.samples))
+        yield open_samples(dataset, info, samples, Transfer(lambda _: None))
         return
     if is_in_place(dataset, info):
         path = urls.local_path(location.url)
@@ -68,23 +68,24 @@ def open_shard_start(
         yield open_temporary(Path(file.name), info, location)
 
 
-@contextlib.contextmanager
-def _open_first_rows(
-    dataset: Dataset, info: shard_entries.ShardInfo, num_samples: int
-) -> Iterator[Shard]:
-    """Open a virtual shard as one that has only its first samples."""
-    location = dataset.locate(info)
+def open_samples(
+    dataset: Dataset, info: shard_entries.ShardInfo, samples: Ints, transfer: Transfer
+) -> Shard:
+    """Open a virtual shard to read only its `samples`, ascending int64 [n].
+
+    The shard ends after the last of them. Raises `DatasetError` if the file is damaged, and
+    `StoreError` if it changed or cannot be read.
+    """
+    location, folder = dataset.locate(info), dataset.files or dataset.location
     with (
         temp_files.explained_full_disk(),
         tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file,
     ):
-        transfer = Transfer(lambda _: None)
         target = cast("BinaryIO", file)
-        folder = dataset.files or dataset.location
-        if fault := write_virtual_shard(folder, info, target, transfer, num_samples):
+        if fault := write_virtual_shard(folder, info, target, transfer, samples):
             raise DatasetError(f"{location} {fault}. Repair the file, or leave it out")
-        info = replace(info, samples=min(num_samples, info.samples))
-        yield open_temporary(Path(file.name), info, location)
+        info = replace(info, samples=int(samples[-1]) + 1)
+        return open_temporary(Path(file.name), info, location)
 
 
 def open_temporary(path: Path, info: shard_entries.ShardInfo, location: Location) -> Shard:

@@ -23,8 +23,11 @@ from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError
 from cloudload.system import Ints
 
-ReadRows = Callable[[Location, shard_entries.ShardInfo, int, Transfer], Iterator[EncodedRows]]
-"""Reads the first samples of a shard, given the folder of the files."""
+ReadRows = Callable[
+    [Location, shard_entries.ShardInfo, Ints | None, Transfer], Iterator[EncodedRows]
+]
+"""Reads a shard, given the folder of the files, or only some of its samples, as
+`write_virtual_shard` does."""
 
 _READERS: dict[str, ReadRows] = {
     shard_entries.PARQUET: row_groups.read_row_groups,
@@ -39,18 +42,19 @@ def write_virtual_shard(
     info: shard_entries.ShardInfo,
     file: BinaryIO,
     transfer: Transfer,
-    most_samples: int | None = None,
+    samples: Ints | None = None,
 ) -> str | None:
     """Read the part of a file that is a shard, and write it raw to `file`. Returns a fault or None.
 
-    `folder` is the folder of the dataset's files. With `most_samples`, writes only the first
-    samples. Raises `StoreError` if the file changed or cannot be read, `DatasetError` if the raw
-    shard would be too large, and `OSError` if it cannot be written.
+    `folder` is the folder of the dataset's files. With `samples`, ascending int64 [n], the shard
+    ends after the last one, and other samples may be empty, because their rows need not be read.
+    Raises `StoreError` if the file changed or cannot be read, `DatasetError` if the raw shard would
+    be too large, and `OSError` if it cannot be written.
     """
-    count = info.samples if most_samples is None else min(most_samples, info.samples)
+    count = info.samples if samples is None else int(samples[-1]) + 1
     assert info.compression is not None
     try:
-        rows = _READERS[info.compression](folder, info, count, transfer)
+        rows = _READERS[info.compression](folder, info, samples, transfer)
         _write_samples(rows, info, count, file, transfer.resize)
     except FileFaultError as fault:
         return str(fault)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -78,15 +78,20 @@ def find_trained(labels: Ids, ids: Tokens) -> Flags | None:
 class ShardSource(Protocol):
     """The shards of a corpus, by index: a `ShardCache` or `MemoryShards`."""
 
-    def shard(self, index: int) -> Shard:
+    def shard(self, index: int, samples: Ints | None = None) -> Shard:
         """Return the shard with index `index`, and fetch it if necessary.
+
+        With `samples`, int64 [n], the shard may have only these.
 
         Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid.
         """
         ...
 
-    def prefetch(self, indices: Iterable[int]) -> None:
-        """Start fetching shards, in this order. If a fetch fails, `shard` raises the error."""
+    def prefetch(self, shards: Mapping[int, Ints | None]) -> None:
+        """Start fetching shards, in this order. If a fetch fails, `shard` raises the error.
+
+        `shards` maps a shard to the only samples in it that are needed for now, or to None.
+        """
         ...
 
 
@@ -115,7 +120,7 @@ class DocumentReader:
         texts: list[TextOrError] = [None] * len(samples)
         for shard, indices, within in self._by_shard(samples):
             stream = self._corpus.find_owner(shard)[0]
-            found = self._read_shard(self._open(shard), within.tolist(), stream)
+            found = self._read_shard(self._open(shard, within), within.tolist(), stream)
             if not self._text_check.is_over:
                 self._check_texts(shard, samples[indices], found)
             if len(indices) == len(samples):
@@ -134,7 +139,8 @@ class DocumentReader:
         """
         made: list[TokensOrError] = [None] * len(samples)
         for shard_index, indices, within in self._by_shard(samples):
-            shard, stream = self._open(shard_index), self._corpus.find_owner(shard_index)[0]
+            shard = self._open(shard_index, within)
+            stream = self._corpus.find_owner(shard_index)[0]
             numbers = self._corpus.number_samples(stream, samples[indices])
             what = f"running encode on {len(within):,} documents of {shard.url}"
             with activity.doing(what), stage(TRANSFORM):
@@ -221,7 +227,8 @@ class DocumentReader:
         labels: dict[int, Ids] = {}
         indices_of: defaultdict[np.dtype[Any], list[Ints]] = defaultdict(list)
         for shard_index, indices, within in self._by_shard(samples):
-            shard, owner = self._open(shard_index), self._corpus.find_owner(shard_index)[0]
+            shard = self._open(shard_index, within)
+            owner = self._corpus.find_owner(shard_index)[0]
             column = self._sources[owner].tokens
             assert column is not None
             with stage(READ_SHARDS):
@@ -243,9 +250,9 @@ class DocumentReader:
                 for dtype, indices in indices_of.items()
             ]
 
-    def _open(self, shard: int) -> Shard:
+    def _open(self, shard: int, samples: Ints) -> Shard:
         with stage(FETCH):
-            return self._cache.shard(shard)
+            return self._cache.shard(shard, samples)
 
     def _join(
         self,
@@ -352,9 +359,17 @@ class DocumentReader:
         [shard] = self._corpus.shards_of(np.array([sample]))
         return self._cache.shard(int(shard)), sample - int(self._corpus.shard_starts[shard])
 
-    def prefetch(self, samples: Ints) -> None:
-        """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
-        self._cache.prefetch(dict.fromkeys(self._corpus.shards_of(samples).tolist()))
+    def prefetch(self, samples: Ints, *, in_parts: bool = False) -> None:
+        """Start fetching the shards of `samples` (int64 [samples]), in the samples' order.
+
+        With `in_parts`, shards may be read only as far as `samples` need it.
+        """
+        if in_parts:
+            self._cache.prefetch(
+                {shard: np.unique(within) for shard, _, within in self._by_shard(samples)}
+            )
+        else:
+            self._cache.prefetch(dict.fromkeys(self._corpus.shards_of(samples).tolist()))
 
     def _call(self, option: str, function: Any, shard: Shard, sample: int, *more: Any) -> Any:
         """Call the function of an option with a sample and `more`, and explain its failure."""

@@ -306,10 +306,10 @@ class LaneDocuments:
         """
         return self._reader.read(np.array([sample])).failures.get(0)
 
-    def prefetch(self, samples: Ints) -> None:
+    def prefetch(self, samples: Ints, *, in_parts: bool = False) -> None:
         """Start fetching the shards of those of `samples` (int64 [samples]) that are selected, in
-        the samples' order."""
-        self._reader.samples.prefetch(samples[self.is_selected(samples)])
+        the samples' order. `in_parts` is as for `DocumentReader.prefetch`."""
+        self._reader.samples.prefetch(samples[self.is_selected(samples)], in_parts=in_parts)
 
 
 def _describe_length(length: int) -> str:

@@ -64,6 +64,11 @@ class Prefetcher:
             ]
         )
         """Number of documents to look ahead in a lane of each component: int64 [components]."""
+        # parts of shards are not shared. If a batch has several rows of a canonical node, other
+        # workers may need the same shards
+        num_nodes = min(each.order.num_canonical_nodes for each in self._components)
+        is_alone = plan.share.world_size * plan.share.num_workers == 1
+        self._reads_parts = is_alone or plan.share.global_batch <= num_nodes
         self._ordered_epochs = [0] * len(self._components)
         """The last epoch of each component whose order was requested."""
 
@@ -72,10 +77,10 @@ class Prefetcher:
 
         To limit overhead, does nothing until a lane has used half of its look-ahead. The shards of
         `needed` were usually requested earlier. While the training loop waits for its first batch
-        (`is_awaited`), fetches only the shards of `needed`.
+        (`is_awaited`), fetches only the shards of `needed`, or the parts of them that it needs.
         """
         if is_awaited:
-            self._documents.prefetch(needed.samples)
+            self._documents.prefetch(needed.samples, in_parts=self._reads_parts)
             return
         flat_lanes = needed.flat_lanes
         is_short = (

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -307,12 +307,12 @@ class _ShardStart:
     def __init__(self, index: int, shard: Shard) -> None:
         self._index, self._shard = index, shard
 
-    def shard(self, index: int) -> Shard:
+    def shard(self, index: int, samples: Ints | None = None) -> Shard:
         """Return the shard, which is the only one available."""
         assert index == self._index
         return self._shard
 
-    def prefetch(self, indices: Iterable[int]) -> None:
+    def prefetch(self, shards: Mapping[int, Ints | None]) -> None:
         """Do nothing, because the shard is already open."""
 
 

@@ -253,7 +253,7 @@ class LengthMeter:
     def shard(self, index: int) -> Shard:
         """Return a shard, given its index, and prefetch the next two."""
         last = len(self._corpus.shard_sizes)
-        self._shards.prefetch(range(index, min(index + 1 + _SHARDS_AHEAD, last)))
+        self._shards.prefetch(dict.fromkeys(range(index, min(index + 1 + _SHARDS_AHEAD, last))))
         return self._shards.shard(index)
 
     def _stored_bytes(self, shard: Shard, within: Ints) -> Ints:

@@ -10,7 +10,7 @@ The readers of a loader's workers do the work, so a tool shows what a run trains
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,9 +156,9 @@ class OneShard:
 
     only: Shard
 
-    def shard(self, index: int) -> Shard:
+    def shard(self, index: int, samples: Ints | None = None) -> Shard:
         """Return the shard."""
         return self.only
 
-    def prefetch(self, indices: Iterable[int]) -> None:
+    def prefetch(self, shards: Mapping[int, Ints | None]) -> None:
         """Do nothing."""

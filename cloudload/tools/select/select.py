@@ -281,7 +281,7 @@ def _read_flags(work: SelectWork, corpus: Corpus) -> Flags:
         try:
             last = len(corpus.shard_sizes)
             for index in range(last):
-                shards.prefetch(range(index, min(index + 1 + _SHARDS_AHEAD, last)))
+                shards.prefetch(dict.fromkeys(range(index, min(index + 1 + _SHARDS_AHEAD, last))))
                 found.append(work.rule.find_selected(shards.shard(index), work.columns))
         finally:
             shards.close()

@@ -68,7 +68,7 @@ def test_every_shard_is_whole_and_leaves_no_file(tmp_path: Path, compression: st
     found = []
     with open_shards(corpus, tmp_path / "cache") as shards:
         for number in range(len(corpus.shard_sizes)):
-            shards.prefetch(range(number, min(number + 3, len(corpus.shard_sizes))))
+            shards.prefetch(dict.fromkeys(range(number, min(number + 3, len(corpus.shard_sizes)))))
             found += texts_in(shards.shard(number))
     assert found == DOCUMENTS
     assert not list((tmp_path / "cache").rglob("*.mds"))
@@ -122,7 +122,7 @@ def test_a_shard_that_is_repaired_in_between_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mds" / corpus.datasets[0].shards[0].stored.name
     flip(path, 40)
     with open_shards(corpus, tmp_path / "cache") as shards:
-        shards.prefetch([0])
+        shards.prefetch({0: None})
         shards._fetches[0].result()
         flip(path, 40)
         assert texts_in(shards.shard(0)) == DOCUMENTS[: int(corpus.shard_sizes[0])]
@@ -132,7 +132,7 @@ def test_a_missing_shard_is_an_error_of_its_store(tmp_path: Path) -> None:
     corpus = write(str(tmp_path / "mds"))
     (tmp_path / "mds" / corpus.datasets[0].shards[1].stored.name).unlink()
     with open_shards(corpus, tmp_path / "cache") as shards:
-        shards.prefetch([1])
+        shards.prefetch({1: None})
         with pytest.raises(StoreError):
             shards.shard(1)
 
@@ -143,7 +143,7 @@ def test_a_shard_too_large_for_memory_goes_through_the_cache(
     corpus = write(str(tmp_path / "mds"))
     monkeypatch.setattr(memory_shards, "MOST_BYTES", 0)
     with open_shards(corpus, tmp_path / "cache") as shards:
-        shards.prefetch([0])
+        shards.prefetch({0: None})
         assert texts_in(shards.shard(0)) == DOCUMENTS[: int(corpus.shard_sizes[0])]
     assert list((tmp_path / "cache").rglob("*.mds"))
 
@@ -153,12 +153,12 @@ def test_a_prefetch_that_failed_is_repeated_when_the_shard_is_needed(tmp_path: P
     [missing] = (tmp_path / "mds").glob("shard.00001.*")
     missing.rename(tmp_path / "moved")
     for shards in open_both(corpus, tmp_path / "cache"):
-        shards.prefetch([1])
+        shards.prefetch({1: None})
         while not shards._fetches[1].done():
             time.sleep(0.01)
         with pytest.raises((StoreError, DatasetError), match=r"shard\.00001"):
             shards.shard(1)
-        shards.prefetch([1])
+        shards.prefetch({1: None})
         while not shards._fetches[1].done():
             time.sleep(0.01)
         (tmp_path / "moved").rename(missing)

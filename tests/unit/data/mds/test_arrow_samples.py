@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tempfile
 from typing import Any
 
 import numpy as np
 import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,3 +123,27 @@ def test_a_value_that_json_cannot_express_is_bad_alone() -> None:
 )
 def test_each_type_has_an_encoding(kind: Any, encoding: str | None) -> None:
     assert encoding_of(kind) == encoding
+
+
+def test_no_column_imports_pandas() -> None:
+    """It would cost each worker time and memory."""
+    code = """
+import io, sys
+import numpy as np
+import pyarrow.parquet
+from cloudload.data.mds.arrow_samples import encode_rows
+from cloudload.data.mds.shard_entries import Column
+
+kinds = {"text": "str", "ids": "ndarray:int32", "raw": "bytes", "extra": "json", "id": "str"}
+batch = next(pyarrow.parquet.ParquetFile(sys.argv[1]).iter_batches())
+encode_rows(batch, [Column.of(*each) for each in kinds.items()], "a.parquet", 1)
+print("pandas" in sys.modules)
+"""
+    rows = {"text": ["a", None], "ids": [[1], [2, 3]], "raw": [b"", None], "extra": [1, None]}
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/a.parquet"
+        ids = pyarrow.array(rows["ids"], pyarrow.list_(pyarrow.int32()))
+        pyarrow.parquet.write_table(pyarrow.table(rows | {"ids": ids}), path)
+        words = [sys.executable, "-c", code, path]
+        found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"

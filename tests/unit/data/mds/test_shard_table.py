@@ -211,7 +211,7 @@ def test_work_over_all_shards_uses_only_columns(
     monkeypatch.setattr(ShardTable, "_make", None)
     check_column(remote, "text")
     cache = ShardCache(Corpus((local,)), tmp_path / "cache", verify="once")
-    cache.prefetch(range(3))
+    cache.prefetch(dict.fromkeys(range(3)))
     cache.close()
 
 
