@@ -32,6 +32,8 @@ from cloudload.data.mds import shard_entries
 from cloudload.data.mds.shard_entries import Column, LineRange, RowGroups, ShardInfo
 from cloudload.data.storage import urls
 
+FIRST = "first"
+"""The field by which to recognize the record of a file."""
 _FOLDER = "folder"
 _MOST_NUMBER = 1 << 62
 
@@ -83,7 +85,7 @@ def _describe_file(shards: Sequence[ShardInfo], columns: int) -> dict[str, Any]:
         start, stop = own.footer
         record |= {"bytes": stop, "footer_bytes": stop - start, "footer": own.digest}
     record |= {
-        "first": [part.first for part in parts],
+        FIRST: [part.first for part in parts],
         "stop": [part.stop for part in parts],
         "samples": [shard.samples for shard in shards],
         "raw_bytes": [shard.raw.bytes for shard in shards],
@@ -100,14 +102,9 @@ def _describe_file(shards: Sequence[ShardInfo], columns: int) -> dict[str, Any]:
 # ---------------------------------------------------------------- parse
 
 
-def is_record(values: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is the record of a file."""
-    return "first" in values
-
-
 def parse_file(record: Mapping[str, Any]) -> Iterator[ShardRun]:
     """Yield the shards of a file's record. Raises one of `FAULTS` if it is invalid."""
-    name, first, stop = _text(record, "name"), _naturals(record, "first"), _naturals(record, "stop")
+    name, first, stop = _text(record, "name"), _naturals(record, FIRST), _naturals(record, "stop")
     if not all(map(lt, first, stop)) or not all(map(le, stop, first[1:])):
         raise ValueError(f"the shards of {name[:100]!r} are not parts of it, in order")
     if fault := shard_entries.fault_of_name(f"{name}#{stop[-1]}-{stop[-1]}.mds"):

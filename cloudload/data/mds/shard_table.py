@@ -32,7 +32,7 @@ from cloudload.system import Flags, Ids, Ints, array_files, verified_files
 FORMAT = 4
 """The version of the file's format. Increase it when the arrays or facts of the file change."""
 _SAMPLES, _RAW_BYTES, _STORED_BYTES, _FORM, _TEXT, _PLACE = range(6)
-_NO_PLACE = [(0,)] * 3
+_NO_PLACE = 0, 0, 0
 _ROWS = _PLACE + len(_NO_PLACE)
 _AT_ONCE = 1 << 12
 ShardIdentity = tuple[int, tuple[shard_entries.Column, ...], str, str | None]
@@ -304,10 +304,11 @@ class TableBuilder:
     def add(self, shard: shard_entries.ShardInfo) -> None:
         """Add a shard to the end."""
         raw, zipped = shard.raw, shard.zipped
-        sizes = (shard.samples,), (raw.bytes,), (shard.stored.bytes,)
+        sizes = shard.samples, raw.bytes, shard.stored.bytes
         if (part := shard.part) is not None:
             form = self._find_form(shard.columns, (part.compression, *_OF_PARTS))
-            self._add(form, part.words, *sizes, *((number,) for number in part.place))
+            self._numbers.extend((*sizes, form, len(self._starts) - 1, *part.place))
+            self._add_text(part.words)
             self._has_parts = True
             return
         zipped_hashes = None if zipped is None else tuple(zipped.hashes)
@@ -320,7 +321,9 @@ class TableBuilder:
             words.append(shard.original)
         own = shard.samples_hash is not None, shard.original is not None
         rest = shard.compression, tuple(raw.hashes), zipped_hashes, *own
-        self._add(self._find_form(shard.columns, rest), words, *sizes, *_NO_PLACE)
+        form = self._find_form(shard.columns, rest)
+        self._numbers.extend((*sizes, form, len(self._starts) - 1, *_NO_PLACE))
+        self._add_text(words)
         self.names.append(raw.name)
         if zipped is not None:
             self.names.append(zipped.name)
@@ -330,7 +333,11 @@ class TableBuilder:
         name = ""
         for run in runs:
             key, name = (run.columns, run.compression), run.words[0]
-            self._add(self._forms.setdefault(key, len(self._forms)), run.words, *run.numbers)
+            form = self._forms.setdefault(key, len(self._forms))
+            same = itertools.repeat(form), itertools.repeat(len(self._starts) - 1)
+            rows = zip(*run.numbers[:_FORM], *same, *run.numbers[_FORM:], strict=False)
+            self._numbers.extend(itertools.chain.from_iterable(rows))
+            self._add_text(run.words)
         self._has_parts = True
         self.names.append(name)
 
@@ -342,18 +349,7 @@ class TableBuilder:
             self._columns.append(columns)  # keep it, so that no other object gets its ID
         return form
 
-    def _add(
-        self,
-        form: int,
-        words: list[Any],
-        samples: Sequence[int],
-        raw_bytes: Sequence[int],
-        stored_bytes: Sequence[int],
-        *places: Sequence[int],
-    ) -> None:
-        same = itertools.repeat(form), itertools.repeat(len(self._starts) - 1)
-        rows = zip(samples, raw_bytes, stored_bytes, *same, *places, strict=False)
-        self._numbers.extend(itertools.chain.from_iterable(rows))
+    def _add_text(self, words: list[Any]) -> None:
         self._texts += _ENCODER.encode(words).encode() + b","
         self._starts.append(len(self._texts))
 
@@ -406,17 +402,16 @@ def parse_index(data: bytes, dataset: str) -> ShardTable:
 
     def take_or_keep(entry: dict[str, Any]) -> Any:
         # add entries while the JSON is parsed, so that their dicts do not fill memory
-        is_file = file_records.is_record(entry)
-        if not is_file and "raw_data" not in entry:
-            return entry
-        row = _FILE if is_file else _SHARD
-        counts[row] += 1
-        if is_file:
-            builder.add_file(file_records.parse_file(entry))
-        else:
+        if "raw_data" in entry:
             _refuse_old_index(entry, dataset)
             builder.add(shard_entries.parse_shard(entry))
-        return row
+            counts[_SHARD] += 1
+            return _SHARD
+        if file_records.FIRST in entry:
+            counts[_FILE] += 1  # before it is parsed, because it chooses the message of an error
+            builder.add_file(file_records.parse_file(entry))
+            return _FILE
+        return entry
 
     try:
         shard_entries.check_extent(data)

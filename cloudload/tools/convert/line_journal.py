@@ -20,6 +20,7 @@ from cloudload._version import __version__
 from cloudload.data import ColumnChoice, Location
 from cloudload.system import map_in_order
 from cloudload.tools.convert.input_files import FilePart
+from cloudload.tools.convert.journal import remove_if_empty
 
 GROUP_BYTES = 1 << 30
 """About how many bytes of files an entry has."""
@@ -46,6 +47,7 @@ class LineJournal:
     """The journal of counting `parts` of files, in the folder of their index."""
 
     def __init__(self, folder: Location, parts: Sequence[FilePart], choice: ColumnChoice) -> None:
+        self._folder = folder.join(_FOLDER)
         self._entries: dict[Location, list[int]] = {}
         """The indices of the parts of each entry."""
         self._entry_of: dict[int, Location] = {}
@@ -54,7 +56,7 @@ class LineJournal:
         for indices in (list(found) for _, found in groups):
             own = [parts[index] for index in indices]
             if all(part.file.tag for part in own) and len(own) < len(parts):
-                entry = folder.join(f"{_FOLDER}/{_identify(own, choice)}.json")
+                entry = self._folder.join(f"{_identify(own, choice)}.json")
                 self._entries[entry] = indices
                 self._entry_of |= dict.fromkeys(indices, entry)
 
@@ -86,6 +88,7 @@ class LineJournal:
         done = map_in_order(Location.delete, self._entries, _NUM_THREADS, "cloudload-journal")
         for _ in done:
             pass
+        remove_if_empty(self._folder)
 
 
 def _identify(parts: Sequence[FilePart], choice: ColumnChoice) -> str:
