@@ -39,7 +39,6 @@ from cloudload.loading.workers.worker_main import (
     FREE,
     HALT,
     HALTED,
-    Failed,
     Memory,
     send_work,
     work,
@@ -288,11 +287,6 @@ class WorkerProcess:
         item = self._receive()
         if isinstance(item, CloudloadError):
             raise item
-        if isinstance(item, Failed):
-            raise WorkerError(
-                "a worker process failed with an unexpected error. Fix the cause of the error, and "
-                f"resume from the last state\n\n{item.traceback}"
-            )
         assert item == HALTED or isinstance(item, PackedBlock)
         return item if isinstance(item, PackedBlock) else None
 

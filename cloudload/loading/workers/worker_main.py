@@ -54,13 +54,6 @@ _ADVICE = (
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The traceback of an unexpected error in a worker."""
-
-    traceback: str
-
-
-@dataclass(frozen=True)
 class Memory:
     """The memory that a rank's workers and the training process share."""
 
@@ -117,7 +110,12 @@ def work(index: int, memory: Memory, connection: Connection, plan: WorkerPlan | 
         # pickling drops the traceback, because frames cannot be sent to another process
         connection.send(error)
     except Exception:
-        connection.send(Failed(traceback.format_exc()))
+        connection.send(
+            WorkerError(
+                "a worker process failed with an unexpected error. Fix the cause of the error, and "
+                f"resume from the last state\n\n{traceback.format_exc()}"
+            )
+        )
 
 
 def _make_phases(index: int, memory: Memory, connection: Connection, plan: WorkerPlan) -> None:
