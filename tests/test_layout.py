@@ -49,6 +49,7 @@ FLOORS = {
             "current_run",
             "preparation",
             "reader",
+            "passes",
             "loader",
         ),
         "evaluation row_dataset document_dataset",

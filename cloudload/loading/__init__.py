@@ -10,8 +10,8 @@
     current_run  a run and its progress      evaluation   `FromStart`: repeatable passes
     preparation  the plan of an iteration    batch        the tensors of a batch
     reader       one iteration at a time     workers      documents to blocks
-    delivery     blocks to batches           document_dataset  `Documents`: samples by index
-                                             selected_order    the selected ones of an epoch
+    passes       passes over the loader      document_dataset  `Documents`: samples by index
+    delivery     blocks to batches           selected_order    the selected ones of an epoch
 
 Its workers, ranks and batches decide who computes a row, never what the row holds.
 """

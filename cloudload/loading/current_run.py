@@ -69,42 +69,32 @@ def open_current_run(
     delivery: DeliveryConfig,
     tokenizer: Any,
     start_log: StartLog,
-    shared: tuple[range, ...] = (),
+    shared: tuple[range, ...],
 ) -> OpenedRun:
     """Open the data, the tokenizer, its backend, and the token lengths.
 
     `shared` is as in `Recipe`. Raises `CloudloadError` if one of them, or a store, cannot be used,
     and `ValueError` if the options do not suit the data.
     """
-    with activity.Wait(None, "opening the data", start_log.notice):
-        return _open_run(asked, delivery, tokenizer, start_log, shared)
-
-
-def _open_run(
-    asked: RowsConfig,
-    delivery: DeliveryConfig,
-    tokenizer: Any,
-    start_log: StartLog,
-    shared: tuple[range, ...],
-) -> OpenedRun:
     local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
     cache_root = urls.expand_home(local) if local else cache_folder.default_cache()
     cache_folder.check_cache_folder(cache_root, [stream.url for stream in asked.streams])
-    with paused_collection():
-        with activity.doing("loading the tokenizer"):
-            opened = open_tokenizer(asked, tokenizer, cache_root)
-        spec = opened.spec
-        text = spec.json if asked.may_tokenize else ""
-        with activity.doing("checking the tokenizer backend"):
-            backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
-        if backend.name == choices.FASTOKENS and delivery.shares_tokenizer:
-            start_loading(text)  # in a thread, while the index is read and the model created
-        with activity.doing("reading the index"):
-            recipe = open_recipe(asked, tokenizer, retry, opened, cache_root, shared=shared)
-    spec.check_id("pad_id", delivery.pad_id)
-    start_log.log_opened(recipe, backend)
-    with activity.doing("looking for token lengths"):
-        found = find_lengths(recipe, lengths, balances=delivery.balance is not None)
+    with activity.Wait(None, "opening the data", start_log.notice):
+        with paused_collection():
+            with activity.doing("loading the tokenizer"):
+                opened = open_tokenizer(asked, tokenizer, cache_root)
+            spec = opened.spec
+            text = spec.json if asked.may_tokenize else ""
+            with activity.doing("checking the tokenizer backend"):
+                backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
+            if backend.name == choices.FASTOKENS and delivery.shares_tokenizer:
+                start_loading(text)  # in a thread, while the index is read and the model created
+            with activity.doing("reading the index"):
+                recipe = open_recipe(asked, tokenizer, retry, opened, cache_root, shared=shared)
+        spec.check_id("pad_id", delivery.pad_id)
+        start_log.log_opened(recipe, backend)
+        with activity.doing("looking for token lengths"):
+            found = find_lengths(recipe, lengths, balances=delivery.balance is not None)
     if recipe.shared and found is not None:
         tokens = [counted.index.total("tokens") for counted in found]
         if recipe.selection is not None:

@@ -11,6 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -39,13 +40,12 @@ from cloudload.config import (
     settle_together,
 )
 from cloudload.data import Retry
-from cloudload.loading import reader
 from cloudload.loading.batch import Batch
 from cloudload.loading.current_run import CurrentRun, open_current_run
 from cloudload.loading.delivery.description import Description, describe_loader
-from cloudload.loading.delivery.passes import Pass, reason_to_refuse_caller
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.world import Membership, current_environment, ranks_of
+from cloudload.loading.passes import Pass, reason_to_refuse_caller
 from cloudload.loading.preparation import make_worker_plan
 from cloudload.loading.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
@@ -164,74 +164,14 @@ class CloudLoader:
         dp_world_size: int | None = DeliveryConfig.dp_world_size,
         device_mesh: Any = None,
     ) -> None:
-        created_at = time.monotonic()
+        given, created_at = dict(locals()), time.monotonic()
         source = adopt_streaming(data, seed=seed, retry=retry)
         rank, size = ranks_of(device_mesh, dp_rank, dp_world_size)
         found = find_streams(as_streams(source.data), source.retry)
-        rows = RowsConfig(
-            streams=found.streams,
-            seq_len=seq_len,
-            packing=packing,
-            open_rows=open_rows,
-            overflow=overflow,
-            shuffle=shuffle,
-            shuffle_algo=shuffle_algo,
-            shuffle_block_size=shuffle_block_size,
-            num_canonical_nodes=num_canonical_nodes,
-            seed=seed,
-            num_lanes=num_lanes,
-            epochs=epochs,
-            stopping=stopping,
-            schedule=schedule,
-            text_key=text_key,
-            tokens_key=tokens_key,
-            tokens_dtype=tokens_dtype,
-            labels_key=labels_key,
-            strip_tokens=strip_tokens,
-            transform=transform,
-            transform_id=transform_id,
-            chat=chat,
-            encode=encode,
-            encode_id=encode_id,
-            fim=fim,
-            min_tokens=min_tokens,
-            max_tokens=max_tokens,
-            on_error=on_error,
-            bos=bos,
-            eos=eos,
-            pad_documents_to=pad_documents_to,
-            row_hook=row_hook,
-            row_hook_id=row_hook_id,
-            row_bos=row_bos,
-        )
-        delivery = DeliveryConfig(
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
-            balance=balance,
-            tail=tail,
-            fields=fields,
-            pad_id=pad_id,
-            mask_edges=mask_edges,
-            local=local,
-            tokenizer_backend=tokenizer_backend,
-            num_workers=num_workers,
-            prefetch_batches=prefetch_batches,
-            predownload=predownload,
-            download_threads=download_threads,
-            cache_limit=cache_limit,
-            lengths=lengths,
-            verify=verify,
-            retry=source.retry,
-            stop_every=stop_every,
-            exchange_every=exchange_every,
-            exchange_timeout_s=exchange_timeout_s,
-            start_method=start_method,
-            pin_memory=pin_memory,
-            dp_rank=rank,
-            dp_world_size=size,
-            has_mesh=device_mesh is not None,
-        )
+        rows = RowsConfig(streams=found.streams, **_take_fields(RowsConfig, given))
+        given |= {"retry": source.retry, "dp_rank": rank, "dp_world_size": size}
+        given["has_mesh"] = device_mesh is not None
+        delivery = DeliveryConfig(**_take_fields(DeliveryConfig, given))
         asked = source.apply_to(rows)
         delivery = settle_together(asked, source.apply_to(delivery))
         member = Membership(current_environment(), delivery)
@@ -283,7 +223,7 @@ class CloudLoader:
     @property
     def is_endless(self) -> bool:
         """Whether a pass never ends, because the run is endless and `stop_every` is not set."""
-        return reader.is_endless(*self._reader.now)
+        return self._reader.is_endless
 
     def __len__(self) -> int:
         """The number of batches in a full pass, or in the whole run without `stop_every`.
@@ -292,7 +232,7 @@ class CloudLoader:
         finite run if the data has token lengths (see `lengths`), or if every document becomes
         exactly one row. Raises `TypeError` if the number is unknown, as with stop_every="epoch".
         """
-        return reader.count_pass(*self._reader.now)
+        return self._reader.count_pass()
 
     def count_batches(self, epochs: int = 1) -> int:
         """Return the number of global batches in `epochs` epochs of the data.
@@ -304,7 +244,7 @@ class CloudLoader:
         Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
         """
         epochs = checks.as_integer("epochs", epochs, 1)
-        return reader.count_epochs(*self._reader.now, epochs)
+        return self._reader.count_epochs(epochs)
 
     def __bool__(self) -> bool:
         return True  # otherwise Python would call len(), which may raise
@@ -382,7 +322,7 @@ class CloudLoader:
         """Continue with `run`, which may have fewer shards than the current one."""
         if run.recipe.corpus is not self.recipe.corpus:
             self._close_tracer()
-        self._reader.resume(run)
+        self._reader.resume(run, "a state was loaded")
 
     def load_streaming_state(self, state: Mapping[str, Any]) -> None:
         """Start after exactly the samples that a StreamingDataset has read.
@@ -408,8 +348,7 @@ class CloudLoader:
         """
         with self._reader.begin_call("seek"):
             position = self._run.find_position(rows, self._member.global_batch)
-            self._reader.stop("the loader was moved by seek")
-            self._run.log.move_to(position)
+            self._reader.resume(self._run.moved(position), "the loader was moved by seek")
 
     def set_world(
         self,
@@ -617,3 +556,8 @@ class CloudLoader:
             f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows delivered, "
             f"data {data})"
         )
+
+
+def _take_fields(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the given arguments that are fields of a config."""
+    return {each.name: given[each.name] for each in fields(config) if each.name in given}

@@ -24,7 +24,6 @@ from cloudload.errors import WorkerError
 from cloudload.loading.current_run import CurrentRun
 from cloudload.loading.delivery.exchange import Exchange
 from cloudload.loading.delivery.iteration import Iteration
-from cloudload.loading.delivery.passes import WORKING, count_passes, count_rows_per_pass
 from cloudload.loading.delivery.rank_checks import list_facts
 from cloudload.loading.delivery.run_log import Progress, RunLog
 from cloudload.loading.delivery.start_log import StartLog
@@ -45,6 +44,7 @@ from cloudload.loading.preparation import (
 )
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.run import MOST_ROWS, Position
+from cloudload.stats import READ
 from cloudload.system import NEVER, activity
 
 logger = logging.getLogger("cloudload.loader")
@@ -53,6 +53,8 @@ NO_DATASET = (
     "A CloudLoader is not a dataset. Iterate over it directly, and do not wrap it in a DataLoader. "
     "With the Hugging Face Trainer, use cloudload.integrations.transformers.CloudloadTrainer"
 )
+_WORKING = "working in the training process"
+"""The activity reported for a slow batch if the training process waits for nothing specific."""
 
 
 class _Calls:
@@ -147,33 +149,41 @@ class Reader:
         self._kept = None if iteration.is_over else iteration
 
     def count_passes(self, position: Position | None = None) -> int:
-        """Count the passes completed at a position; by default, at the current one."""
-        delivery = self.member.delivery
-        if delivery.stop_every is None:
+        """Count the passes completed at a position; by default, at the current one.
+
+        With stop_every="epoch", it is computed from the number of documents read. Otherwise, it is
+        computed from the number of rows delivered and the current size of a pass in rows, so it is
+        also defined if earlier batches had a different size. Without `stop_every`, it is 0.
+        """
+        run, member = self.now
+        if member.delivery.stop_every is None:
             return 0  # return early, because finding the world takes tens of microseconds per batch
-        position = position or self.run.position
-        return count_passes(position, self.run.recipe, delivery, self.member.world)
+        position = position or run.position
+        if rows_per_pass := self.count_rows_per_pass():
+            return position.rows // rows_per_pass
+        [component] = run.recipe.components
+        before = position.origin.count_documents(component.lanes)
+        num_read = before + int(position.counts[:, READ].sum())
+        # exclude the pass over the last epoch, because the run ends it, not `stop_every`
+        last = (run.recipe.config.epochs or NEVER) - 1
+        return min(num_read // component.lanes.num_positions, last)
 
     def count_rows_per_pass(self) -> int:
         """Return the number of rows in a pass, or 0 if `stop_every` is not a number of batches."""
-        return count_rows_per_pass(self.member.delivery, self.member.world)
-
-    @property
-    def log(self) -> RunLog:
-        """The log of the current run."""
-        return self.run.log
+        every = self.member.delivery.stop_every
+        return every * self.member.global_batch if isinstance(every, int) else 0
 
     def take_back(self, log: RunLog, before: Progress, error: str) -> None:
         """Return `log` to an earlier progress. If it had recorded batches, end the iteration."""
         if log.progress is before:
             return
         log.progress = before
-        if log is self.log:
+        if log is self.run.log:
             self.stop(f"a batch was not delivered ({error})")
 
     def make_wait(self) -> activity.Wait:
         """Return a `Wait` that reports a batch that does not arrive."""
-        return activity.Wait(self._report_wait, WORKING, self._start_log.notice)
+        return activity.Wait(self._report_wait, _WORKING, self._start_log.notice)
 
     def _report_wait(self, waited_s: float, what: str) -> None:
         """Log that a batch has not arrived after `waited_s` seconds, because of `what`."""
@@ -183,7 +193,7 @@ class Reader:
 
     def skip(self, number: int) -> None:
         """Skip the next `number` global batches, or fewer if the data ends first."""
-        log = self.log
+        log = self.run.log
         before = log.progress
         try:
             with self.make_wait():
@@ -212,10 +222,17 @@ class Reader:
             iteration.close(reason)
         self._iteration = _no_iteration  # only now, so that after an interrupt, `stop` closes it
 
-    def resume(self, run: CurrentRun) -> None:
-        """Continue with a run that has loaded a state."""
-        self.stop("a state was loaded")
+    def resume(self, run: CurrentRun, why: str) -> None:
+        """Continue with a run at another position, which it has because of `why`."""
+        self.stop(why)
         self.now = run, self.member
+
+    def _replace_iteration(self) -> None:
+        """Stop the current iteration, if any. A pass in progress continues with a new one."""
+        iteration, self._kept = self._iteration(), None
+        if iteration is not None:
+            iteration.replace()
+        self._iteration = _no_iteration
 
     def move(self, member: Membership, rows: int | None) -> None:
         """Replace the membership, and continue at row `rows`; by default, at the current position.
@@ -227,10 +244,7 @@ class Reader:
         run.check_knows_all_lanes()
         position = run.position if rows is None else self._find_position(rows)
         check_cache_limit_of(run, member)
-        iteration, self._kept = self._iteration(), None
-        if iteration is not None:
-            iteration.replace()
-        self._iteration = _no_iteration
+        self._replace_iteration()
         before.disconnect()
         self.now = run.moved(position), member
         if member.is_first:
@@ -253,10 +267,7 @@ class Reader:
             )
         changed = run.reweighed(weights, row)
         _ = changed.settled_recipe  # raises if a stream's end cannot be found
-        self._kept = None
-        if iteration is not None:
-            iteration.replace()
-        self._iteration = _no_iteration
+        self._replace_iteration()
         self.now = changed, member
 
     def _find_position(self, rows: int) -> Position:
@@ -276,6 +287,52 @@ class Reader:
         """Stop the iteration, and close the connection. The next iteration opens a new one."""
         self.stop("the loader was closed")
         self.member.disconnect()
+
+    # ------------------------------------------------------------ numbers of batches
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether a pass never ends."""
+        run, member = self.now
+        if member.delivery.stop_every is not None:
+            return False
+        if not run.recipe.has_tails:
+            return True
+        return run.ending is not None and run.ending.end == NEVER
+
+    def count_pass(self) -> int:
+        """Count the batches in a full pass, or in the whole run without `stop_every`.
+
+        A step may have several batches, its micro-batches. Raises `TypeError` if the number is
+        unknown.
+        """
+        run, member = self.now
+        delivery, num_batches = member.delivery, member.shape.num_batches
+        if isinstance(delivery.stop_every, int):
+            return delivery.stop_every * num_batches
+        rows = None if delivery.stop_every is not None else run.count_rows()
+        if rows is None:
+            raise TypeError(
+                f"the number of batches is unknown, because {_explain_unknown(run, delivery)}. Or "
+                f"set stop_every=N. {NO_DATASET}"
+            )
+        is_dropped = delivery.tail == "drop"
+        steps = rows // member.global_batch if is_dropped else -(-rows // member.global_batch)
+        return steps * num_batches
+
+    def count_epochs(self, epochs: int) -> int:
+        """Count the batches in `epochs` epochs of the data.
+
+        Raises `ValueError` if the number is unknown.
+        """
+        run, member = self.now
+        rows = run.count_rows_of_epochs(epochs)
+        if rows is None:
+            raise ValueError(
+                "the number of batches in an epoch is unknown, because there are no token lengths. "
+                "Run cloudload count, or set a number of batches"
+            )
+        return -(-rows // member.global_batch)
 
     # ------------------------------------------------------------ iterations
 
@@ -363,37 +420,6 @@ def _no_iteration() -> None:
     """Return None, as a dead weak reference to an iteration does."""
 
 
-def is_endless(run: CurrentRun, member: Membership) -> bool:
-    """Whether a pass never ends."""
-    if member.delivery.stop_every is not None:
-        return False
-    if not run.recipe.has_tails:
-        return True
-    return run.ending is not None and run.ending.end == NEVER
-
-
-def count_pass(run: CurrentRun, member: Membership) -> int:
-    """Count the batches in a full pass, or in the whole run without `stop_every`.
-
-    A step may have several batches, its micro-batches.
-
-    Raises `TypeError` if the number is unknown.
-    """
-    delivery = member.delivery
-    num_batches = member.shape.num_batches
-    if isinstance(delivery.stop_every, int):
-        return delivery.stop_every * num_batches
-    rows = None if delivery.stop_every is not None else run.count_rows()
-    if rows is None:
-        raise TypeError(
-            f"the number of batches is unknown, because {_explain_unknown(run, delivery)}. Or set "
-            f"stop_every=N. {NO_DATASET}"
-        )
-    is_dropped = delivery.tail == "drop"
-    steps = rows // member.global_batch if is_dropped else -(-rows // member.global_batch)
-    return steps * num_batches
-
-
 def _explain_unknown(run: CurrentRun, delivery: DeliveryConfig) -> str:
     """Say what is missing for the number of batches, and how to get it."""
     corpus = run.recipe.corpus
@@ -404,17 +430,3 @@ def _explain_unknown(run: CurrentRun, delivery: DeliveryConfig) -> str:
     if not run.recipe.has_tails:
         return f"the run has no end. Add epochs=1, and {count}"
     return f"there are no token lengths. To count, {count}"
-
-
-def count_epochs(run: CurrentRun, member: Membership, epochs: int) -> int:
-    """Count the batches in `epochs` epochs of the data.
-
-    Raises `ValueError` if the number is unknown.
-    """
-    rows = run.count_rows_of_epochs(epochs)
-    if rows is None:
-        raise ValueError(
-            "the number of batches in an epoch is unknown, because there are no token lengths. Run "
-            "cloudload count, or set a number of batches"
-        )
-    return -(-rows // member.global_batch)

@@ -80,14 +80,13 @@ class RunLog:
         uncounted = np.zeros_like(position.counts)
         self.progress = Progress((position,), False, 0, uncounted)
 
-    def move_to(self, position: Position) -> None:
-        """Continue from a position that was not reached by reading, and forget the earlier ones."""
-        self.progress = self.progress.moved(position)
-
     def moved(self, position: Position) -> RunLog:
-        """Return a log that continues at a position, as `move_to` does, without changing this."""
+        """Return a log that continues from a position that was not reached by reading.
+
+        It forgets the earlier positions.
+        """
         log = copy(self)
-        log.move_to(position)
+        log.progress = self.progress.moved(position)
         return log
 
     def begin_watch(self) -> None:
@@ -137,12 +136,12 @@ class RunLog:
 
     @property
     def position(self) -> Position:
-        """The position after the last batch, or the latest one passed to `move_to`."""
+        """The position after the last batch, or that of `moved` if there was none since."""
         return self.progress.positions[-1]
 
     @property
     def last_step(self) -> tuple[Position, Position]:
-        """The positions before and after the last batch; equal if no batch followed `move_to`."""
+        """The positions before and after the last batch; equal if no batch followed `moved`."""
         positions = self.progress.positions
         return positions[-2:][0], positions[-1]
 
@@ -150,7 +149,7 @@ class RunLog:
         """Return the position `lag` batches ago.
 
         Raises `ValueError` if `lag` is not from 0 to 3, or exceeds the number of batches since
-        `move_to`.
+        `moved`.
         """
         lag = checks.as_integer("lag", lag, 0, KEPT_POSITIONS - 1)
         positions = self.progress.positions
