@@ -25,7 +25,7 @@ import torch
 
 from cloudload.config import DeliveryConfig, Stream, checks, choices
 from cloudload.errors import CloudloadError, DatasetError
-from cloudload.loading.delivery.collate import begin_rows, compute_fields, mask_after
+from cloudload.loading.delivery.collate import compute_fields, label_rows
 from cloudload.loading.loader import CloudLoader
 from cloudload.loading.workers.block import limit_batches
 from cloudload.loading.workers.documents import open_cache, open_documents
@@ -33,7 +33,7 @@ from cloudload.loading.workers.held_documents import HeldDocuments
 from cloudload.loading.workers.hooked_rows import change_rows
 from cloudload.loading.workers.piece_reader import PieceReader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
-from cloudload.rows import fill_rows, hide_untrained, list_spans, tables
+from cloudload.rows import fill_rows, list_spans, tables
 from cloudload.run import (
     Position,
     Recipe,
@@ -43,7 +43,7 @@ from cloudload.run import (
     State,
     build_state,
 )
-from cloudload.segments import BATCH_FIELDS, IGNORED_LABEL, Array
+from cloudload.segments import BATCH_FIELDS, Array
 from cloudload.system import Ints, Spares
 
 Item = dict[str, torch.Tensor]
@@ -288,8 +288,6 @@ class RegularReader:
         self._reader = PieceReader(documents, HeldDocuments(packing), position)
         self._finder = RowFinder(lengths, position)
         self._delivery, self._most_rows, self._seq_len = delivery, most_rows, packing.seq_len
-        self._num_lead, self._row_bos = recipe.config.num_lead, recipe.tokenizer.row_bos
-        self._has_masks = recipe.has_masks
         self._framing = replace(recipe.framing, pad=delivery.pad_id)
         self._arrays: dict[str, Array] = {}
         """The arrays of the loaded rows, by field name: [rows, …]."""
@@ -370,14 +368,10 @@ class RegularReader:
         cut, tokens = self._read(indices), np.empty((len(indices), self._seq_len), np.int32)
         num_tokens = fill_rows(tokens, cut, self._framing)
         change_rows(self._recipe, tokens, num_tokens, indices)
-        spans, lead = list_spans(cut), self._num_lead
+        spans, lead = list_spans(cut), self._recipe.config.num_lead
         ids = np.pad(tokens.astype(np.int64), ((0, 0), (lead, 0)))
-        begin_rows(ids, self._row_bos, self._delivery.pad_id, num_tokens)
-        labels = ids.copy()
-        if self._has_masks:
-            hide_untrained(ids, labels, IGNORED_LABEL, self._delivery.pad_id)
-        labels[:, :lead] = IGNORED_LABEL
-        mask_after(labels, num_tokens + lead)
+        labels = np.empty_like(ids)
+        label_rows(self._recipe, ids, labels, num_tokens, self._delivery.pad_id)
         fields = compute_fields(labels, spans, self._delivery, lead)
         return {"input_ids": ids, "labels": labels, **fields}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cloudload.segments import IGNORED_LABEL
 from cloudload.system import Flags, Ints, Tokens
 
 MOST_ID = (1 << 31) - 1
@@ -32,8 +33,8 @@ def ids_of(tokens: Tokens) -> Tokens:
     return ids
 
 
-def hide_untrained(ids: Ints, labels: Ints, ignored: int, pad_id: int) -> Flags:
-    """Turn tokens into IDs, and set the labels of tokens that are not trained to `ignored`.
+def hide_untrained(ids: Ints, labels: Ints, pad_id: int) -> Flags:
+    """Turn tokens into IDs, and set the labels of tokens that are not trained to -100.
 
     Both arrays are int64 [rows, seq_len], and change in place. `ids` are tokens at first. Padding
     in documents becomes `pad_id`. Returns where it is: bool [rows, seq_len].
@@ -41,7 +42,7 @@ def hide_untrained(ids: Ints, labels: Ints, ignored: int, pad_id: int) -> Flags:
     if ids.min(initial=0) >= 0:  # all are trained, and documents have no padding
         return np.zeros(ids.shape, np.bool_)
     is_pad: Flags = ids == PAD_IN_DOCUMENT
-    labels[ids < 0] = ignored
+    labels[ids < 0] = IGNORED_LABEL
     np.bitwise_and(ids, MOST_ID, out=ids)
     ids[is_pad] = pad_id
     return is_pad

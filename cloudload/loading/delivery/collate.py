@@ -20,6 +20,7 @@ from cloudload.loading.batch import Batch, SpanParts
 from cloudload.loading.workers.block import Block
 from cloudload.loading.workers.worker_plan import WorkerPlan
 from cloudload.rows import hide_untrained, tables
+from cloudload.run import Recipe
 from cloudload.segments import (
     FIELDS,
     IGNORED_LABEL,
@@ -31,7 +32,7 @@ from cloudload.segments import (
     add_lead,
     mask_document_edges,
 )
-from cloudload.system import Ints
+from cloudload.system import Flags, Ints
 
 
 class _WorkerRows(NamedTuple):
@@ -103,14 +104,7 @@ def _join(
     is_full = len(rows) == num_rows and all(part.block.is_full for part in parts)
     ids[len(rows) :] = delivery.pad_id
     lengths = None if is_full else _count_tokens(num_rows, parts)
-    begin_rows(ids, plan.recipe.tokenizer.row_bos, delivery.pad_id, lengths)
-    targets[:] = ids
-    is_pad = None
-    if plan.recipe.has_masks:
-        is_pad = hide_untrained(ids, targets, IGNORED_LABEL, delivery.pad_id)
-    targets[:, :num_lead] = IGNORED_LABEL
-    if lengths is not None:
-        mask_after(targets, lengths + num_lead)
+    is_pad = label_rows(plan.recipe, ids, targets, lengths, delivery.pad_id)
     if len(rows) < num_rows:
         rows = np.pad(np.asarray(rows, np.int64), (0, num_rows - len(rows)), constant_values=-1)
     batch = Batch({"input_ids": input_ids, "labels": labels}, spans, rows, num_lead)
@@ -152,23 +146,27 @@ def _count_tokens(num_rows: int, parts: Sequence[_WorkerRows]) -> Ints:
     return lengths
 
 
-def begin_rows(ids: Ints, row_bos: int | None, pad_id: int, lengths: Ints | None) -> None:
-    """Set the first token of each row to `row_bos`, in place, unless it is None.
+def label_rows(
+    recipe: Recipe, ids: Ints, labels: Ints, lengths: Ints | None, pad_id: int
+) -> Flags | None:
+    """Begin rows with their `row_bos`, if there is one, and set their labels, in place.
 
-    `ids` is int64 [rows, seq_len]. `lengths`, int64 [rows], has the number of tokens of documents
-    per row; None if all rows are full. The first token of a row without documents is padding.
+    `ids` and `labels` are int64 [rows, seq_len]. `lengths`, int64 [rows], has the number of tokens
+    of documents per row; None if all rows are full. Tokens of `ids` that are not trained, or
+    padding within documents, become plain IDs. The first token of a row without documents is
+    padding. Returns where documents are padded: bool [rows, seq_len]; None if no token is masked.
     """
+    row_bos, num_lead = recipe.tokenizer.row_bos, recipe.config.num_lead
     if row_bos is not None:
         ids[:, 0] = row_bos if lengths is None else np.where(lengths > 0, row_bos, pad_id)
-
-
-def mask_after(labels: Ints, lengths: Ints) -> None:
-    """Set the labels after the last token of each row to -100, in place.
-
-    `labels` is int64 [rows, seq_len]. `lengths`, int64 [rows], has the number of tokens per row.
-    """
-    for row in np.flatnonzero(lengths < labels.shape[1]).tolist():
-        labels[row, lengths[row] :] = IGNORED_LABEL
+    labels[:] = ids
+    is_pad = hide_untrained(ids, labels, pad_id) if recipe.has_masks else None
+    labels[:, :num_lead] = IGNORED_LABEL
+    if lengths is not None:
+        ends = lengths + num_lead
+        for row in np.flatnonzero(ends < labels.shape[1]).tolist():
+            labels[row, ends[row] :] = IGNORED_LABEL
+    return is_pad
 
 
 def _add_fields(batch: Batch, labels: Ints, delivery: DeliveryConfig, pin_memory: bool) -> None:
