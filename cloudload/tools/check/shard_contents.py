@@ -8,6 +8,7 @@ is then kept in a temporary file. A local, uncompressed shard is read in place.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -62,15 +63,10 @@ def check_shard(
         if folder.is_local and info.zipped is None:
             path = urls.local_path(folder.join(info.raw.name).url)
             return list(_check_in_place(path, info, text_key, look))
-        with (
-            temp_files.explained_full_disk(),
-            tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file,
-        ):
-            found = list(_fetch(folder, info, file))  # type: ignore[arg-type]
-            if not any(finding.kind in ("size", "decompress") for finding in found):
-                file.flush()
-                found += _check_raw(Path(file.name), info, text_key, look)
-            return found
+        with _fetched(folder, info) as (path, of_bytes):
+            if any(finding.kind in ("size", "decompress") for finding in of_bytes):
+                return of_bytes
+            return [*of_bytes, *_check_raw(path, info, text_key, look)]
     except StoreError as error:
         kind = "shard-missing" if error.is_missing else "shard-unreachable"
         return [find(kind, info.stored.name, str(error))]
@@ -84,13 +80,8 @@ def name_samples(
         if folder.is_local and info.zipped is None:
             shard = Shard(urls.local_path(folder.join(info.raw.name).url), info)
         else:
-            with (
-                temp_files.explained_full_disk(),
-                tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file,
-            ):
-                list(_fetch(folder, info, file))  # type: ignore[arg-type]
-                file.flush()
-                shard = Shard(Path(file.name), info)
+            with _fetched(folder, info) as (path, _):
+                shard = Shard(path, info)
     except (StoreError, DatasetError, OSError):
         return [f"sample {sample}" for sample in samples]
     return [name_sample(shard, sample) for sample in samples]
@@ -131,6 +122,20 @@ def _check_in_place(
     yield from found
     if not any(finding.kind == "size" for finding in found):
         yield from _check_raw(path, info, text_key, look)
+
+
+@contextlib.contextmanager
+def _fetched(
+    folder: Location, info: shard_entries.ShardInfo
+) -> Iterator[tuple[Path, list[Finding]]]:
+    """Yield the path of a temporary file with the raw shard, and findings about its bytes."""
+    with (
+        temp_files.explained_full_disk(),
+        tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file,
+    ):
+        found = list(_fetch(folder, info, file))  # type: ignore[arg-type]
+        file.flush()
+        yield Path(file.name), found
 
 
 def _fetch(folder: Location, info: shard_entries.ShardInfo, file: BinaryIO) -> Iterator[Finding]:
