@@ -42,6 +42,7 @@ from cloudload.order.epoch_order import (
 )
 from cloudload.order.seekable import SeekableOrder
 from cloudload.system import (
+    NEVER,
     Ids,
     Ints,
     activity,
@@ -156,6 +157,9 @@ class EpochOrders:
 
         Raises the errors of `__call__`.
         """
+        first, last = int(epochs.min(initial=NEVER)), int(epochs.max(initial=-1))
+        if first == last:
+            return self.find(first, positions)
         samples = np.empty(len(epochs), np.int64)
         for epoch in np.unique(epochs).tolist():
             own = epochs == epoch

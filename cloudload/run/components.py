@@ -95,18 +95,15 @@ class Component(ComponentSpec):
     def find_samples(self, orders: EpochOrders, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
         """The epoch of each document, and its sample in the corpus; -1 for a hole.
 
-        `lanes` and `ordinals`, and the results, are int64 [documents]. Raises `CacheError` if the
-        order of an epoch is not on disk and cannot be written.
+        A hole is a position at the end of an epoch without a document, or one after the last epoch.
+        `lanes` and `ordinals`, and the results, are int64 arrays of one shape. Raises `CacheError`
+        if the order of an epoch is not on disk and cannot be written.
         """
         epochs, positions = self.lanes.epoch_positions(lanes, ordinals)
-        samples = np.full_like(positions, -1)
-        is_there = positions < self.lanes.num_positions
-        first, last = int(epochs.min(initial=NEVER)), int(epochs.max(initial=-1))
-        if first == last and is_there.all():
-            return epochs, orders.find(first, positions) + self.first_sample
-        for epoch in np.unique(epochs[is_there]).tolist():
-            chosen = np.flatnonzero((epochs == epoch) & is_there)
-            samples[chosen] = orders.find(epoch, positions[chosen]) + self.first_sample
+        is_there = (positions < self.lanes.num_positions) & (epochs < (self.lanes.epochs or NEVER))
+        samples = np.full(positions.shape, -1, np.int64)
+        found = orders.samples_at(epochs[is_there], positions[is_there])
+        samples[is_there] = found + self.first_sample
         return epochs, samples
 
     def orders(self, cache_root: Path) -> EpochOrders:

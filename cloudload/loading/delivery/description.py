@@ -195,15 +195,9 @@ def _workers(plan: WorkerPlan) -> Setting:
 
 
 def _cache(plan: WorkerPlan) -> Iterator[Setting]:
-    recipe = plan.recipe
-    needed = measure_working_set(
-        recipe.corpus,
-        recipe.components,
-        open_current_orders(plan.inputs, plan.share, plan.position),
-        own_lanes=plan.share.machine_lanes,
-        downloads_at_once=count_downloads(plan.delivery, plan.share),
-        selection=recipe.selection,
-    )
+    orders = open_current_orders(plan.inputs, plan.share, plan.position)
+    downloads = count_downloads(plan.delivery, plan.share)
+    needed = measure_working_set(plan.recipe, orders, plan.share.machine_lanes, downloads)
     yield Setting("working_set_bytes", needed, DATA, "bytes of shards that this node uses at once")
     limit = plan.delivery.cache_limit_bytes()
     yield Setting("cache_limit_bytes", limit, DEFAULT if limit is None else GIVEN)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.config import DeliveryConfig
-from cloudload.data import Corpus, cache_folder, selections
+from cloudload.data import cache_folder
 from cloudload.errors import CacheError
 from cloudload.order import EpochOrders, RankShare, SeekableOrder
 from cloudload.rows import tables
@@ -68,12 +68,7 @@ def check_cache_limit(
     if limit_bytes is None:
         return
     needed = measure_working_set(
-        recipe.corpus,
-        recipe.components,
-        orders,
-        own_lanes=share.machine_lanes,
-        downloads_at_once=count_downloads(delivery, share),
-        selection=recipe.selection,
+        recipe, orders, share.machine_lanes, count_downloads(delivery, share)
     )
     if limit_bytes < needed:
         advice = _lower_minimum(limit_bytes, int(cache_folder.cached_bytes(recipe.corpus).max()))
@@ -98,13 +93,10 @@ def _lower_minimum(limit_bytes: int, largest: int) -> str:
 
 
 def measure_working_set(
-    corpus: Corpus,
-    components: Sequence[Component],
+    recipe: Recipe,
     orders: Sequence[Ints | SeekableOrder],
-    *,
     own_lanes: Ints,
     downloads_at_once: int,
-    selection: selections.CorpusSelection | None = None,
 ) -> int:
     """Estimate the peak number of shard bytes that this node uses at a time, including downloads.
 
@@ -114,21 +106,21 @@ def measure_working_set(
     the component's order reads one of its documents.
     `orders` has the order of one epoch for each component. Components with `repeat` or `choose` are
     not counted, because they read a shard again later. Shards that are mapped in place, or have no
-    document in the `selection`, count as 0 bytes.
+    selected document, count as 0 bytes.
     """
-    sizes = _used_bytes(corpus, selection)
+    sizes = _used_bytes(recipe)
     needed = sum(
-        _peak_bytes(corpus, component, order, sizes=sizes, own_lanes=own_lanes, selection=selection)
-        for component, order in zip(components, orders, strict=True)
+        _peak_bytes(recipe, component, order, sizes, own_lanes)
+        for component, order in zip(recipe.components, orders, strict=True)
         if component.sampling is None
     )
     return add_downloads(needed, sizes, downloads_at_once)
 
 
-def _used_bytes(corpus: Corpus, selection: selections.CorpusSelection | None) -> Ints:
+def _used_bytes(recipe: Recipe) -> Ints:
     """The bytes that each shard uses in the cache: int64 [shards]; 0 if it is never fetched."""
-    sizes = cache_folder.cached_bytes(corpus)
-    return sizes if selection is None else sizes * (selection.count_of_shards(corpus) > 0)
+    sizes: Ints = cache_folder.cached_bytes(recipe.corpus) * (recipe.read_of_shards > 0)
+    return sizes
 
 
 def open_current_orders(
@@ -195,7 +187,7 @@ def explain_later_working_set(
     if last_epoch is None:
         return None
     found = measure_run(lengths, position, lanes, last_epoch)
-    sizes = _used_bytes(recipe.corpus, recipe.selection)
+    sizes = _used_bytes(recipe)
     needed = add_downloads(found.bytes, sizes, count_downloads(delivery, share))
     if limit >= needed:
         return None
@@ -230,13 +222,11 @@ def _find_last_epoch(recipe: Recipe, position: Position, share: float) -> int | 
 
 
 def _peak_bytes(
-    corpus: Corpus,
+    recipe: Recipe,
     component: Component,
     order: Ints | SeekableOrder,
-    *,
     sizes: Ints,
     own_lanes: Ints,
-    selection: selections.CorpusSelection | None,
 ) -> int:
     """Return the peak number of shard bytes that this node uses at any step of an epoch."""
     is_own = np.zeros(component.order.num_canonical_nodes, bool)
@@ -244,12 +234,12 @@ def _peak_bytes(
     if isinstance(order, SeekableOrder):
         uses = order.uses()
         starts = np.cumsum(component.shard_sizes) - component.shard_sizes
-        shards = corpus.shards_of(starts[uses.shards] + component.first_sample)
+        shards = recipe.corpus.shards_of(starts[uses.shards] + component.first_sample)
         shards, first, last = (
             found[is_own[uses.nodes]] for found in (shards, uses.first_rounds, uses.stop_rounds - 1)
         )
     else:
-        first_of, last_of = _steps_of_shards(corpus, component, order, is_own, selection)
+        first_of, last_of = _steps_of_shards(recipe, component, order, is_own)
         shards = np.flatnonzero(last_of >= 0)
         first, last = first_of[shards], last_of[shards]
     _, levels = sum_in_use(first, last, sizes[shards])
@@ -257,16 +247,13 @@ def _peak_bytes(
 
 
 def _steps_of_shards(
-    corpus: Corpus,
-    component: Component,
-    order: Ints,
-    is_own: Ints,
-    selection: selections.CorpusSelection | None,
+    recipe: Recipe, component: Component, order: Ints, is_own: Ints
 ) -> tuple[Ints, Ints]:
     """Find the first and last step at which each shard of the corpus is read: int64 [shards] each.
 
     Both are -1 for a shard that this node does not read. `is_own` is bool [canonical nodes].
     """
+    corpus, selection = recipe.corpus, recipe.selection
     first, last = (np.full(len(corpus.shard_sizes), -1, np.int64) for _ in range(2))
     for start in range(0, len(order), _POSITIONS_AT_ONCE):
         steps, nodes = np.divmod(

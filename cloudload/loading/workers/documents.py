@@ -137,16 +137,11 @@ class LaneDocuments:
         `flat_lanes` and `ordinals` are int64 [documents]. Raises `CacheError` if the order of an
         epoch is not on disk and cannot be written.
         """
-        if len(self._components) == 1:
-            epochs, samples = self._components[0].find_samples(
-                self._orders[0], flat_lanes, ordinals
+        epochs, samples = np.empty_like(flat_lanes), np.empty_like(flat_lanes)
+        for component, own in split_by_component(flat_lanes, self._num_lanes):
+            epochs[own], samples[own] = self._components[component].find_samples(
+                self._orders[component], flat_lanes[own] % self._num_lanes, ordinals[own]
             )
-        else:
-            epochs, samples = np.empty_like(flat_lanes), np.empty_like(flat_lanes)
-            for component, own in split_by_component(flat_lanes, self._num_lanes):
-                epochs[own], samples[own] = self._components[component].find_samples(
-                    self._orders[component], flat_lanes[own] % self._num_lanes, ordinals[own]
-                )
         found = FoundDocuments(flat_lanes, ordinals, epochs, samples)
         return found if samples.min(initial=0) >= 0 else found[np.flatnonzero(samples >= 0)]
 

@@ -276,11 +276,7 @@ class Tails:
             return np.full(len(remnants), own.streams.start)
         lanes, ordinals = remnants[:, [tables.REMNANT_LANE, tables.REMNANT_ORDINAL]].T
         lanes = lanes - component * self.recipe.num_lanes
-        epochs, positions = own.lanes.epoch_positions(lanes, ordinals)
-        samples, orders = np.full(len(remnants), own.first_sample), own.orders(self._root)
-        for epoch in np.unique(epochs).tolist():
-            chosen = epochs == epoch
-            samples[chosen] += np.asarray(orders(epoch)[positions[chosen]], np.int64)
+        _, samples = own.find_samples(own.orders(self._root), lanes, ordinals)
         return self.recipe.corpus.streams_of(samples)
 
     def count_rest(self, position: Position) -> Ints:

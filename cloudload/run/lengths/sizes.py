@@ -90,16 +90,9 @@ class LaneSizes:
 
         Raises `CacheError` if the order of an epoch cannot be built.
         """
-        division = self.component.lanes
-        epochs, positions = division.epoch_positions(lanes, ordinals)
-        is_there: Flags = positions < division.num_positions
-        if division.epochs is not None:
-            is_there &= epochs < division.epochs
-        # an epoch has one order, so look up the documents of each epoch together
-        samples = np.full(positions.shape, self.component.first_sample, np.int64)
-        for epoch in np.unique(epochs[is_there]).tolist():
-            chosen = (epochs == epoch) & is_there
-            samples[chosen] += np.asarray(self.orders(epoch)[positions[chosen]], np.int64)
+        _, samples = self.component.find_samples(self.orders, lanes, ordinals)
+        is_hole = samples < 0
+        samples[is_hole] = self.component.first_sample
         streams, lengths = self.streams_of(samples), self.lengths_of(samples)
         whole = np.maximum(lengths, 0) + self.framing.num_framing[streams]
         is_filtered = (whole < self.min_tokens) | (whole > self.max_tokens)
@@ -107,7 +100,7 @@ class LaneSizes:
         sizes = np.where(is_filtered, np.int64(tables.Size.FILTERED), whole)
         # a negative length says why the sample is left out
         sizes = np.where(lengths < 0, lengths, sizes)
-        sizes[~is_there] = tables.Size.ABSENT
+        sizes[is_hole] = tables.Size.ABSENT
         return DocumentSizes(streams=streams, samples=samples, sizes=sizes, whole=whole)
 
 

@@ -68,16 +68,11 @@ class Downloads:
         return Downloads(np.rint(self.times * (1 + more / total)).astype(np.int64), self.by_epoch)
 
 
-def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
-    """Return the rows at which the total amount in use changes, and the totals from there on."""
-    shards, firsts, lasts = join_overlaps(uses.shards, uses.first_rows, uses.last_rows)
-    return sum_in_use(firsts, lasts, amounts[shards])
-
-
 def measure_peak(uses: ShardUses, sizes: Ints, rows_ahead: int = 0) -> int:
     """Return the peak bytes in use if shards are fetched `rows_ahead` rows before their use."""
     early = np.maximum(0, uses.first_rows - rows_ahead)
-    _, levels = _levels(uses._replace(first_rows=early), sizes)
+    shards, firsts, lasts = join_overlaps(uses.shards, early, uses.last_rows)
+    _, levels = sum_in_use(firsts, lasts, sizes[shards])
     return int(levels.max(initial=0))
 
 
@@ -226,12 +221,7 @@ class NodeForecast:
         orders = [each.orders(self._asked.inputs.cache_root)(0) for each in recipe.components]
         return max(
             measure_working_set(
-                recipe.corpus,
-                recipe.components,
-                orders,
-                own_lanes=np.flatnonzero(nodes == node),
-                downloads_at_once=self._downloads_at_once,
-                selection=recipe.selection,
+                recipe, orders, np.flatnonzero(nodes == node), self._downloads_at_once
             )
             for node in range(self._asked.num_nodes)
         )

@@ -111,23 +111,19 @@ def plan_run(
         plan = loader.worker_plan()
     inputs, ending = plan.inputs, plan.ending
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
-    limit = delivery.cache_limit_bytes()
     # the nodes of the run have enough cores for their workers, unlike this machine
     share = take_share(inputs, delivery, World(0, world_size, ranks_per_node), _ENOUGH_CORES)
-    asked = ForecastRequest(inputs, delivery, share, limit, budget, steps)
-    rows_of_lane = asked.rows_of_lane
-    with open_cases(inputs, ending, share=sample, rows_of_lane=rows_of_lane) as cases:
+    asked = ForecastRequest(inputs, delivery, share, budget, steps)
+    with open_cases(inputs, ending, share=sample, rows_of_lane=asked.rows_of_lane) as cases:
         found = _Forecast(asked, cases).summarize()
     if measure and found.epochs.value > found.steps.value:
         warning = "a step reads the data several times, so the speed of the reader was not measured"
         return replace(found, warnings=(*found.warnings, warning))
-    speed = measure_speed({**options}, world_size) if measure else None
-    return _add_speed(found, speed, gpu_tokens_per_s)
+    speed = measure_speed(options, world_size) if measure else None
+    return found if speed is None else _add_speed(found, speed, gpu_tokens_per_s)
 
 
-def _add_speed(found: RunPlan, speed: Speed | None, wanted: float | None) -> RunPlan:
-    if speed is None:
-        return found
+def _add_speed(found: RunPlan, speed: Speed, wanted: float | None) -> RunPlan:
     rate = speed.tokens_per_cpu_s
     workers = None
     if wanted is not None and rate.value > 0:
@@ -180,10 +176,6 @@ class _Forecast:
             least_cache_bytes=least,
             node_plans=node_plans,
             balance=self._plan_balance(),
-            first_batch_s=None,
-            tokens_per_worker_s=None,
-            workers=None,
-            warnings=(),
         )
         return replace(found, warnings=tuple(self._warn(found)))
 

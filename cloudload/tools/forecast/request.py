@@ -45,8 +45,6 @@ class ForecastRequest:
     delivery: DeliveryConfig
     share: RankShare
     """The share of one rank of the run."""
-    limit: int | None
-    """The cache limit in bytes."""
     tokens: int | None
     steps: int | None
 
@@ -54,6 +52,11 @@ class ForecastRequest:
     def recipe(self) -> Recipe:
         """The recipe of the run."""
         return self.inputs.recipe
+
+    @property
+    def limit(self) -> int | None:
+        """The cache limit in bytes."""
+        return self.delivery.cache_limit_bytes()
 
     @property
     def num_nodes(self) -> int:

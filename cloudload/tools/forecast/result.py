@@ -194,13 +194,13 @@ class RunPlan:
     node_plans: tuple[NodePlan, ...]
     balance: BalancePlan | None
     """None without the option `balance`, or if a node has a single rank."""
-    first_batch_s: Figure | None
+    first_batch_s: Figure | None = None
     """Seconds from an empty cache to the first batch, measured on this machine."""
-    tokens_per_worker_s: Figure | None
+    tokens_per_worker_s: Figure | None = None
     """Tokens per second that one core of this machine prepares."""
-    workers: Figure | None
+    workers: Figure | None = None
     """Workers per rank needed to keep up with the GPU; None without `gpu_tokens_per_s`."""
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def bytes_downloaded(self) -> Figure:

@@ -277,11 +277,6 @@ class _ShardFinder:
         self._share, self._sharers = reading.share, reading.sharers
         self._num_rows = reading.num_rows
 
-    def _find_samples(self, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
-        """The epoch of each document, and its sample in the corpus: int64 [documents] each."""
-        epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
-        return epochs, self._orders.samples_at(epochs, positions) + self._component.first_sample
-
     def list_uses(
         self, lanes: Ints, ordinals: Ints, rows: Ints, *, is_ahead: bool = False
     ) -> Parts:
@@ -290,7 +285,8 @@ class _ShardFinder:
         If several nodes make rows of a lane, each of them may fetch all of the lane's documents.
         """
         if self._selection is not None:
-            is_read = self._selection.of(self._find_samples(lanes, ordinals)[1])
+            _, samples = self._component.find_samples(self._orders, lanes, ordinals)
+            is_read = self._selection.of(samples)
             lanes, ordinals, rows = (each[is_read] for each in (lanes, ordinals, rows))
         found = self.find(lanes, ordinals, rows, lanes)
         if self._sharers is None:
@@ -303,7 +299,7 @@ class _ShardFinder:
 
     def find(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints) -> ShardUses:
         """Return the uses of documents in rows of the run. `row_lanes` are the rows' lanes."""
-        epochs, samples = self._find_samples(lanes, ordinals)
+        epochs, samples = self._component.find_samples(self._orders, lanes, ordinals)
         return ShardUses(
             find_nodes(self._share, row_lanes, rows),
             epochs,

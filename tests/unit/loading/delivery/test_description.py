@@ -189,5 +189,8 @@ def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> in
         lanes=Lanes(num_nodes, sum(sizes), None, num_nodes),
     )
     lanes = np.arange(0, num_nodes, hosts)
-    needed = measure_working_set(corpus, [component], [order], own_lanes=lanes, downloads_at_once=1)
+    recipe: Any = SimpleNamespace(
+        corpus=corpus, components=[component], selection=None, read_of_shards=corpus.shard_sizes
+    )
+    needed = measure_working_set(recipe, [order], lanes, 1)
     return needed - 100 * max(sizes)
