@@ -104,7 +104,7 @@ def _measure_tables(documents: int, folder: Path, shuffle_algo: str) -> Message:
     began = time.process_time()
     table = tables[0]
     table_s = time.process_time() - began
-    walker, start = LaneWalker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 3), np.int64)
+    walker, start = LaneWalker(tables), np.zeros((NUM_LANES, 3), np.int64)
     began = time.process_time()
     tables[1]  # needed at 99%, where lanes with few tokens are already in the next epoch
     next_s = time.process_time() - began
@@ -141,14 +141,14 @@ def _measure_best_fit(documents: int, folder: Path) -> Message:
     rows = int(0.97 * figures["tokens"]) // SEQ_LEN // NUM_LANES
     before_mb = memory_of("VmRSS") >> 20
     began = time.process_time()
-    walker = BestFitWalker(tables, sizes, packing)
+    walker = BestFitWalker(tables)
     with walker.playing(own, cursors, residues) as playing:
         playing.play(own, np.full(len(own), rows))
         play_s = time.process_time() - began
         played = sum(playing.state(lane).ordinal for lane in own.tolist())
     marks = list(folder.rglob("*.marks"))
     random, found = np.random.default_rng(1), []
-    finder = BestFitRows(BestFitWalker(tables, sizes, packing), cursors, residues)
+    finder = BestFitRows(BestFitWalker(tables), cursors, residues)
     finder.find(own, np.full(len(own), 1))  # opens the files of marks before the timing
     for _ in range(ROWS):
         lane, row = random.choice(own, 1), random.integers(rows, size=1)
@@ -158,7 +158,7 @@ def _measure_best_fit(documents: int, folder: Path) -> Message:
     seeks = {}
     for share in (0.01, 0.5, 0.99):
         began = time.process_time()
-        walker = BestFitWalker(tables, sizes, packing)
+        walker = BestFitWalker(tables)
         with walker.playing(own, cursors, residues) as playing:
             playing.play(own, np.full(len(own), int(rows * share)))
         seeks[f"s_of_{len(own)}_lanes_at_{share:.0%}"] = round(time.process_time() - began, 3)

@@ -130,11 +130,11 @@ class Documents:
         starts = np.zeros((lanes.num_lanes, tables.NUM_CURSOR_COLUMNS), np.int64)
         if packing.has_residue:
             residues = np.full(lanes.num_lanes, b"", np.object_)
-            played = BestFitWalker(lane_tables, self._sizes, packing)
+            played = BestFitWalker(lane_tables)
             self._find = BestFitRows(played, starts, residues).find
         else:
-            walker = LaneWalker(lane_tables, self._sizes, packing)
-            self._find = RowPieces(walker, self._sizes, packing, starts).find
+            walker = LaneWalker(lane_tables)
+            self._find = RowPieces(walker, starts).find
 
     def count_tokens(self, rows: Ints, is_own: Flags) -> tuple[int, int]:
         """Count the tokens that a rank tokenizes and delivers, after each lane's first row.

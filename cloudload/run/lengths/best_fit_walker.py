@@ -12,12 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from cloudload.errors import StreamChangedError
-from cloudload.rows import Packing, decode_residue, list_residue_spans, tables
+from cloudload.rows import decode_residue, list_residue_spans, tables
 from cloudload.run.lengths.best_fit_checkpoints import FORMAT, LaneMarks, LaneState
 from cloudload.run.lengths.best_fit_simulation import PlayedLanes, Playing, explain_residue
 from cloudload.run.lengths.lane_tables import LaneTables
 from cloudload.run.lengths.lane_walker import Advanced, LaneWalker
-from cloudload.run.lengths.sizes import LaneSizes
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
 from cloudload.system import NEVER, Flags, Ints
@@ -26,12 +25,13 @@ from cloudload.system import NEVER, Flags, Ints
 class BestFitWalker(LaneWalker):
     """Computes the states of one component's `best_fit` lanes at later rows, by playing lanes."""
 
-    def __init__(self, lane_tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
-        super().__init__(lane_tables, sizes, packing)
+    def __init__(self, lane_tables: LaneTables) -> None:
+        super().__init__(lane_tables)
+        packing = self.packing
         rule = "" if packing.fair_from is None else f"-from-{packing.fair_from}"
         name = f"best_fit-{packing.seq_len}-{packing.open_rows}{rule}-{FORMAT}"
         marks = LaneMarks(lane_tables.folder / name if lane_tables.is_kept else None)
-        self._played = PlayedLanes(sizes, packing, marks, lane_tables.ends)
+        self._played = PlayedLanes(self.sizes, packing, marks, lane_tables.ends)
 
     def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
         """Like `LaneWalker.advance`, with `residues` (object array of bytes, [lanes]).
@@ -46,7 +46,7 @@ class BestFitWalker(LaneWalker):
             counts = self._count_passed(moving, cursors, after)
             counts[:, TOKENS] += self._count_taken(moving, after, left)
             counts[:, TOKENS] -= self._count_taken(moving, cursors, residues)
-            counts[0, PADDING] = rows.sum() * self._packing.seq_len - counts[:, TOKENS].sum()
+            counts[0, PADDING] = rows.sum() * self.packing.seq_len - counts[:, TOKENS].sum()
         return Advanced(after, counts, is_dry, left)
 
     def move(self, cursors: Ints, rows: Ints, residues: Residues) -> tuple[Ints, Residues, Flags]:
@@ -99,7 +99,7 @@ class BestFitWalker(LaneWalker):
         except ValueError as error:
             raise explain_residue(error) from None
         owners, ordinals, _, stops = _list_open(lanes, residues).T
-        found = self._sizes.measure(owners, ordinals)
+        found = self.sizes.measure(owners, ordinals)
         if (is_wrong := found.whole != stops).any():
             index = int(np.argmax(is_wrong))
             raise StreamChangedError(
@@ -136,10 +136,10 @@ class BestFitWalker(LaneWalker):
         tokens = np.concatenate([cursors[begun, tables.CURSOR_OFFSET], starts - stops])
         if len(self._tables.streams) == 1:
             return np.array([tokens.sum()])
-        streams = self.streams_of(
+        streams = self.sizes.measure(
             np.concatenate([begun, owners]),
             np.concatenate([cursors[begun, tables.CURSOR_ORDINAL], ordinals]),
-        )
+        ).streams
         taken = np.zeros(len(self._tables.streams), np.int64)
         np.add.at(taken, streams - self._tables.streams.start, tokens)
         return taken

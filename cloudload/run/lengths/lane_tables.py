@@ -45,7 +45,7 @@ class LaneTables:
 
     def __init__(self, folder: Path, sizes: LaneSizes, packing: Packing, digest: str) -> None:
         self._arguments = folder.absolute(), sizes, packing, digest
-        self._sizes, self._packing = sizes, packing
+        self.sizes, self.packing = sizes, packing
         self._division = division = sizes.component.lanes
         self.folder = folder / self._identify(digest)
         self.num_lanes = division.num_lanes
@@ -62,18 +62,18 @@ class LaneTables:
         return LaneTables, self._arguments
 
     def _identify(self, digest: str) -> str:
-        component, packing, framing = self._sizes.component, self._packing, self._sizes.framing
+        component, packing, framing = self.sizes.component, self.packing, self.sizes.framing
         is_of_rows = packing.name == "one_per_row"
         rows = [packing.seq_len, packing.overflow] if is_of_rows else []
         facts = [
             *(digest, asdict(component.order), asdict(component.lanes)),
             asdict(component.sampling) if component.sampling else None,
             hashlib.sha256(np.ascontiguousarray(component.shard_sizes).tobytes()).hexdigest(),
-            *(component.first_sample, framing.num_framing.tolist(), self._sizes.min_tokens),
+            *(component.first_sample, framing.num_framing.tolist(), self.sizes.min_tokens),
             # best_fit and concat share tables, because their sums over tokens are the same
             *(packing.name if is_of_rows else "concat", rows),
             *([component.order_ids] if component.order_ids else []),
-            *([{"max_tokens": self._sizes.max_tokens}] if self._sizes.max_tokens < NEVER else []),
+            *([{"max_tokens": self.sizes.max_tokens}] if self.sizes.max_tokens < NEVER else []),
             *([{"multiple": framing.multiple}] if framing.multiple > 1 else []),
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
@@ -86,7 +86,7 @@ class LaneTables:
     @property
     def streams(self) -> range:
         """The streams whose statistics are in the tables."""
-        return self._sizes.component.streams
+        return self.sizes.component.streams
 
     @cached_property
     def ends(self) -> Ints:
@@ -105,7 +105,7 @@ class LaneTables:
 
         See `LaneSizes.is_barren`.
         """
-        return self._sizes.is_barren(count * self.num_ordinals)
+        return self.sizes.is_barren(count * self.num_ordinals)
 
     def is_ready(self, index: int) -> bool:
         """Whether a table is in memory or in its file."""
@@ -193,7 +193,7 @@ class LaneTables:
         lanes, ordinals = np.meshgrid(np.arange(self.num_lanes), index * self.num_ordinals + within)
         starts = np.arange(0, len(within), self.block)
         return self.sum_columns(
-            self._sizes.measure(lanes, ordinals),
+            self.sizes.measure(lanes, ordinals),
             lambda column: np.add.reduceat(column, starts, axis=0),
         )
 
@@ -202,8 +202,8 @@ class LaneTables:
 
         `reduce` sums the amounts of one column over the documents, and determines the shape.
         """
-        sums = [reduce(units_of(self._packing, found.tokens))]
-        counts = list_counts(self._packing, found)
+        sums = [reduce(units_of(self.packing, found.tokens))]
+        counts = list_counts(self.packing, found)
         for stream in self.streams:
             is_own = found.streams == stream
             sums += [reduce(each if len(self.streams) == 1 else each * is_own) for each in counts]
@@ -217,8 +217,8 @@ class TableSearch:
     is the index of a document of that lane within the table.
     """
 
-    def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
-        self._tables, self._sizes, self._packing = tables, sizes, packing
+    def __init__(self, tables: LaneTables) -> None:
+        self._tables, self._sizes, self._packing = tables, tables.sizes, tables.packing
 
     def sums_since(self, first: int, lanes: Ints, ordinals: Ints) -> Ints:
         """The sums of each lane from the start of table `first` to a document: [lanes, columns]."""

@@ -16,10 +16,9 @@ from functools import partial
 import numpy as np
 
 from cloudload.errors import StreamChangedError
-from cloudload.order import EpochOrders
-from cloudload.rows import Packing, tables
+from cloudload.rows import tables
 from cloudload.run.lengths.lane_tables import UNITS, LaneTables, TableSearch
-from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, units_of
+from cloudload.run.lengths.sizes import DocumentSizes, units_of
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
 from cloudload.system import NEVER, Flags, Floats, Ints, count_within
@@ -59,11 +58,12 @@ class Located:
 class LaneWalker:
     """Computes the cursors and statistics of one component's lanes at later rows."""
 
-    def __init__(self, lane_tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
-        self._tables, self._sizes, self._packing = lane_tables, sizes, packing
-        self._unit_tokens = 1 if packing.name == "concat" else packing.seq_len
-        self._row_units = packing.row_units
-        self._search = TableSearch(lane_tables, sizes, packing)
+    def __init__(self, lane_tables: LaneTables) -> None:
+        self._tables = lane_tables
+        self.sizes, self.packing = lane_tables.sizes, lane_tables.packing
+        self._unit_tokens = 1 if self.packing.name == "concat" else self.packing.seq_len
+        self._row_units = self.packing.row_units
+        self._search = TableSearch(lane_tables)
 
     def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
         """Advance each lane from its cursor (int64 [lanes, 3]) by `rows` (int64 [lanes]).
@@ -95,7 +95,7 @@ class LaneWalker:
         cursors[moved, tables.CURSOR_SIZE] = 0
         inside = np.flatnonzero(moved & (cursors[:, tables.CURSOR_OFFSET] > 0))
         if len(inside):
-            found = self._sizes.measure(inside, cursors[inside, tables.CURSOR_ORDINAL])
+            found = self.sizes.measure(inside, cursors[inside, tables.CURSOR_ORDINAL])
             cursors[inside, tables.CURSOR_SIZE] = found.whole
 
     def count_units(self, cursors: Ints) -> Ints:
@@ -108,7 +108,7 @@ class LaneWalker:
         begun = np.flatnonzero(cursors[:, tables.CURSOR_OFFSET])
         units = np.zeros(len(cursors), np.int64)
         found = self._measure_begun(begun, cursors)
-        units[begun] = units_of(self._packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
+        units[begun] = units_of(self.packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
         table_indices, within = np.divmod(
             cursors[:, tables.CURSOR_ORDINAL] + (cursors[:, tables.CURSOR_OFFSET] > 0),
             self._tables.num_ordinals,
@@ -132,7 +132,7 @@ class LaneWalker:
         found = self._measure_begun(begun, cursors)
         # the rest of the document that the cursor is inside, then all others: those before the
         # later document, less those before the cursor's next document
-        units[begun] = units_of(self._packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
+        units[begun] = units_of(self.packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
         heads = cursors[:, tables.CURSOR_ORDINAL] + (cursors[:, tables.CURSOR_OFFSET] > 0)
         first = int(heads.min()) // self._tables.num_ordinals
         own = np.unique(lanes)
@@ -158,7 +158,7 @@ class LaneWalker:
             sums = since(stops) - since(heads)
             total: Ints = sums[:, UNITS + 1 :].sum(axis=0)
         else:
-            found = self._sizes.measure(
+            found = self.sizes.measure(
                 np.repeat(lanes, counts), np.repeat(heads, counts) + count_within(counts)
             )
             total = self._tables.sum_columns(found, lambda column: column.sum())[UNITS + 1 :]
@@ -174,7 +174,7 @@ class LaneWalker:
         heads = cursors[:, tables.CURSOR_ORDINAL]
         counts = np.maximum(0, self._tables.ends - heads)
         lanes = np.repeat(np.arange(len(cursors)), counts)
-        found = self._sizes.measure(lanes, np.repeat(heads, counts) + count_within(counts))
+        found = self.sizes.measure(lanes, np.repeat(heads, counts) + count_within(counts))
         sizes = found.sizes.copy()
         parts = np.split(sizes, np.cumsum(counts)[:-1])
         begun = np.flatnonzero((cursors[:, tables.CURSOR_OFFSET] > 0) & (counts > 0))
@@ -183,19 +183,6 @@ class LaneWalker:
             parts[lane][0] = whole
         return parts
 
-    @property
-    def orders(self) -> EpochOrders:
-        """The order of each epoch of the component."""
-        return self._sizes.orders
-
-    def measure(self, lanes: Ints, ordinals: Ints) -> DocumentSizes:
-        """Measure documents, as `LaneSizes.measure` does."""
-        return self._sizes.measure(lanes, ordinals)
-
-    def streams_of(self, lanes: Ints, ordinals: Ints) -> Ints:
-        """The stream of each document, given by lane and ordinal: int64 [documents]."""
-        return self._sizes.measure(lanes, ordinals).streams
-
     def _measure_begun(self, lanes: Ints, cursors: Ints) -> DocumentSizes:
         """Measure the documents that the cursors of these lanes are inside.
 
@@ -203,7 +190,7 @@ class LaneWalker:
         it.
         """
         ordinals, offsets, sizes = cursors[lanes].T
-        found = self._sizes.measure(lanes, ordinals)
+        found = self.sizes.measure(lanes, ordinals)
         is_wrong = (offsets > found.whole) | ((sizes > 0) & (sizes != found.whole))
         if is_wrong.any():
             index = int(np.argmax(is_wrong))
@@ -224,7 +211,7 @@ class LaneWalker:
         found, offsets = self._measure_begun(lanes, cursors), cursors[lanes, tables.CURSOR_OFFSET]
         # take the rest of the document, or as many of its units as the lane needs
         left = found.whole - offsets
-        units = units_of(self._packing, left)
+        units = units_of(self.packing, left)
         used = np.minimum(units, needed[lanes])
         tokens = np.minimum(left, used * self._unit_tokens)
         is_past = used == units
@@ -251,7 +238,7 @@ class LaneWalker:
             # measure the next documents of each lane, and find where its target is among them
             targets, starts = needed[lanes], cursors[lanes, tables.CURSOR_ORDINAL]
             ordinals = starts[:, None] + np.arange(each)
-            found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
+            found = self.sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
             indices, into, passed = self._search.find_within(found, targets)
             sums = self._search.sum_first(found, indices)
             counts += sums[:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
@@ -259,7 +246,7 @@ class LaneWalker:
             needed[lanes] -= passed
             # an endless lane without tokens would never reach its target
             barren = np.where(passed > 0, 0, barren + each)
-            is_barren = self._sizes.is_barren(barren) & (self._tables.end is None)
+            is_barren = self.sizes.is_barren(barren) & (self._tables.end is None)
             if is_barren.any():
                 return np.flatnonzero(needed > 0), lanes[is_barren]
             # lanes that need more continue, with about as many documents as the mean size suggests
@@ -277,7 +264,7 @@ class LaneWalker:
         most = _SCANNED_AT_ONCE // max(1, len(missing))
         if is_any_barren:
             # a lane may have no tokens at all, which this many documents decide: see `is_barren`
-            most = min(most, 2 * self._sizes.component.lanes.num_positions)
+            most = min(most, 2 * self.sizes.component.lanes.num_positions)
         return max(_LEAST_OF_LANE, min(int(missing.max(initial=0)) + _LEAST_OF_LANE, most))
 
     def _set_cursors(
@@ -293,7 +280,8 @@ class LaneWalker:
             offsets,
         )
         if (begun := np.flatnonzero(offsets)).size:
-            own = self.streams_of(lanes[begun], ordinals[begun]) - self._tables.streams.start
+            found = self.sizes.measure(lanes[begun], ordinals[begun])
+            own = found.streams - self._tables.streams.start
             np.add.at(counts, (own, np.full_like(own, TOKENS)), offsets[begun])
 
     def _walk(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> Flags:
@@ -326,7 +314,7 @@ class LaneWalker:
         cursors, units = starts[lanes], units.copy()
         begun = np.flatnonzero(cursors[:, tables.CURSOR_OFFSET] > 0)
         offsets = cursors[begun, tables.CURSOR_OFFSET]
-        left = units_of(self._packing, self._measure_begun(lanes[begun], starts).whole - offsets)
+        left = units_of(self.packing, self._measure_begun(lanes[begun], starts).whole - offsets)
         is_past = units[begun] >= left
         cursors[begun, tables.CURSOR_ORDINAL] += is_past
         cursors[begun, tables.CURSOR_OFFSET] = np.where(

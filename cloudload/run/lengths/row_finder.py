@@ -41,14 +41,12 @@ class RowFinder:
         self._finders = [self._open(component) for component in range(len(lengths.walkers))]
 
     def _open(self, component: int) -> row_pieces.RowPieces | BestFitRows:
-        lengths, position = self._lengths, self._position
-        walker, cursors = lengths.walkers[component], position.cursors[component]
+        position = self._position
+        walker, cursors = self._lengths.walkers[component], position.cursors[component]
         if isinstance(walker, BestFitWalker):
             assert position.residues is not None
             return BestFitRows(walker, cursors, position.residues[component])
-        return row_pieces.RowPieces(
-            walker, lengths.sizes[component], lengths.recipe.packing, cursors
-        )
+        return row_pieces.RowPieces(walker, cursors)
 
     def find(self, rows: Ints) -> Ints:
         """Find the documents of `rows` (int64 [rows], in any order), at or after the position.

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.errors import DatasetError
-from cloudload.rows import Packing, tables
+from cloudload.rows import tables
 from cloudload.run.lengths.lane_walker import LaneWalker
-from cloudload.run.lengths.sizes import LaneSizes, units_of
+from cloudload.run.lengths.sizes import units_of
 from cloudload.system import Flags, Ints
 
 _FIRST_DOCUMENTS = 8
@@ -41,11 +41,10 @@ class RowPieces:
     `starts` are the cursors from which rows are counted: int64 [lanes, 3].
     """
 
-    def __init__(
-        self, walker: LaneWalker, sizes: LaneSizes, packing: Packing, starts: Ints
-    ) -> None:
-        self._walker, self._sizes, self._packing, self._starts = walker, sizes, packing, starts
-        self._row_units = packing.row_units
+    def __init__(self, walker: LaneWalker, starts: Ints) -> None:
+        self._walker, self._starts = walker, starts
+        self._sizes, self._packing = walker.sizes, walker.packing
+        self._row_units = self._packing.row_units
         """Number of units per row; `tables` defines the unit."""
         self._next = np.zeros(len(starts), np.int64), starts
         """A row of each lane, int64 [lanes], and the cursor before it, int64 [lanes, 3]. Always

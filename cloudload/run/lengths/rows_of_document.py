@@ -100,7 +100,7 @@ def _list_readings(
     lengths: RunLengths, position: Position, component: int, sample: int, last_epoch: int
 ) -> Iterator[_Reading]:
     """Yield each occurrence of a sample in a lane after the position, up to `last_epoch`."""
-    orders, lanes = lengths.walkers[component].orders, lengths.recipe.components[component].lanes
+    orders, lanes = lengths.sizes[component].orders, lengths.recipe.components[component].lanes
     # lanes begin at a permutation of 0 to num_lanes - 1, and this is its inverse
     lane_at = np.argsort(lanes.first_positions)
     heads, waiting = (
@@ -180,7 +180,7 @@ def _measure_left(
     is_begun = (ordinals == cursors[lanes, tables.CURSOR_ORDINAL]) & (
         cursors[lanes, tables.CURSOR_OFFSET] > 0
     )
-    found = walker.measure(lanes, ordinals)
+    found = walker.sizes.measure(lanes, ordinals)
     starts = np.where(is_begun, cursors[lanes, tables.CURSOR_OFFSET], 0)
     return starts, np.where(is_begun, found.whole, found.tokens)
 

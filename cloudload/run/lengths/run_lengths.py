@@ -88,10 +88,7 @@ class RunLengths:
     def walkers(self) -> list[LaneWalker]:
         """The walker of each component, which computes cursors of its lanes at later rows."""
         open_walker = BestFitWalker if self.recipe.packing.has_residue else LaneWalker
-        return [
-            open_walker(lane_tables, sizes, self.recipe.packing)
-            for lane_tables, sizes in zip(self._tables, self.sizes, strict=True)
-        ]
+        return [open_walker(lane_tables) for lane_tables in self._tables]
 
     def build_table(self, component: int, epoch: int) -> None:
         """Start building an epoch's table in the background.

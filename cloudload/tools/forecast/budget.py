@@ -182,7 +182,7 @@ def _limit_rows(lengths: RunLengths, global_batch: int) -> int:
         # rows in an epoch, from the mean size of its first documents
         ordinals = np.arange(-(-min(_MOST_MEASURED, num_positions) // recipe.num_lanes))[:, None]
         lanes = np.arange(recipe.num_lanes)[None, :] + 0 * ordinals
-        sizes = lengths.walkers[index].measure(lanes, ordinals + 0 * lanes).tokens
+        sizes = lengths.sizes[index].measure(lanes, ordinals + 0 * lanes).tokens
         tokens = float(np.maximum(0, sizes).mean()) * num_positions
         share = max(1, int(shares[index])) / shares.sum()
         most = min(most, epochs * max(1.0, tokens / recipe.packing.seq_len) / share)

@@ -212,7 +212,7 @@ def _pack_lane(
     read = 0
     while read < _DOCUMENTS_OF_LANE and len(packer.rows) < rows:
         ordinals = np.arange(read, read + _DOCUMENTS_AT_ONCE)
-        found = lengths.walkers[index].measure(np.full_like(ordinals, lane[1]), ordinals)
+        found = lengths.sizes[index].measure(np.full_like(ordinals, lane[1]), ordinals)
         for ordinal, size in zip(ordinals.tolist(), found.tokens.tolist(), strict=True):
             packer.add(ordinal, size)
         read += _DOCUMENTS_AT_ONCE

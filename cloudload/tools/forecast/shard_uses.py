@@ -72,7 +72,7 @@ def find_uses(reading: NodeReads) -> FoundUses:
     needed: list[ShardUses] = []
     fetched: list[ShardUses] = []
     for index in range(len(recipe.components)):
-        is_seekable = isinstance(reading.lengths.walkers[index].orders(0), SeekableOrder)
+        is_seekable = isinstance(reading.lengths.sizes[index].orders(0), SeekableOrder)
         list_uses = _list_documents if is_listed or not is_seekable else _list_blocks
         is_listed &= list_uses is _list_documents
         for found, is_ahead in list_uses(reading, index):
@@ -111,7 +111,7 @@ def _list_blocks(reading: NodeReads, index: int) -> Parts:
     rows, cursors = _sample_cursors(reading, index)
     first_shard = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
     for epoch in range(_count_epochs(lanes, cursors[-1])):
-        order = reading.lengths.walkers[index].orders(epoch)
+        order = reading.lengths.sizes[index].orders(epoch)
         assert isinstance(order, SeekableOrder)
         uses = order.uses()
         for lane in range(lanes.num_lanes):
@@ -251,7 +251,7 @@ def _list_others(reading: NodeReads, index: int, find: _ShardFinder, firsts: Int
         is_left = (own == NEVER) & (np.arange(start, start + len(own))[:, None] < stops)
         ordinals, lanes = np.nonzero(is_left)
         ordinals += start
-        found, rows = walker.measure(lanes, ordinals), later[ordinals, lanes]
+        found, rows = walker.sizes.measure(lanes, ordinals), later[ordinals, lanes]
         is_there = found.sizes != tables.Size.ABSENT
         is_passed = is_there & (found.tokens == 0) & (rows < NEVER)
         # a rank that makes rows of other ranks' lanes never reads their documents without tokens
@@ -272,7 +272,7 @@ class _ShardFinder:
 
     def __init__(self, reading: NodeReads, index: int) -> None:
         self._component = reading.recipe.components[index]
-        self._orders = reading.lengths.walkers[index].orders
+        self._orders = reading.lengths.sizes[index].orders
         self._corpus, self._selection = reading.corpus, reading.recipe.selection
         self._share, self._sharers = reading.share, reading.sharers
         self._num_rows = reading.num_rows

@@ -121,7 +121,7 @@ def test_any_row_from_any_state_is_that_of_the_packer(  # noqa: PLR0917
 def test_a_lane_ends_where_the_packer_has_no_more_rows(tmp_path: Path) -> None:
     sizes = make_sizes([5, 3, 0, 4, 9, 0, 2, 2, 0], tmp_path, 2)
     packing = Packing("best_fit", 8, 2, "cut")
-    walker = BestFitWalker(LaneTables(tmp_path, sizes, packing, ""), sizes, packing)
+    walker = BestFitWalker(LaneTables(tmp_path, sizes, packing, ""))
     cursors, residues = np.zeros((NUM_LANES, 3), np.int64), np.full(NUM_LANES, b"", object)
     rows = walker.count_rows(cursors, residues)
     reference = []
@@ -143,7 +143,7 @@ def test_a_far_row_is_found_by_measuring_few_documents(
     cursors, residues = np.zeros((NUM_LANES, 3), np.int64), np.full(NUM_LANES, b"", object)
 
     def find(row: int) -> Any:
-        walker = BestFitWalker(LaneTables(tmp_path, sizes, packing, ""), sizes, packing)
+        walker = BestFitWalker(LaneTables(tmp_path, sizes, packing, ""))
         finder = BestFitRows(walker, cursors, residues)
         return name_documents(finder.find(np.array([1]), np.array([row]))).tolist()
 

@@ -172,7 +172,7 @@ LENGTHS = st.lists(st.integers(0, 9), min_size=12, max_size=12).map(lambda some:
 def open_search(run: TinyRun) -> tuple[LaneTables, TableSearch]:
     sizes, packing = run.lengths.sizes[0], run.recipe.packing
     tables = LaneTables(Path("/dev/null"), sizes, packing, "tiny")
-    return tables, TableSearch(tables, sizes, packing)
+    return tables, TableSearch(tables)
 
 
 def units(run: TinyRun, lane: int, number: int) -> list[int]:

@@ -20,7 +20,7 @@ ASKED = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30)), max_size=12)
 
 def open_rows(run: TinyRun, *cursors: tuple[int, int, int]) -> RowPieces:
     starts = np.array(cursors or [(0, 0, 0)] * run.recipe.num_lanes, np.int64)
-    return RowPieces(run.lengths.walkers[0], run.lengths.sizes[0], run.recipe.packing, starts)
+    return RowPieces(run.lengths.walkers[0], starts)
 
 
 def find(rows: RowPieces, *asked: tuple[int, int]) -> list[list[int]]:
