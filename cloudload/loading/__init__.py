@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from cloudload.loading.loader import CloudLoader
     from cloudload.loading.preparation import take_share
     from cloudload.loading.workers.block import limit_batches, limit_blocks_ahead
-    from cloudload.loading.workers.document_reader import DocumentReader, ShardSource
+    from cloudload.loading.workers.document_reader import DocumentReader, OneShard, ShardSource
     from cloudload.loading.workers.lane_reader import MOST_EAGERNESS
     from cloudload.loading.workers.prefetch import count_documents_ahead
     from cloudload.loading.workers.token_reader import TokenReader

@@ -10,6 +10,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -93,6 +94,20 @@ class ShardSource(Protocol):
         `shards` maps a shard to the only samples in it that are needed for now, or to None.
         """
         ...
+
+
+@dataclass(frozen=True)
+class OneShard:
+    """A `ShardSource` whose only shard is open."""
+
+    only: Shard
+
+    def shard(self, index: int, samples: Ints | None = None) -> Shard:
+        """Return the shard."""
+        return self.only
+
+    def prefetch(self, shards: Mapping[int, Ints | None]) -> None:
+        """Do nothing."""
 
 
 class DocumentReader:

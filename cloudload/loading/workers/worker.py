@@ -16,19 +16,18 @@ Before a run relies on the lengths of unread documents, a sample of them is chec
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
-from cloudload.data import Corpus, Shard, open_shard_start
+from cloudload.data import Corpus, open_shard_start
 from cloudload.errors import StoreError, StreamChangedError
 from cloudload.loading.workers.block import Block, BlockBuilder, limit_batches
 from cloudload.loading.workers.dealt_rows import DealtRows
-from cloudload.loading.workers.document_reader import DocumentReader
+from cloudload.loading.workers.document_reader import DocumentReader, OneShard
 from cloudload.loading.workers.documents import LaneDocuments, open_cache, open_documents
 from cloudload.loading.workers.held_documents import HeldDocuments
 from cloudload.loading.workers.hooked_rows import change_rows
@@ -270,8 +269,8 @@ def check_some_lengths(recipe: Recipe, documents: LaneDocuments) -> None:
         for shard, samples in choose_samples(corpus):
             own = samples if recipe.selection is None else samples[recipe.selection.of(samples)]
             if len(own):
-                with _open_start(corpus, shard) as starts:
-                    documents.compare(own, DocumentReader(recipe, starts))
+                with open_shard_start(*corpus.find_shard(shard), _SAMPLES_OF_SHARD) as start:
+                    documents.compare(own, DocumentReader(recipe, OneShard(start)))
     except StoreError as error:
         logger.info(
             "token lengths were not checked before moving to the new position, because of a store "
@@ -299,25 +298,3 @@ def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
         shard = int(first_shards[stream]) + within
         first = int(corpus.shard_starts[shard])
         yield shard, np.arange(first, first + min(_SAMPLES_OF_SHARD, int(sizes[within])))
-
-
-class _ShardStart:
-    """A shard source for a `DocumentReader` that has only the start of one shard."""
-
-    def __init__(self, index: int, shard: Shard) -> None:
-        self._index, self._shard = index, shard
-
-    def shard(self, index: int, samples: Ints | None = None) -> Shard:
-        """Return the shard, which is the only one available."""
-        assert index == self._index
-        return self._shard
-
-    def prefetch(self, shards: Mapping[int, Ints | None]) -> None:
-        """Do nothing, because the shard is already open."""
-
-
-@contextlib.contextmanager
-def _open_start(corpus: Corpus, index: int) -> Iterator[_ShardStart]:
-    dataset, info = corpus.find_shard(index)
-    with open_shard_start(dataset, info, _SAMPLES_OF_SHARD) as shard:
-        yield _ShardStart(index, shard)

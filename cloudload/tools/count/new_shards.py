@@ -28,6 +28,7 @@ from cloudload.data import (
     own_objects,
     shard_entries,
 )
+from cloudload.loading import OneShard
 from cloudload.rows import choose_backend
 from cloudload.run import length_files, lengths_index, open_recipe_without_data
 from cloudload.system import Ints
@@ -41,7 +42,6 @@ from cloudload.tools.count.group import (
     read_group,
     write_group,
 )
-from cloudload.tools.inspect.trained_documents import OneShard
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ The readers of a loader's workers do the work, so a tool shows what a run trains
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from cloudload.config import Chat, RowsConfig, Stream, choices
 from cloudload.data import Corpus, Dataset, Retry, Shard
-from cloudload.loading import DocumentReader, TokenReader
+from cloudload.loading import DocumentReader, OneShard, TokenReader
 from cloudload.rows import DocumentTokenizer
 from cloudload.run import Recipe, open_recipe_without_data
 from cloudload.stats import FILTERED
@@ -64,9 +64,7 @@ class TrainedReader:
 
     def __init__(self, recipe: Recipe) -> None:
         """`recipe` is that of `open_recipe_of`."""
-        [chat] = recipe.chats
         self._recipe = recipe
-        self._whole = replace(recipe, chats=(chat and replace(chat, max_tokens=None),))
         self._tokenizer = (
             DocumentTokenizer(recipe.tokenizer, choices.HF) if recipe.tokenizes else None
         )
@@ -75,17 +73,29 @@ class TrainedReader:
 
     def open(self, shard: Shard, first_sample: int = 0) -> ShardDocuments:
         """Open a shard, given the index in the dataset of its first sample, for `encode`."""
-        reader = _OneShardReader(self._whole, self._tokenizer, shard, first_sample)
-        return ShardDocuments(reader, self._recipe, self._lock)
+        return ShardDocuments(self._recipe, self._tokenizer, self._lock, shard, first_sample)
 
 
 class ShardDocuments:
     """The documents of one shard."""
 
-    def __init__(self, reader: _OneShardReader, recipe: Recipe, lock: threading.Lock) -> None:
-        """`reader` reads documents of any length, and `recipe` has the limit."""
-        self._reader, self._lock = reader, lock
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: DocumentTokenizer | None,
+        lock: threading.Lock,
+        shard: Shard,
+        first_sample: int,
+    ) -> None:
+        [stream], [source] = recipe.config.streams, recipe.config.sources
         [self._chat] = recipe.chats
+        self._has_filter = source.transform is not None or source.encode is not None
+        self._tokenizer, self._lock, self._shard = tokenizer, lock, shard
+        dataset = Dataset(stream.locate(Retry()), (shard.info,), "", first_sample=first_sample)
+        # documents of any length are read, and then limited
+        chats = (self._chat and replace(self._chat, max_tokens=None),)
+        self._recipe = replace(recipe, corpus=Corpus((dataset,)), chats=chats)
+        self._reader = DocumentReader(self._recipe, OneShard(shard))
 
     def read(self, samples: Sequence[int]) -> Iterator[TrainedDocument]:
         """Yield the documents of some samples, given as indices in the shard.
@@ -96,41 +106,10 @@ class ShardDocuments:
         for first in range(0, len(samples), _MOST_AT_ONCE):
             some = np.array(samples[first : first + _MOST_AT_ONCE], np.int64)
             with self._lock:
-                documents = list(self._reader.read(some))
+                documents = list(self._read(some))
             yield from map(self._limit, documents)
 
-    def _limit(self, document: TrainedDocument) -> TrainedDocument:
-        """Apply the most tokens of the run's conversations."""
-        tokens = document.tokens
-        kept = len(tokens) if self._chat is None else self._chat.count_kept(tokens)
-        if self._chat is None or kept == len(tokens):
-            return document
-        what = f"has {len(tokens):,} tokens, more than {self._chat.max_tokens:,}"
-        if not kept:
-            return replace(document, fault=LONG, what=f"{what}, so it is left out")
-        return TrainedDocument(tokens[:kept], LONG, f"{what}, so it is truncated to {kept:,}")
-
-
-class _OneShardReader:
-    """Reads documents of one shard."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        tokenizer: DocumentTokenizer | None,
-        shard: Shard,
-        first_sample: int,
-    ) -> None:
-        [stream] = recipe.config.streams
-        dataset = Dataset(stream.locate(Retry()), (shard.info,), "", first_sample=first_sample)
-        [source] = recipe.config.sources
-        self._has_filter = source.transform is not None or source.encode is not None
-        self._recipe = replace(recipe, corpus=Corpus((dataset,)))
-        self._tokenizer, self._shard = tokenizer, shard
-        self._reader = DocumentReader(self._recipe, OneShard(shard))
-
-    def read(self, samples: Ints) -> Iterator[TrainedDocument]:
-        """Yield the documents of `samples`, int64 [samples]."""
+    def _read(self, samples: Ints) -> Iterator[TrainedDocument]:
         read = TokenReader(self._recipe, self._reader, self._tokenizer).read(samples)
         tokens: dict[int, Tokens] = {}
         for part in read.parts:
@@ -149,16 +128,13 @@ class _OneShardReader:
             else:
                 yield document
 
-
-@dataclass(frozen=True)
-class OneShard:
-    """A `ShardSource` whose only shard is open."""
-
-    only: Shard
-
-    def shard(self, index: int, samples: Ints | None = None) -> Shard:
-        """Return the shard."""
-        return self.only
-
-    def prefetch(self, shards: Mapping[int, Ints | None]) -> None:
-        """Do nothing."""
+    def _limit(self, document: TrainedDocument) -> TrainedDocument:
+        """Apply the most tokens of the run's conversations."""
+        tokens = document.tokens
+        kept = len(tokens) if self._chat is None else self._chat.count_kept(tokens)
+        if self._chat is None or kept == len(tokens):
+            return document
+        what = f"has {len(tokens):,} tokens, more than {self._chat.max_tokens:,}"
+        if not kept:
+            return replace(document, fault=LONG, what=f"{what}, so it is left out")
+        return TrainedDocument(tokens[:kept], LONG, f"{what}, so it is truncated to {kept:,}")
