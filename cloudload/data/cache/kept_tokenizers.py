@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cloudload.system import file_locks, machine, temp_files, verified_files
@@ -49,18 +49,22 @@ def read_kept(path: Path) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def learning(path: Path) -> Iterator[None]:
-    """Let one process of the node compute the contents of the file `path` while the others wait.
+def learn_once(path: Path, learn: Callable[[], str]) -> str:
+    """Return the content of the file `path`. If it is missing, `learn` computes it.
 
-    If the folder is not writable, each process computes the contents separately.
+    One process of the node computes it while the others wait. If the folder is not writable, each
+    process does.
     """
+    if (kept := read_kept(path)) is not None:
+        return kept
     lock = temp_files.lock_path(path.with_name(f"learning-{path.name}"))
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(file_locks.locked(lock, what="check and parse the tokenizer"))
-        yield
+        if (kept := read_kept(path)) is None:
+            keep(path, kept := learn())
+        return kept
 
 
 def keep(path: Path, content: str) -> None:

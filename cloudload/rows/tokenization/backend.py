@@ -201,21 +201,14 @@ def _check_once(text: str, cache_root: Path) -> str | None:
     if is_known(text, list_checked()):
         return None
     path = _result_path(text, cache_root)
-    if (found_before := kept_tokenizers.read_kept(path)) is not None:
-        return found_before or None
-    with kept_tokenizers.learning(path):
-        if (found_before := kept_tokenizers.read_kept(path)) is not None:
-            return found_before or None
-        try:
-            refusal = check_ids(text)
-        except _FailedError as failure:
-            return str(failure)
-        except BaseException as failure:
-            if not is_failure(failure):
-                raise
-            return f"fastokens fails on some texts ({failure})"
-        kept_tokenizers.keep(path, refusal or "")
-        return refusal
+    try:
+        return kept_tokenizers.learn_once(path, lambda: check_ids(text) or "") or None
+    except _FailedError as failure:
+        return str(failure)
+    except BaseException as failure:
+        if not is_failure(failure):
+            raise
+        return f"fastokens fails on some texts ({failure})"
 
 
 class _FailedError(Exception):

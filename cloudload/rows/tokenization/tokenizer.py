@@ -13,6 +13,7 @@ is a `Text` with `special_tokens=True`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -129,21 +130,15 @@ def load_tokenizer(
     text, named, file = found.text, found.named, found.file
     is_path = isinstance(found.source, str | os.PathLike)
     where = f"{found.source}" if is_path else "the tokenizer"
+    describe = functools.partial(_describe, text, named, frames, file, where)
     if cache_root is None:
-        return _describe(text, named, frames, file, where)
+        return describe()
     library = library_of(text) or "tokenizers"
     names = [f"spec-{_SPECS}", kept_tokenizers.with_version(library)]
     path = kept_tokenizers.kept_path(
         cache_root, [text, repr(named), repr(list(frames)), where], names
     )
-    if (kept := kept_tokenizers.read_kept(path)) is not None:
-        return _decode(kept)
-    with kept_tokenizers.learning(path):
-        if (kept := kept_tokenizers.read_kept(path)) is not None:
-            return _decode(kept)
-        spec = _describe(text, named, frames, file, where)
-        kept_tokenizers.keep(path, _encode(spec))
-        return spec
+    return _decode(kept_tokenizers.learn_once(path, lambda: _encode(describe())))
 
 
 def _describe(
