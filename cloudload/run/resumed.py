@@ -42,7 +42,7 @@ from cloudload.run.recipe import Recipe
 from cloudload.run.removal import drop_deselected
 from cloudload.run.saved import Saved
 from cloudload.run.sources import read_sources
-from cloudload.run.state_fields import show
+from cloudload.run.state_fields import damaged, show
 from cloudload.system import Ints
 
 logger = logging.getLogger("cloudload.resume")
@@ -295,10 +295,8 @@ def resume_position(saved: Saved, recipe: Recipe, changes: Changes) -> Position:
 
 def _check_counts(saved: Saved, recipe: Recipe) -> None:
     if len(saved.position.counts) > len(recipe.labels):
-        raise StreamChangedError(
-            f"counts: the state has {len(saved.position.counts)} streams, but the loader has "
-            f"{len(recipe.labels)}. The state is damaged. Load an earlier one"
-        )
+        what = f"the state has {len(saved.position.counts)} streams, but the loader has"
+        raise damaged("counts", f"{what} {len(recipe.labels)}")
 
 
 def check_cursors(position: Position, components: Sequence[Component]) -> None:
@@ -311,19 +309,17 @@ def check_cursors(position: Position, components: Sequence[Component]) -> None:
             try:
                 residue_spans(position.residue(index, lane), ordinal)
             except ValueError as error:
-                raise StreamChangedError(
-                    f"residues: lane {lane} has {error}. The state is damaged. Load an earlier one"
-                ) from error
+                raise damaged("residues", f"lane {lane} has {error}") from error
 
 
 def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
     ordinals, offsets, sizes = cursors.T
     if len(beyond := np.flatnonzero((sizes > 0) & (sizes <= offsets))):
         lane = int(beyond[0])
-        raise StreamChangedError(
-            f"document_sizes: lane {lane} is at token {offsets[lane]} of document "
-            f"{ordinals[lane]}, which has {sizes[lane]} tokens. The state is damaged. Load an "
-            "earlier one"
+        raise damaged(
+            "document_sizes",
+            f"lane {lane} is at token {offsets[lane]} of document {ordinals[lane]}, which has "
+            f"{sizes[lane]} tokens",
         )
     ends = lanes.ends
     if len(past := np.flatnonzero((ordinals > ends) | ((ordinals == ends) & (offsets > 0)))):
@@ -335,18 +331,17 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
         )
     _, positions = lanes.epoch_positions(np.arange(lanes.num_lanes), ordinals)
     if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
-        raise StreamChangedError(
-            f"cursors: lane {within[0]} is within document {ordinals[within[0]]}, which does not "
-            "exist. The state is damaged. Load an earlier one"
-        )
+        what = f"lane {within[0]} is within document {ordinals[within[0]]}, which does not exist"
+        raise damaged("cursors", what)
 
 
 def check_tails(position: Position, recipe: Recipe) -> None:
     """Raise `StreamChangedError` if a component has an impossible tail."""
     if recipe.config.is_mixed and recipe.has_tails and position.rows != position.table_rows:
-        raise StreamChangedError(
-            f"table_rows: a mixture whose streams end is at row {position.rows:,}, but its cursors "
-            f"are from row {position.table_rows:,}. The state is damaged. Load an earlier one"
+        raise damaged(
+            "table_rows",
+            f"a mixture whose streams end is at row {position.rows:,}, but its cursors are from "
+            f"row {position.table_rows:,}",
         )
     for component, stages in zip(recipe.components, position.lanes.arrays.tails, strict=False):
         is_possible = all(seq_len >= 1 for seq_len, _ in stages)
@@ -354,10 +349,8 @@ def check_tails(position: Position, recipe: Recipe) -> None:
             name, of = "stream_tails", "a stream"
             if len(recipe.components) == 1:
                 name, of = "tail", "a run"
-            raise StreamChangedError(
-                f"{name}: {stages} (seq_len, rows) is not a tail of {of} with "
-                f"epochs={component.lanes.epochs}. The state is damaged. Load an earlier one"
-            )
+            what = f"{stages} (seq_len, rows) is not a tail of {of}"
+            raise damaged(name, f"{what} with epochs={component.lanes.epochs}")
 
 
 def _add_components(arrays: LaneArrays, recipe: Recipe) -> LaneArrays:

@@ -14,8 +14,8 @@ from typing import Any
 
 from cloudload.config import Chat, Fim, RowsConfig, Stream, choices
 from cloudload.data import redact
-from cloudload.errors import StreamChangedError
 from cloudload.rows import TokenName
+from cloudload.run.state_fields import damaged
 
 _OPTIONS = ("bos", "eos", "tokens_key", "tokens_dtype", "labels_key", "text_key")
 _KINDS: Mapping[str, type[Any]] = {"chat": Chat, "fim": Fim}
@@ -130,7 +130,5 @@ def read_sources(text: str) -> Sources:
         others |= dict.fromkeys(_KINDS) | _read_kinds(saved)
         others["own_transforms"] = list(saved.get("own_transforms", ()))
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
-        raise StreamChangedError(
-            f"sources: {error!r:.200}. The state is damaged. Load an earlier one"
-        ) from error
+        raise damaged("sources", f"{error!r:.200}") from error
     return Sources(streams, **others)

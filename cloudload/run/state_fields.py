@@ -179,4 +179,5 @@ def show(value: object) -> str:
 
 
 def damaged(name: str, what: str) -> StreamChangedError:
+    """The error for a field that no loader saved."""
     return StreamChangedError(f"{name}: {what}. The state is damaged. Load an earlier one")

@@ -19,7 +19,7 @@ from cloudload.errors import StreamChangedError
 from cloudload.order import default_block_size
 from cloudload.run.position import Origin, Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.state_fields import find_nested, is_state, show
+from cloudload.run.state_fields import damaged, find_nested, is_state, show
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,8 @@ def read_streaming_state(state: Mapping[str, Any]) -> StreamingState:
     for name, value in values.items():
         least = int(name == "num_canonical_nodes")
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise StreamChangedError(
-                f"{name}: the state has {show(value)}, which is not a whole number of "
-                "at least "
-                f"{least}. The state is damaged. Load an earlier one"
-            )
+            what = f"the state has {show(value)}, which is not a whole number of at least {least}"
+            raise damaged(name, what)
     return StreamingState(**values)
 
 
