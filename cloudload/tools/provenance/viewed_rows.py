@@ -147,15 +147,10 @@ def view_rows(
     step does not have, and for a step that is not after the state. Also raises the errors of
     `Run.loader`.
     """
-    only = check_rows(run, rows)
     options = {**delivery, "mask_edges": mask_edges, "fields": ["position_ids"]}
     token_texts: TokenTexts | None = None
-    for step, loader, batch, index in read_steps(run, steps, only, options):
+    for step, loader, batch, indices in _read_steps(run, steps, rows, options):
         token_texts = token_texts or TokenTexts(loader.recipe.tokenizer.json)
-        if index is not None:
-            indices: Sequence[int] = [index]
-        else:
-            indices = range(len(batch.rows)) if rows is None else sorted(set(rows))
         first_row = run.rows_of_step(step).start
         yield from _view_batch(loader, batch, indices, (step, first_row), token_texts)
 
@@ -209,56 +204,37 @@ def trace_steps(
     have, and for a step that is not after the state. Also raises the errors of `Run.loader`.
     """
     rows = [row] if isinstance(row, int) else row
-    only = check_rows(run, rows)
-    for step, loader, batch, index in read_steps(run, steps, only, delivery):
-        spans = batch.spans
-        if index is not None:
-            spans = spans[spans[:, tables.SPAN_ROW] == index]
-        elif rows is not None:
-            spans = spans[np.isin(spans[:, tables.SPAN_ROW], list(rows))]
+    for step, loader, batch, indices in _read_steps(run, steps, rows, delivery):
+        spans = batch.spans[np.isin(batch.spans[:, tables.SPAN_ROW], indices)]
         yield step, loader.open_tracer().trace(spans, batch.rows)
 
 
-def check_rows(run: Run, rows: Sequence[int] | None) -> int | None:
-    """Return the only row in `rows`, or None if `rows` does not have exactly one row.
+def _read_steps(
+    run: Run, steps: range, rows: Sequence[int] | None, delivery: Mapping[str, Any]
+) -> Iterator[tuple[int, CloudLoader, Batch, Sequence[int]]]:
+    """Yield (step, loader, batch, indices of `rows` in it) for each of `steps`, as `trace_steps`.
 
-    Raises `ValueError` for a row that a global batch does not have.
+    The indices ascend, and are those of all rows if `rows` is None. Each batch is valid until the
+    next one is requested.
     """
     for row in rows or ():
         if not 0 <= row < run.global_batch:
             raise ValueError(
                 f"row is {row}. Use a row of the step, from 0 to {run.global_batch - 1}"
             )
-    return rows[0] if rows is not None and len(rows) == 1 else None
-
-
-def read_steps(
-    run: Run, steps: range, row: int | None, delivery: Mapping[str, Any]
-) -> Iterator[tuple[int, CloudLoader, Batch, int | None]]:
-    """Yield (step, loader, batch, row within the batch) for each of `steps`, as `trace_steps` does.
-
-    The yielded row is None if `row` is None. Each batch is valid until the next one is requested.
-    """
-    if row is None or run.can_end:
-        yield from _read_in_turn(run, steps, row, delivery)
-        return
-    for step in steps:
-        number = run.rows_of_step(step)[row]
-        with open_lane(run, number % run.saved.layout.num_lanes, 1, delivery) as loader:
-            loader.seek(number)
-            yield step, loader, next(iter(loader)), 0
-
-
-def _read_in_turn(
-    run: Run, steps: range, row: int | None, delivery: Mapping[str, Any]
-) -> Iterator[tuple[int, CloudLoader, Batch, int | None]]:
     if not steps:
         return
-    first = run.rows_of_step(steps[0]).start
+    if rows is not None and len(rows) == 1 and not run.can_end:
+        for step in steps:
+            number = run.rows_of_step(step)[rows[0]]
+            with open_lane(run, number % run.saved.layout.num_lanes, 1, delivery) as loader:
+                loader.seek(number)
+                yield step, loader, next(iter(loader)), [0]
+        return
     with run.loader(**delivery, **alone(run.global_batch)) as loader:
-        loader.seek(first)
+        loader.seek(run.rows_of_step(steps[0]).start)
         for step, batch in zip(steps, loader, strict=False):
-            yield step, loader, batch, row
+            yield step, loader, batch, sorted(set(range(len(batch.rows)) if rows is None else rows))
 
 
 def trace_documents(run: Run, spans: Ints, rows: Ints, **delivery: Any) -> list[TracedSpan]:
