@@ -44,17 +44,6 @@ class Advanced:
     """Object array of bytes, [lanes]; None if the packing has no residue."""
 
 
-@dataclass(frozen=True)
-class Located:
-    """The result of `LaneWalker.locate`: the cursors at the requested units."""
-
-    cursors: Ints
-    """int64 [requests, 3], with columns `tables.CURSOR_ORDINAL` and so on; the size is not
-    set."""
-    is_dry: Flags
-    """bool [requests]; see `Advanced.is_dry`."""
-
-
 class LaneWalker:
     """Computes the cursors and statistics of one component's lanes at later rows."""
 
@@ -304,12 +293,13 @@ class LaneWalker:
         self._set_cursors(lanes[live], ordinals, into, cursors, counts)
         return is_dry
 
-    def locate(self, starts: Ints, lanes: Ints, units: Ints) -> Located:
+    def locate(self, starts: Ints, lanes: Ints, units: Ints) -> tuple[Ints, Flags]:
         """Find, for each request, the cursor that is `units` after the start of a lane.
 
         `starts` is int64 [all lanes, 3]. `lanes` and `units` are int64 [requests], where a lane may
-        be repeated. Raises `CacheError` if a table cannot be built, and `StreamChangedError` if a
-        start does not match the length of its document.
+        be repeated. Returns the cursors, int64 [requests, 3], without their sizes, and which lanes
+        are dry, bool [requests]; see `Advanced.is_dry`. Raises `CacheError` if a table cannot be
+        built, and `StreamChangedError` if a start does not match the length of its document.
         """
         cursors, units = starts[lanes], units.copy()
         begun = np.flatnonzero(cursors[:, tables.CURSOR_OFFSET] > 0)
@@ -324,7 +314,7 @@ class LaneWalker:
         further = np.flatnonzero(units >= 0)
         is_dry = np.zeros(len(lanes), np.bool_)
         is_dry[further] = self._locate(lanes[further], cursors, further, units[further])
-        return Located(cursors, is_dry)
+        return cursors, is_dry
 
     def _locate(self, lanes: Ints, cursors: Ints, indices: Ints, units: Ints) -> Flags:
         """Move the cursors at `indices`, which are between documents, by `units`.

@@ -70,9 +70,8 @@ class RowPieces:
         if len(far):
             lanes = runs.lanes[far]
             units = runs.firsts[far] * self._row_units
-            located = self._walker.locate(self._starts, lanes, units)
-            check_has_rows(lanes, located.is_dry)
-            cursors[far] = located.cursors
+            cursors[far], is_dry = self._walker.locate(self._starts, lanes, units)
+            check_has_rows(lanes, is_dry)
         return cursors
 
     def _list_pieces(self, runs: RowSpans, first_rows: Ints, cursors: Ints) -> Ints:

@@ -244,17 +244,17 @@ def test_the_units_before_several_documents_of_a_lane() -> None:
 def test_units_are_located_without_moving_the_other_lanes() -> None:
     run = TinyRun([8, 4, 6, 2])
     starts = cursors((0, 3, 8), (0, 0, 0))
-    found = walker_of(run).locate(starts, count(0, 0, 0, 1, 0), count(0, 4, 5, 5, 12))
-    assert found.cursors[:, :2].tolist() == [[0, 3], [0, 7], [1, 0], [1, 1], [2, 1]]
+    found, is_dry = walker_of(run).locate(starts, count(0, 0, 0, 1, 0), count(0, 4, 5, 5, 12))
+    assert found[:, :2].tolist() == [[0, 3], [0, 7], [1, 0], [1, 1], [2, 1]]
     assert starts.tolist() == [[0, 3, 8], [0, 0, 0]]
-    assert not found.is_dry.any()
+    assert not is_dry.any()
 
 
 def test_units_beyond_a_finite_lane_are_dry() -> None:
     walker = walker_of(TinyRun([8, 4, 6, 2], epochs=1))
-    found = walker.locate(cursors((0, 3, 8), (0, 0, 0)), count(0, 0, 1), count(11, 12, 6))
-    assert found.is_dry.tolist() == [False, True, False]
-    assert found.cursors[[0, 2], :2].tolist() == [[2, 0], [2, 0]]
+    found, is_dry = walker.locate(cursors((0, 3, 8), (0, 0, 0)), count(0, 0, 1), count(11, 12, 6))
+    assert is_dry.tolist() == [False, True, False]
+    assert found[[0, 2], :2].tolist() == [[2, 0], [2, 0]]
 
 
 def test_the_rest_of_a_lane_lists_sizes_and_why_others_are_missing() -> None:
