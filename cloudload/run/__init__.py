@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from cloudload.run.lengths.row_finder import RowFinder
     from cloudload.run.lengths.rows_of_document import find_spans
     from cloudload.run.lengths.run_lengths import RunInputs, RunLengths
-    from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, units_of
+    from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes
     from cloudload.run.position import MOST_ROWS, LaneArrays, LaneLog, Position, join_ranges
     from cloudload.run.recipe import (
         Recipe,

@@ -31,7 +31,6 @@ from cloudload.run import (
     Recipe,
     RunInputs,
     RunLengths,
-    units_of,
 )
 from cloudload.system import NEVER, Ints
 
@@ -312,7 +311,7 @@ def _find_uses(
     offsets = cursors[:, tables.CURSOR_OFFSET]
     before = -(offsets // packing.seq_len if row_units == 1 else offsets)
     for epochs, found in _measure_lanes(sizes, cursors, lanes, last_epoch):
-        units = units_of(packing, found.tokens) if row_units == 1 else found.tokens
+        units = packing.units_of(found.tokens) if row_units == 1 else found.tokens
         stops = before + np.cumsum(units, axis=0)
         first = np.maximum(0, stops - units) // row_units
         # a document without tokens is still read, with the row that follows it

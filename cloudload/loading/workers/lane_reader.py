@@ -43,11 +43,9 @@ def open_lane_rows(
 
     `cursors` is int64 [flat_lanes, 2]. `residues` has one entry per flat lane, or is None.
     """
-    if packing.name == "concat":
-        return ConcatLanes(packing.seq_len, num_lanes, cursors)
-    if packing.name == "best_fit":
+    if packing.has_residue:
         return BestFitLanes(packing, num_lanes, cursors, residues)
-    return lane_packer.PackerLanes(packing, num_lanes, cursors, residues)
+    return ConcatLanes(packing, num_lanes, cursors)
 
 
 class LaneReader:

@@ -2,15 +2,15 @@
 
     document table, IDs ─► a lane packer ─► pieces, cursors, residues ─► fill_rows ─► tokens, spans
                                │
-              packing          reference (`packers`, `PackerLanes`)     vectorized twin
+              packing          reference (`packers`)                    vectorized twin
               concat           one lane, document by document           `ConcatLanes`
+              one_per_row      "                                        `ConcatLanes`
               best_fit         "                                        `BestFitLanes`
-              one_per_row      "                                        (the reference is used)
 
     tables          columns of all tables         best_fit_lane  its sequential part
     packers         reference packers, one lane   residue        spans not yet emitted, as bytes
     lane_packer     packers of a worker's lanes   fill           pieces to tokens and spans
-    concat_lanes    vectorized `concat`           tail           the end of a finite run
+    concat_lanes    vectorized, two packings      tail           the end of a finite run
     best_fit_lanes  vectorized `best_fit`
 
 The reference packers are the specification. Tests compare the rows, cursors, residues and counts of

@@ -9,7 +9,7 @@ integer, the index of its document and tokens in a table. Everything that does n
 rows is computed for many pieces at once. Only the placement is sequential, because the row of
 each piece depends on the pieces before it.
 
-The reference, `PackerLanes` with a `BestFitPacker` for each lane, is the specification. Tests
+The reference, a `BestFitPacker` for each lane, is the specification. Tests
 compare every row, cursor, residue and count.
 """
 

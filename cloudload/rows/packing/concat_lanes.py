@@ -1,7 +1,9 @@
-"""Pack many `concat` lanes at once: the vectorized twin of `_ConcatPacker`.
+"""Pack many `concat` or `one_per_row` lanes at once: the vectorized twin of their packers.
 
-    lane 0   aaaabbbbbbbcc        all tokens of a lane, document after document
-             ├────┼────┼──        cut every seq_len = 5 tokens; one `b` and `cc` wait
+    concat        aaaabbbbbbbcc          all tokens of a lane, document after document
+                  ├────┼────┼──          cut every seq_len = 5 tokens; one `b` and `cc` wait
+    one_per_row   aaaa.bbbbbbb...cc...   the same, with documents that are padded to whole rows
+                  ├────┼────┼────┼────
 
 The reference packer (`packers`) is the specification. Tests compare every row, cursor and count.
 """
@@ -14,21 +16,25 @@ import numpy as np
 
 from cloudload.rows.packing import tables
 from cloudload.rows.packing.lane_packer import copy_tokens, start_lanes
+from cloudload.rows.packing.packers import Packing
 from cloudload.system import Flags, Ints
 
 
 class ConcatLanes:
-    """Lanes whose tokens fill rows in order, so documents can span rows; see `LaneRows`.
+    """Lanes whose documents lie on a line that is cut into rows; see `LaneRows`.
 
-    `cursors` is int64 [flat_lanes, 2].
+    The `packing` has no residue. `cursors` is int64 [flat_lanes, 2].
     """
 
-    def __init__(self, seq_len: int, num_lanes: int, cursors: Ints) -> None:
-        self._seq_len, self._num_lanes = seq_len, num_lanes
+    def __init__(self, packing: Packing, num_lanes: int, cursors: Ints) -> None:
+        self._packing, self._num_lanes = packing, num_lanes
+        self._seq_len = packing.seq_len
+        self._row_tokens = self._seq_len // packing.row_units
+        """Number of tokens that the line has for each unit."""
         self._starts = cursors.copy()
         """See `start_lanes`."""
         self._available = np.zeros(len(cursors), np.int64)
-        """Number of tokens added to each lane that are not in a row yet."""
+        """Number of units added to each lane that are not in a row yet."""
         self._kept: list[tables.ReadDocuments | None] = [None] * len(cursors)
         """The documents of each lane whose tokens wait, in one buffer per lane."""
         self._added: list[tables.ReadDocuments] = []
@@ -39,7 +45,8 @@ class ConcatLanes:
         return flat_lanes[:0], flat_lanes[:0]
 
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
-        return np.maximum(0, wanted * self._seq_len - self._available[flat_lanes])
+        needed = wanted * self._packing.row_units - self._available[flat_lanes]
+        return np.maximum(0, needed * self._row_tokens)
 
     def add(self, documents: tables.ReadDocuments) -> None:
         table = documents.table
@@ -47,16 +54,16 @@ class ConcatLanes:
         np.add.at(
             self._available,
             table[:, tables.FLAT_LANE],
-            table[:, tables.SIZE] - table[:, tables.START],
+            self._packing.units_of(table[:, tables.SIZE] - table[:, tables.START]),
         )
         self._added.append(documents)
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> tables.CutRows:
         """See `LaneRows`.
 
-        Example: seq_len is 5, and one lane has documents of 4, 7 and 2 tokens, which start at
-        tokens 0, 4 and 11 of the lane. Two rows take 4, 6 and 0 tokens of the three documents. The
-        cursor is then (1, 6), and document 0 is counted with row 0.
+        Example: with `concat`, seq_len is 5, and one lane has documents of 4, 7 and 2 tokens, which
+        start at tokens 0, 4 and 11 of the lane. Two rows take 4, 6 and 0 tokens of the three
+        documents. The cursor is then (1, 6), and document 0 is counted with row 0.
         """
         documents = self._gather(flat_lanes)
         table = documents.table
@@ -64,16 +71,16 @@ class ConcatLanes:
         # tokens before `START` are already in rows
         left = table[:, tables.SIZE] - table[:, tables.START]
         # documents are ordered by lane, so one sum over all of them gives offsets in every lane,
-        # once the base of the lane (the tokens of the lanes before it) is subtracted
-        ends = np.concatenate([[0], np.cumsum(left)])
+        # once the base of the lane (the units of the lanes before it) is subtracted
+        ends = np.concatenate([[0], np.cumsum(self._packing.units_of(left))])
         bases = ends[np.searchsorted(lanes, np.arange(len(flat_lanes) + 1))]
         # only whole rows are cut, because the lane's next documents continue the tokens after them
-        num_rows: Ints = np.minimum(wanted, np.diff(bases) // self._seq_len)
-        # a document is tokens [starts, starts + left) of its lane, and rows take those before
+        num_rows: Ints = np.minimum(wanted, np.diff(bases) // self._packing.row_units)
+        # a document is tokens [starts, stops) of its lane's line, and rows take those before
         # `taken`: all of them, some, or none if the document begins after the last row
-        starts = ends[:-1] - bases[lanes]
-        most = (num_rows * self._seq_len)[lanes]
-        taken = np.clip(starts + left, starts, np.maximum(starts, most))
+        starts = (ends[:-1] - bases[lanes]) * self._row_tokens
+        stops = starts + (np.minimum(left, self._seq_len) if self._packing.cuts else left)
+        taken = np.clip(stops, starts, np.maximum(starts, (num_rows * self._seq_len)[lanes]))
         # rows are numbered across lanes, so a lane's rows follow those of the lanes before it
         first_rows = (np.cumsum(num_rows) - num_rows)[lanes]
         pieces = tables.cut_pieces(starts, taken, self._seq_len)
@@ -81,12 +88,12 @@ class ConcatLanes:
         _move_pieces(pieces, first_rows, table[:, tables.START] - starts)
 
         row_lanes = np.repeat(np.arange(len(flat_lanes)), num_rows)
-        cursors = _cursors_after(table, pieces, len(row_lanes))
+        cursors = _cursors_after(table, pieces, len(row_lanes), cuts=self._packing.cuts)
         counted, is_left = _count_passed(table, lanes, cursors, row_lanes)
         # documents that are not counted wait, and rows may have begun the first of each lane
         rest = table[is_left]
         rest[:, tables.START] += (taken - starts)[is_left]
-        self._available[flat_lanes] = np.diff(bases) - num_rows * self._seq_len
+        self._available[flat_lanes] = np.diff(bases) - num_rows * self._packing.row_units
         self._keep(flat_lanes, rest, lanes[is_left], documents.buffers)
         return tables.CutRows(documents, pieces, counted, num_rows, cursors)
 
@@ -159,14 +166,17 @@ def _join_buffers(
     return memoryview(b"".join(parts)).cast("i")
 
 
-def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
-    """The cursor after each row, which is the end of the row's last piece: int64 [rows, 2]."""
+def _cursors_after(table: Ints, pieces: Ints, num_rows: int, *, cuts: bool) -> Ints:
+    """The cursor after each row, which is the end of the row's last piece: int64 [rows, 2].
+
+    With `cuts`, the rest of the piece's document is dropped.
+    """
     # pieces are sorted by row, so a row's last piece is right before the first one of a later row
     stops = np.searchsorted(pieces[:, tables.PIECE_ROW], np.arange(num_rows), side="right")
     last = pieces[stops - 1]
     documents = table[last[:, tables.PIECE_DOCUMENT]]
     # at the end of a document, the cursor is at the start of the next one
-    is_end = last[:, tables.PIECE_STOP] == documents[:, tables.SIZE]
+    is_end = (last[:, tables.PIECE_STOP] == documents[:, tables.SIZE]) | cuts
     cursors = np.empty((num_rows, 2), np.int64)
     cursors[:, tables.CURSOR_ORDINAL] = documents[:, tables.ORDINAL] + is_end
     cursors[:, tables.CURSOR_OFFSET] = np.where(is_end, 0, last[:, tables.PIECE_STOP])

@@ -30,8 +30,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from cloudload.rows.packing.residue import EMPTY_GROUP, Span, decode_residue, encode_residue
-from cloudload.system import NEVER
+from cloudload.system import NEVER, Ints
 
 Cursor = tuple[int, int]
 """(ordinal, offset) of the next unread token."""
@@ -115,6 +117,12 @@ class Packing:
     def row_units(self) -> int:
         """The size of a row in units of `lengths`: `seq_len` tokens for `concat`, else 1 row."""
         return self.seq_len if self.name == "concat" else 1
+
+    def units_of(self, sizes: Ints) -> Ints:
+        """The number of units in documents: rows with `one_per_row`, otherwise tokens."""
+        if self.name != "one_per_row":
+            return sizes
+        return np.minimum(sizes, 1) if self.cuts else -(-sizes // self.seq_len)
 
     @property
     def has_residue(self) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 
 from cloudload.errors import CacheError
 from cloudload.rows import Packing
-from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, list_counts, units_of
+from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, list_counts
 from cloudload.stats import COUNTS
 from cloudload.system import NEVER, Flags, Ints, run_detached, verified_files
 
@@ -202,7 +202,7 @@ class LaneTables:
 
         `reduce` sums the amounts of one column over the documents, and determines the shape.
         """
-        sums = [reduce(units_of(self.packing, found.tokens))]
+        sums = [reduce(self.packing.units_of(found.tokens))]
         counts = list_counts(self.packing, found)
         for stream in self.streams:
             is_own = found.streams == stream
@@ -298,7 +298,7 @@ class TableSearch:
         document and the cursor, and the number of all units before the cursor. If the target is
         beyond the documents, the cursor is after all of them.
         """
-        units = units_of(self._packing, found.tokens)
+        units = self._packing.units_of(found.tokens)
         ends = np.cumsum(units, axis=1)
         # the first document that ends at or after the target contains it
         indices = (ends < targets[:, None]).sum(axis=1)

@@ -18,7 +18,7 @@ import numpy as np
 from cloudload.errors import StreamChangedError
 from cloudload.rows import tables
 from cloudload.run.lengths.lane_tables import UNITS, LaneTables, TableSearch
-from cloudload.run.lengths.sizes import DocumentSizes, units_of
+from cloudload.run.lengths.sizes import DocumentSizes
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
 from cloudload.system import NEVER, Flags, Floats, Ints, count_within
@@ -97,7 +97,7 @@ class LaneWalker:
         begun = np.flatnonzero(cursors[:, tables.CURSOR_OFFSET])
         units = np.zeros(len(cursors), np.int64)
         found = self._measure_begun(begun, cursors)
-        units[begun] = units_of(self.packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
+        units[begun] = self.packing.units_of(found.whole - cursors[begun, tables.CURSOR_OFFSET])
         table_indices, within = np.divmod(
             cursors[:, tables.CURSOR_ORDINAL] + (cursors[:, tables.CURSOR_OFFSET] > 0),
             self._tables.num_ordinals,
@@ -121,7 +121,7 @@ class LaneWalker:
         found = self._measure_begun(begun, cursors)
         # the rest of the document that the cursor is inside, then all others: those before the
         # later document, less those before the cursor's next document
-        units[begun] = units_of(self.packing, found.whole - cursors[begun, tables.CURSOR_OFFSET])
+        units[begun] = self.packing.units_of(found.whole - cursors[begun, tables.CURSOR_OFFSET])
         heads = cursors[:, tables.CURSOR_ORDINAL] + (cursors[:, tables.CURSOR_OFFSET] > 0)
         first = int(heads.min()) // self._tables.num_ordinals
         own = np.unique(lanes)
@@ -200,7 +200,7 @@ class LaneWalker:
         found, offsets = self._measure_begun(lanes, cursors), cursors[lanes, tables.CURSOR_OFFSET]
         # take the rest of the document, or as many of its units as the lane needs
         left = found.whole - offsets
-        units = units_of(self.packing, left)
+        units = self.packing.units_of(left)
         used = np.minimum(units, needed[lanes])
         tokens = np.minimum(left, used * self._unit_tokens)
         is_past = used == units
@@ -304,7 +304,7 @@ class LaneWalker:
         cursors, units = starts[lanes], units.copy()
         begun = np.flatnonzero(cursors[:, tables.CURSOR_OFFSET] > 0)
         offsets = cursors[begun, tables.CURSOR_OFFSET]
-        left = units_of(self.packing, self._measure_begun(lanes[begun], starts).whole - offsets)
+        left = self.packing.units_of(self._measure_begun(lanes[begun], starts).whole - offsets)
         is_past = units[begun] >= left
         cursors[begun, tables.CURSOR_ORDINAL] += is_past
         cursors[begun, tables.CURSOR_OFFSET] = np.where(

@@ -17,7 +17,6 @@ import numpy as np
 from cloudload.errors import DatasetError
 from cloudload.rows import tables
 from cloudload.run.lengths.lane_walker import LaneWalker
-from cloudload.run.lengths.sizes import units_of
 from cloudload.system import Flags, Ints
 
 _FIRST_DOCUMENTS = 8
@@ -106,7 +105,7 @@ class RowPieces:
         offsets = np.zeros_like(ordinals)
         offsets[:, 0] = cursors[:, tables.CURSOR_OFFSET]
         left = self._measure(lanes, ordinals, offsets) - offsets
-        units = units_of(self._packing, left)
+        units = self._packing.units_of(left)
         ends = np.cumsum(units, axis=1)
         # a run that these documents cannot fill is measured again with twice as many, because its
         # last row may continue in later documents

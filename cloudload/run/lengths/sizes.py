@@ -104,13 +104,6 @@ class LaneSizes:
         return DocumentSizes(streams=streams, samples=samples, sizes=sizes, whole=whole)
 
 
-def units_of(packing: Packing, sizes: Ints) -> Ints:
-    """The number of units in documents: rows with `one_per_row`, otherwise tokens."""
-    if packing.name != "one_per_row":
-        return sizes
-    return np.minimum(sizes, 1) if packing.cuts else -(-sizes // packing.seq_len)
-
-
 def list_counts(packing: Packing, found: DocumentSizes) -> list[Ints]:
     """The amounts that documents add to each of `stats.COUNTS` after their lane has read them.
 
@@ -118,7 +111,7 @@ def list_counts(packing: Packing, found: DocumentSizes) -> list[Ints]:
     """
     packed = np.minimum(found.tokens, packing.seq_len) if packing.cuts else found.tokens
     is_padded = packing.name == "one_per_row"
-    full = units_of(packing, found.tokens) * packing.seq_len if is_padded else packed
+    full = packing.units_of(found.tokens) * packing.seq_len if is_padded else packed
     kinds = counts_of_sizes(found.sizes)
     counts = {
         TOKENS: packed,

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 
 from cloudload.rows.packing.best_fit_lanes import BestFitLanes
-from cloudload.rows.packing.lane_packer import LaneRows, PackerLanes
+from cloudload.rows.packing.lane_packer import LaneRows
 from cloudload.rows.packing.packers import Packing
 from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
+from testkit.packer_lanes import PackerLanes
 from testkit.twin_lanes import LANES, Corpus, Leg, corpora, long_run, run, same_or_other
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cloudload.rows.packing.best_fit_lanes import BestFitLanes
 from cloudload.rows.packing.concat_lanes import ConcatLanes
-from cloudload.rows.packing.lane_packer import LaneRows, PackerLanes, copy_tokens, own_documents
+from cloudload.rows.packing.lane_packer import LaneRows, copy_tokens, own_documents
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.residue import EMPTY_GROUP, encode_residue
 from cloudload.rows.packing.tables import (
@@ -24,6 +24,7 @@ from cloudload.rows.packing.tables import (
 from cloudload.stats import DOCUMENTS, EMPTY
 from cloudload.system.arrays import Ints
 from testkit.letters import letters, spell
+from testkit.packer_lanes import PackerLanes
 
 SEQ_LEN, NUM_LANES = 5, 3
 Make = Callable[..., LaneRows]
@@ -37,23 +38,23 @@ def make(name: str, *, is_twin: bool = False, overflow: str = "cut") -> Make:
         start = np.zeros((NUM_LANES, 2), np.int64) if cursors is None else cursors
         if not is_twin:
             return PackerLanes(packing, NUM_LANES, start, residues)
-        if name == "concat":
-            return ConcatLanes(SEQ_LEN, NUM_LANES, start)
-        return BestFitLanes(packing, NUM_LANES, start, residues)
+        if name == "best_fit":
+            return BestFitLanes(packing, NUM_LANES, start, residues)
+        return ConcatLanes(packing, NUM_LANES, start)
 
     return lanes
 
 
 CONCAT = [make("concat"), make("concat", is_twin=True)]
 BEST_FIT = [make("best_fit"), make("best_fit", is_twin=True)]
-ONE_PER_ROW = [make("one_per_row")]
+ONE_PER_ROW = [make("one_per_row"), make("one_per_row", is_twin=True)]
 KINDS = ["reference", "twin"]
 concat = pytest.mark.parametrize("new", CONCAT, ids=KINDS)
 best_fit = pytest.mark.parametrize("new", BEST_FIT, ids=KINDS)
 every_packer = pytest.mark.parametrize(
     "new",
     [*CONCAT, *BEST_FIT, *ONE_PER_ROW],
-    ids=["concat", "ConcatLanes", "best_fit", "BestFitLanes", "one_per_row"],
+    ids=[f"{name}-{kind}" for name in ("concat", "best_fit", "one_per_row") for kind in KINDS],
 )
 
 
@@ -80,10 +81,11 @@ def test_best_fit_waits_for_a_document_that_fits(new: Make) -> None:
     assert cut(lanes, {0: 2}) == ["aaacc"]
 
 
-def test_one_per_row_cuts_off_what_a_row_cannot_hold() -> None:
+@pytest.mark.parametrize("is_twin", [False, True], ids=KINDS)
+def test_one_per_row_cuts_off_what_a_row_cannot_hold(*, is_twin: bool) -> None:
     documents = letters((0, 0, "aaaaaaa"), (0, 1, ""), (0, 2, "cc"))
     for overflow, rows in [("cut", ["aaaaa", "cc..."]), ("rows", ["aaaaa", "aa...", "cc..."])]:
-        lanes = make("one_per_row", overflow=overflow)()
+        lanes = make("one_per_row", is_twin=is_twin, overflow=overflow)()
         lanes.add(documents)
         assert cut(lanes, {0: 9}) == rows
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.run.lengths.lane_tables import UNITS, LaneTables, TableSearch
-from cloudload.run.lengths.sizes import DocumentSizes, units_of
+from cloudload.run.lengths.sizes import DocumentSizes
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, TOKENS
 from cloudload.system.arrays import NEVER
 from testkit.tiny_runs import TinyRun
@@ -178,7 +178,7 @@ def open_search(run: TinyRun) -> tuple[LaneTables, TableSearch]:
 def units(run: TinyRun, lane: int, number: int) -> list[int]:
     """The units of a lane's first documents."""
     sizes = np.array(run.naive.documents(lane, number), np.int64)
-    return list(map(int, units_of(run.recipe.packing, sizes)))
+    return list(map(int, run.recipe.packing.units_of(sizes)))
 
 
 def walk(sizes: list[int], target: int) -> tuple[int, int]:

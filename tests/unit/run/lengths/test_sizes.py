@@ -8,7 +8,7 @@ import pytest
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.tables import Size
 from cloudload.rows.packing.tail import counts_of_sizes
-from cloudload.run.lengths.sizes import DocumentSizes, list_counts, units_of
+from cloudload.run.lengths.sizes import DocumentSizes, list_counts
 from cloudload.stats import COUNTS, DOCUMENTS, EMPTY, FAILED, FILTERED
 from testkit.tiny_runs import TinyRun
 
@@ -91,7 +91,7 @@ def test_the_result_has_the_shape_of_the_arguments() -> None:
     [(CONCAT, [0, 1, 5, 6, 10, 11]), (CUT, [0, 1, 1, 1, 1, 1]), (ROWS, [0, 1, 1, 2, 2, 3])],
 )
 def test_a_unit_is_a_token_or_with_one_per_row_a_row(packing: Packing, units: list[int]) -> None:
-    assert units_of(packing, np.array([0, 1, 5, 6, 10, 11])).tolist() == units
+    assert packing.units_of(np.array([0, 1, 5, 6, 10, 11])).tolist() == units
 
 
 @pytest.mark.parametrize(
