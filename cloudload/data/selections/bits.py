@@ -38,11 +38,6 @@ class Selection:
         return Selection(bits, num_samples, path)
 
     @staticmethod
-    def of_flags(flags: Flags) -> Selection:
-        """Pack a flag for each sample: bool [samples]."""
-        return Selection(np.packbits(flags, bitorder="little"), len(flags))
-
-    @staticmethod
     def join(parts: Iterable[Flags], num_samples: int) -> Selection:
         """Pack flags of consecutive samples, bool [samples] each, in memory."""
         bits: Ids = np.frombuffer(b"".join(pack_parts(parts)), np.uint8)

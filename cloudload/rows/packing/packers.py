@@ -219,7 +219,8 @@ class BestFitPacker(Packer):
         super().__init__(packing.seq_len, cursor)
         self._packing, seq_len = packing, packing.seq_len
         self._free: list[int] = []
-        self._open: list[list[Span]] = []
+        self.open_spans: list[list[Span]] = []
+        """The spans of each open row, in the order of a residue."""
         self._encoded: list[bytes] = []
         """Each open row, encoded as in a residue."""
         waiting, rows = decode_residue(residue, cursor[0])
@@ -228,7 +229,7 @@ class BestFitPacker(Packer):
             if free <= 0 or (self._free and free < self._free[-1]):
                 raise ValueError(f"open rows that do not fit {seq_len} tokens, or are out of order")
             self._free.append(free)
-            self._open.append(spans)
+            self.open_spans.append(spans)
             self._encoded.append(encode_residue(spans))
         self._waiting = deque(waiting)
         self._close_rows()
@@ -250,13 +251,8 @@ class BestFitPacker(Packer):
             self._put_piece((ordinal, start, size))
 
     def finish(self) -> None:
-        while self._open:
+        while self.open_spans:
             self._emit_fullest()
-
-    @property
-    def open_spans(self) -> list[list[Span]]:
-        """The spans of each open row, in the order of a residue."""
-        return self._open
 
     def _pack(self, ordinal: int, start: int, size: int) -> None:
         """Pack a waiting span, which was left over from a different `seq_len`."""
@@ -278,28 +274,28 @@ class BestFitPacker(Packer):
         if index == len(self._free):
             free, spans = self._seq_len - size, [span]
         else:
-            free, spans = self._free.pop(index) - size, [*self._open.pop(index), span]
+            free, spans = self._free.pop(index) - size, [*self.open_spans.pop(index), span]
             del self._encoded[index]
         if not free:
             self._emit(spans)
             return
         index = bisect_right(self._free, free)
         self._free.insert(index, free)
-        self._open.insert(index, spans)
+        self.open_spans.insert(index, spans)
         self._encoded.insert(index, encode_residue(spans))
         self._close_rows()
 
     def _close_rows(self) -> None:
         """Emit the fullest rows until few enough rows and documents wait."""
-        while len(self._open) > self._packing.open_rows or self._too_many_wait():
+        while len(self.open_spans) > self._packing.open_rows or self._too_many_wait():
             self._emit_fullest()
 
     def _too_many_wait(self) -> bool:
-        return len(self._open) > 1 and self._count_waiting() ** 2 > self._num_read
+        return len(self.open_spans) > 1 and self._count_waiting() ** 2 > self._num_read
 
     def _end_single_row(self) -> None:
         """End the only open row, because a long document begins."""
-        is_full = len(self._open) == 1 and self._free[0] <= self._packing.most_free
+        is_full = len(self.open_spans) == 1 and self._free[0] <= self._packing.most_free
         if is_full and (2 * self._count_waiting()) ** 2 > self._num_read:
             self._emit_fullest()
 
@@ -308,16 +304,16 @@ class BestFitPacker(Packer):
         return self._cursor[0] - self._packing.least_ordinal
 
     def _count_waiting(self) -> int:
-        return sum(map(len, self._open))
+        return sum(map(len, self.open_spans))
 
     def _emit_fullest(self) -> None:
         del self._free[0], self._encoded[0]
-        self._emit(self._open.pop(0))
+        self._emit(self.open_spans.pop(0))
 
     def _emit(self, spans: list[Span], *, is_last: bool = True) -> None:
         pieces = [(ordinal, start, stop, is_last) for ordinal, start, stop in spans]
         residue = b""
-        if self._waiting or self._open:
+        if self._waiting or self.open_spans:
             residue = b"".join(
                 (encode_residue(self._waiting) if self._waiting else EMPTY_GROUP, *self._encoded)
             )

@@ -11,7 +11,7 @@ from cloudload.data.selections.bits import Selection
 
 def test_documents_of_a_selection_are_packed_and_pickled_alike() -> None:
     flags = np.random.default_rng(1).random(1_003) < 0.3
-    selection = Selection.of_flags(flags)
+    selection = Selection.join([flags], len(flags))
     assert (selection.of(np.arange(1_003)) == flags).all()
     assert selection.num_selected == flags.sum()
     bounds = np.array([0, 1, 1, 9, 500, 1_003])
@@ -19,4 +19,4 @@ def test_documents_of_a_selection_are_packed_and_pickled_alike() -> None:
     assert selection.count_between(bounds).tolist() == counts
     part = selection.take(101)
     assert part is not None
-    assert part.digest == Selection.of_flags(flags[:101]).digest != selection.digest
+    assert part.digest == Selection.join([flags[:101]], 101).digest != selection.digest
