@@ -127,6 +127,16 @@ def test_documents_are_chosen_by_their_ids(data: str, tmp_path: Path, ending: st
     )
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_an_id_may_have_any_character_but_a_newline(tmp_path: Path, newline: str) -> None:
+    ids = ["plain", "a\u2028b", "a\x85b", "a\x0bb", " first", "last ", "\ufeffmark", "ab"]
+    data = write_mds(tmp_path / "data", random_documents(1, 8), extra={"id": ("str", ids)})
+    listed = tmp_path / "ids.txt"
+    listed.write_bytes(newline.join([*ids[:-1], "", " a ", ""]).encode())
+    assert select(data, drop_ids=listed).selected == 1
+    assert read(data, tmp_path) == {7}
+
+
 def test_documents_are_chosen_by_shard_and_index_without_reading_shards(
     data: str, tmp_path: Path
 ) -> None:

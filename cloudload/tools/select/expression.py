@@ -261,9 +261,17 @@ def _compare(one: _Term, sign: str, other: _Term) -> Condition:
 
 
 def _among(value: _Term, items: list[Any]) -> Condition:
+    known = [item for item in items if item is not None]
+    are_text = {isinstance(item, str) for item in known}
+    otherwise = False if len(known) == len(items) else None  # a null may be any value
+
     def is_among(values: Values) -> bool | None:
         found = value(values)
-        return None if found is None else found in items
+        if found is None:
+            return None
+        if known and isinstance(found, str) not in are_text:
+            raise WrongTypeError(f"{found!r:.100} cannot be compared with {known[0]!r:.100}")
+        return True if found in known else otherwise
 
     return is_among
 

@@ -52,13 +52,15 @@ def load_ids(file: IdFile) -> frozenset[str]:
         [ids] = selections.listed.read_listed_columns(file.location, data, [ID_KEY])
         return frozenset(map(str, ids))
     try:
-        lines = data.decode("utf-8-sig").splitlines()
+        # not `splitlines`, because an ID may have other ends of lines, such as U+2028
+        lines = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise DatasetError(
             f"{file.location} is not UTF-8 text. Use a file with an ID on each line, or a Parquet, "
             "JSON Lines or CSV file with the column id"
         ) from error
-    return frozenset(line.strip() for line in lines if line.strip())
+    # spaces at the ends may belong to an ID, or not
+    return frozenset(each for line in lines for each in (line, line.strip()) if each.strip())
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ SIGNS = st.sampled_from(["=", "==", "<>", "!=", "<", "<=", ">", ">="])
 
 def conditions_on(terms: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     literals = terms.filter(lambda term: term[0] in "'-0123456789")
-    lists = st.lists(literals, min_size=1, max_size=3).map(", ".join)
+    items = st.one_of(literals, st.just("null"))
+    lists = st.lists(items, min_size=1, max_size=3).map(", ".join)
     return st.one_of(
         st.tuples(terms, SIGNS, terms).map(" ".join),
         st.tuples(terms, st.sampled_from(["in", "not in", "NOT  IN"]), lists).map(
@@ -107,7 +108,14 @@ def test_a_wrong_condition_says_where(condition: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("condition", "values"),
-    [("a > 3", {"a": "x"}), ("a = 'x'", {"a": 3}), ("a > 1", {"a": [1]}), ("a", {"a": "yes"})],
+    [
+        ("a > 3", {"a": "x"}),
+        ("a = 'x'", {"a": 3}),
+        ("a > 1", {"a": [1]}),
+        ("a", {"a": "yes"}),
+        ("a in (1, null)", {"a": "1"}),
+        ("a not in ('1', '2')", {"a": 1}),
+    ],
 )
 def test_values_of_another_type_are_refused(condition: str, values: dict[str, Any]) -> None:
     with pytest.raises(WrongTypeError):
