@@ -73,7 +73,8 @@ def resume_run(
 def resume_recipe(saved: Saved, opened: Recipe) -> Recipe:
     """Return the recipe with which a saved run continues in a loader that opened another one.
 
-    Raises `StreamChangedError` if streams of the saved run are missing or in another order.
+    Raises `StreamChangedError` if streams of the saved run are missing or in another order, or if
+    none of its documents is selected.
     """
     recipe = _keep_chats(saved, _keep_framing(saved, _keep_beginning(saved, opened)))
     _check_components(saved, recipe)
@@ -91,6 +92,15 @@ def _check_components(saved: Saved, recipe: Recipe) -> None:
             f"{found}. Keep every saved stream, and keep the proportions or the schedule. To end a "
             "stream, set its proportion, or its weight in the schedule, to 0"
         )
+    for component in recipe.components:
+        if not component.num_selected:
+            labels = ", ".join(recipe.labels[stream] for stream in component.streams)
+            raise StreamChangedError(
+                f"select: of the {component.num_samples:,} documents of {labels} with which the "
+                "run began, none is selected. The selected documents are in shards that were "
+                "appended later, which the run does not read. Select some of its documents, or "
+                "start a new run without this state"
+            )
 
 
 def _keep_shares(saved: Saved, recipe: Recipe) -> Recipe:

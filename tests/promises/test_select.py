@@ -326,6 +326,20 @@ def test_documents_may_be_selected_again(counted: str, tmp_path: Path, packing: 
     assert samples & set(range(20))
 
 
+def test_a_selection_of_appended_documents_only_leaves_a_begun_run_nothing_to_read(
+    tmp_path: Path,
+) -> None:
+    texts, options = random_documents(5, 40), {"local": tmp_path / "cache"}
+    data = write_mds(tmp_path / "mds", texts[:20], shard_samples=[20])
+    with make_loader(data, **options) as loader:
+        state = loader.state_dict()
+    write_mds(data, texts, shard_samples=[20, 20])
+    appended = Stream(data, name="mds", select=write_list(tmp_path / "new.csv", [(1, 3)]))
+    with make_loader(appended, **options) as loader:
+        with pytest.raises(StreamChangedError, match="of the 20 documents of mds with which the"):
+            loader.load_state_dict(state, on_change={"select": "accept"})
+
+
 # ---------------------------------------------------------------- errors
 
 
