@@ -31,6 +31,7 @@ from cloudload.order import (
 from cloudload.system import NEVER, Ints
 
 _MOST_BARREN = 100_000
+_MOST_DOCUMENTS = 1 << 48  # of all epochs of a finite run
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,11 @@ def build_components(
 ) -> tuple[Component, ...]:
     """Build a component from each spec, with the order and the lanes that `layout` specifies.
 
-    A spec may be a `Component` already. Its order and lanes are then replaced.
+    A spec may be a `Component` already. Its order and lanes are then replaced. Raises `ValueError`
+    if there are too many epochs.
     """
+    for spec in specs:
+        _check_epochs(config, spec)
     return tuple(
         Component(
             **{each.name: getattr(spec, each.name) for each in fields(ComponentSpec)},
@@ -151,6 +155,16 @@ def build_components(
             specs, layout.canonical_nodes, layout.shuffle_block_sizes, strict=True
         )
     )
+
+
+def _check_epochs(config: RowsConfig, spec: ComponentSpec) -> None:
+    epochs, most = config.epochs_of(spec.streams), _MOST_DOCUMENTS // max(1, spec.num_positions)
+    if epochs is not None and epochs > most:
+        raise ValueError(
+            f"epochs or max_epochs of {config.streams[spec.streams.start].label} is {epochs:,}, and "
+            f"an epoch has {spec.num_positions:,} documents. Use at most {most:,}, or None for a "
+            "run without end"
+        )
 
 
 def settle_layout(

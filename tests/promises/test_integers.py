@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloudload import CloudLoader, FromStart, Rows, Stream
+from cloudload import CloudLoader, Documents, FromStart, Rows, Stream
 from cloudload.integrations.metrics import Monitor
 from cloudload.losses import LossLog
 from cloudload.run.state import State
@@ -212,3 +213,19 @@ def test_a_seek_past_the_end_of_the_run_is_refused_and_one_to_the_end_gives_its_
         assert {**found, **{name: end[name] for name in ("batches", "global_batch")}} == end
         assert loader.stats().tokens == reader.stats().tokens > 0
         assert list(loader) == []
+
+
+@pytest.mark.parametrize("number", [1 << 48, sys.maxsize, 10**30])
+def test_more_documents_than_a_run_can_count_are_refused(
+    counted: str, tmp_path: Path, number: int
+) -> None:
+    message = f"is {number:,}, and an epoch has 60 documents. Use at most 4,691,249,611,844"
+    mixed = Stream(counted, proportion=1, max_epochs=number)
+    for data, epochs in ((counted, number), (mixed, None)):
+        with pytest.raises(ValueError, match=message):
+            make_loader(data, epochs=epochs, local=tmp_path)
+    with pytest.raises(ValueError, match=message):
+        Documents(counted, epochs=number, local=tmp_path)
+    with make_loader(counted, local=tmp_path) as loader:
+        with pytest.raises(ValueError, match=message):
+            loader.count_batches(number)
