@@ -160,10 +160,10 @@ def build_components(
 def _check_epochs(config: RowsConfig, spec: ComponentSpec) -> None:
     epochs, most = config.epochs_of(spec.streams), _MOST_DOCUMENTS // max(1, spec.num_positions)
     if epochs is not None and epochs > most:
+        label = config.streams[spec.streams.start].label
         raise ValueError(
-            f"epochs or max_epochs of {config.streams[spec.streams.start].label} is {epochs:,}, and "
-            f"an epoch has {spec.num_positions:,} documents. Use at most {most:,}, or None for a "
-            "run without end"
+            f"epochs or max_epochs of {label} is {epochs:,}, and an epoch has "
+            f"{spec.num_positions:,} documents. Use at most {most:,}, or None for a run without end"
         )
 
 

@@ -226,6 +226,6 @@ def test_more_documents_than_a_run_can_count_are_refused(
             make_loader(data, epochs=epochs, local=tmp_path)
     with pytest.raises(ValueError, match=message):
         Documents(counted, epochs=number, local=tmp_path)
-    with make_loader(counted, local=tmp_path) as loader:
-        with pytest.raises(ValueError, match=message):
-            loader.count_batches(number)
+    loader = make_loader(counted, local=tmp_path)
+    with pytest.raises(ValueError, match=message):
+        loader.count_batches(number)

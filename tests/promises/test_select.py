@@ -335,9 +335,9 @@ def test_a_selection_of_appended_documents_only_leaves_a_begun_run_nothing_to_re
         state = loader.state_dict()
     write_mds(data, texts, shard_samples=[20, 20])
     appended = Stream(data, name="mds", select=write_list(tmp_path / "new.csv", [(1, 3)]))
-    with make_loader(appended, **options) as loader:
-        with pytest.raises(StreamChangedError, match="of the 20 documents of mds with which the"):
-            loader.load_state_dict(state, on_change={"select": "accept"})
+    loader = make_loader(appended, **options)
+    with pytest.raises(StreamChangedError, match="of the 20 documents of mds with which the"):
+        loader.load_state_dict(state, on_change={"select": "accept"})
 
 
 # ---------------------------------------------------------------- errors
