@@ -306,10 +306,12 @@ class CloudLoader:
         Any other change that could affect the rows is refused. If the state was saved at an
         exchange and before the tail of a finite run, you can accept changes of some fields:
         `on_change={"min_tokens": "accept"}`, and similarly `max_tokens`, `open_rows`, `epochs`,
-        `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`,
-        `tokens_key`, `strip_tokens`, `transform`, `chat`, `encode`, `fim`, `pad_documents_to` and
-        `overflow`. If one of the last thirteen changes, each lane drops the rest of the documents
-        that it was reading. Once a stream of a mixture is in its tail, no change can be accepted.
+        `max_epochs`, `on_error`, `row_hook`, `select`, `data`, `tokenizer`, `token_ids`, `bos_eos`,
+        `text_key`, `tokens_key`, `strip_tokens`, `transform`, `chat`, `encode`, `fim`,
+        `pad_documents_to` and `overflow`. If one of the last thirteen changes, each lane drops the
+        rest of the documents that it was reading. If `select` changes, lanes drop only documents
+        that are no longer selected. Once a stream of a mixture is in its tail, no change can be
+        accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
