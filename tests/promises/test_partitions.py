@@ -356,6 +356,7 @@ def test_a_file_with_the_name_of_the_list_is_kept(corpus: Path, tmp_path: Path) 
         ("lang=/a.jsonl", "lang", "has no folder lang=VALUE"),
         ("lang=__HIVE_DEFAULT_PARTITION__/a.jsonl", "lang", "has no folder lang=VALUE"),
         ("lang=../a.jsonl", "lang", r"has the partition '\.\.', which cannot be the name"),
+        ("lang=_x/a.jsonl", "lang", "has the partition '_x', which cannot be the name"),
         ("lang=.git/a.jsonl", "lang", r"has the partition '\.git'"),
         ("lang=a\\b/a.jsonl", "lang", r"has the partition 'a\\\\b'"),
         ("00003/a.jsonl", "folder", "has the partition '00003'"),

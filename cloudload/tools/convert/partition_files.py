@@ -5,8 +5,9 @@
     lang     corpus/lang=de/2024/a.parquet  de            the value of the folder `lang=`
 
 The name of a partition becomes the name of a folder, so it is taken from a single folder in the
-path, as it is, and a name that is not safe for that is refused. So are names that differ only in
-case, because some file systems would give them one folder.
+path, as it is, and a name that is not safe for that is refused. So are names that a glob of the
+datasets would leave out as hidden, such as `_x`, and names that differ only in case, because some
+file systems would give them one folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from cloudload.data import own_objects, redact, urls
+from cloudload.data import file_kinds, own_objects, redact, urls
 from cloudload.errors import ConvertError
 from cloudload.tools.convert import input_records
 from cloudload.tools.convert.config import SEGMENT_FOLDER
@@ -27,7 +28,7 @@ from cloudload.tools.convert.values import raw_path_field
 FOLDER = "folder"
 """The name of the partition is that of the first folder below the input."""
 
-_UNSAFE = re.compile(r"^\.|[/\\\x00-\x1f\x7f]")
+_UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
 
 
 def divide(
@@ -90,6 +91,7 @@ def _name_partition(file: InputFile, root: str, by: str) -> str:
     name = urls.utf8_name(name)
     if (
         _UNSAFE.search(name)
+        or file_kinds.hidden_part(name)
         or SEGMENT_FOLDER.fullmatch(name)
         or name == own_objects.PARTITIONS_NAME
     ):
