@@ -26,7 +26,7 @@ from cloudload.data.mds import json_lines, shard_entries
 from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.mds.shard import NULL_TEXT
 from cloudload.data.storage.locations import Location
-from cloudload.errors import CacheError, ConvertError, DatasetError, StoreError, StreamChangedError
+from cloudload.errors import CacheError, DatasetError, StoreError, StreamChangedError
 from cloudload.testing import Leg, check_resume, check_worlds, run_legs
 from cloudload.tools.convert import line_index, line_journal
 from testkit.conversions import COMPRESSORS
@@ -346,7 +346,7 @@ def test_without_an_index_the_command_that_writes_it_is_named(
 def test_files_of_two_formats_are_not_one_index(tmp_path: Path) -> None:
     write_line_corpus(tmp_path / "in", DOCUMENTS)
     write_parquet(tmp_path / "in" / "a.parquet", [{"text": "a"}])
-    with pytest.raises(ConvertError, match=r"has 1 Parquet file and 3 JSON Lines files\. Pass a"):
+    with pytest.raises(DatasetError, match=r"has 1 Parquet file and 3 JSON Lines files\. Pass a"):
         index(tmp_path / "in", tmp_path / "index")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match=r"found no Parquet or JSON Lines files in .*empty"):

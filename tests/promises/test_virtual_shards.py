@@ -208,6 +208,18 @@ def test_a_folder_of_splits_is_refused_and_a_split_is_read(tmp_path: Path) -> No
         assert loader.num_samples == 5
 
 
+def test_a_folder_that_also_has_json_lines_is_refused_and_a_glob_is_read(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "in", ["a", "b", "c"], num_files=3)
+    (tmp_path / "in" / "about.json").write_text("{}")
+    with make_loader(str(tmp_path / "in"), local=tmp_path / "c") as loader:
+        assert loader.num_samples == 3
+    (tmp_path / "in" / "c.jsonl.gz").write_bytes(b"")
+    with pytest.raises(DatasetError, match="has 3 Parquet files and 1 JSON Lines file"):
+        make_loader(str(tmp_path / "in"), local=tmp_path / "c")
+    with make_loader(f"{tmp_path}/in/*.parquet", local=tmp_path / "c") as loader:
+        assert loader.num_samples == 3
+
+
 def test_the_index_is_the_same_on_every_node_and_made_once_on_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

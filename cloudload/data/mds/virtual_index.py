@@ -123,8 +123,32 @@ def is_virtual(index: bytes) -> bool:
 
 
 def find_parquet_files(location: Location) -> ListedFiles:
-    """List the Parquet files at a location, as `list_raw_files` does."""
-    return list_raw_files(location, is_parquet, "Parquet files")
+    """List the Parquet files at a location, as `list_raw_files` does.
+
+    Also raises `DatasetError` if there are JSON Lines, too, which a run would leave out.
+    """
+    found = list_raw_files(location, _is_record_file, "Parquet files")
+    if not found.has_index:
+        check_format(found)
+    if found.files and not is_parquet(found.files[0].url):
+        raise DatasetError(f"found no Parquet files in {location}. Check the location")
+    return found
+
+
+def _is_record_file(name: str) -> bool:
+    kind = file_kinds.FORMATS_BY_EXTENSION.get(file_kinds.split_name(name)[0])
+    return is_parquet(name) or kind == "jsonl"  # `.json` may be about the data
+
+
+def check_format(found: ListedFiles) -> None:
+    """Raise `DatasetError` if files are of both formats."""
+    parquet = sum(is_parquet(file.url) for file in found.files)
+    if 0 < parquet < len(found.files):
+        raise DatasetError(
+            f"{found.location} has {counted(parquet, 'Parquet file')} and "
+            f"{counted(len(found.files) - parquet, 'JSON Lines file')}. Pass a glob for the "
+            f"files of one format, such as {urls.join_url(str(found.folder), '**/*.parquet')!r}"
+        )
 
 
 def list_raw_files(location: Location, is_wanted: Callable[[str], bool], what: str) -> ListedFiles:

@@ -175,7 +175,7 @@ def index_lines_beside(
 
 
 def _find(location: Location) -> virtual_index.ListedFiles:
-    """List the files at a location. Raises `ConvertError` if they are of both formats."""
+    """List the files at a location. Raises `DatasetError` if they are of both formats."""
     what = "Parquet or JSON Lines files"
     found = virtual_index.list_raw_files(
         location,
@@ -184,11 +184,5 @@ def _find(location: Location) -> virtual_index.ListedFiles:
     )
     if not found.files:
         raise DatasetError(f"found no {what} in {location}. Check the location")
-    parquet = [file for file in found.files if virtual_index.is_parquet(file.url)]
-    if parquet and len(parquet) < len(found.files):
-        raise ConvertError(
-            f"{location} has {counted(len(parquet), 'Parquet file')} and "
-            f"{counted(len(found.files) - len(parquet), 'JSON Lines file')}. Pass a glob for the "
-            f"files of one format, such as {urls.join_url(str(found.folder), '**/*.parquet')!r}"
-        )
+    virtual_index.check_format(found)
     return found
