@@ -637,6 +637,29 @@ class _BatchIndices:
             start += self.step
 
 
+@dataclass(frozen=True)
+class _Progress:
+    """Which documents of a queue were taken, and which are done.
+
+    It is replaced as a whole, so an interrupt or a signal handler never sees half of a change.
+    """
+
+    frontier: int = 0
+    next: int = 0
+    """The first index that was never taken."""
+    done: frozenset[int] = frozenset()
+    """The indices that are done beyond the frontier."""
+
+    def finish(self, indices: set[int]) -> _Progress:
+        """Return the progress after more documents are done."""
+        done, frontier = self.done | indices, self.frontier
+        while frontier in done:
+            frontier += 1
+        done = done.difference(range(self.frontier, frontier))
+        # a state may have documents beyond the next one that are done; they are not taken again
+        return _Progress(frontier, max(self.next, frontier), done)
+
+
 class DocumentQueue(_Place):
     """Documents that one process hands out, and that finish in any order.
 
@@ -647,19 +670,19 @@ class DocumentQueue(_Place):
 
     def __init__(self, docs: Documents, reading: _CurrentOrder) -> None:
         super().__init__(docs, reading)
-        self._frontier = self._next = 0
-        self._done: set[int] = set()
+        self._progress = _Progress()
 
     @property
     def frontier(self) -> int:
         """The first index that is not done."""
-        return self._frontier
+        return self._progress.frontier
 
     @property
     def open(self) -> list[int]:
         """The indices that were taken and are not done, ascending."""
         with self._lock:
-            return [index for index in range(self._frontier, self._next) if index not in self._done]
+            now = self._progress
+            return [index for index in range(now.frontier, now.next) if index not in now.done]
 
     def take(self, number: int) -> list[tuple[int, Document]]:
         """Hand out the next `number` documents, or fewer at the end, with their indices.
@@ -670,19 +693,20 @@ class DocumentQueue(_Place):
         number = checks.as_integer("number", number, 0)
         with self._lock:
             self.check_order()
-            wanted, index = list[int](), self._next
+            now = self._progress
+            wanted, index = list[int](), now.next
             while len(wanted) < number and (self._docs.end is None or index < self._docs.end):
-                if index not in self._done:
+                if index not in now.done:
+                    if index - now.frontier >= MOST_AHEAD:
+                        raise DatasetError(
+                            f"document {now.frontier:,} is not done, while document {index:,} is "
+                            f"asked for. At most {MOST_AHEAD:,} may be taken before it is done. "
+                            "Call done() for it, even if it failed"
+                        )
                     wanted.append(index)
                 index += 1
-            if wanted and wanted[-1] - self._frontier >= MOST_AHEAD:
-                raise DatasetError(
-                    f"document {self._frontier:,} was taken but is not done, while documents up to "
-                    f"{wanted[-1]:,} are asked for. At most {MOST_AHEAD:,} may be beyond it. Call "
-                    "done() for it, even if it failed"
-                )
             documents = self._docs.__getitems__(wanted)
-            self._next = index
+            self._progress = replace(self._progress, next=index)
         return list(zip(wanted, documents, strict=True))
 
     def done(self, indices: Iterable[int]) -> None:
@@ -691,25 +715,21 @@ class DocumentQueue(_Place):
         Raises `ValueError` for an index that was not taken, or that is done already.
         """
         with self._lock:
-            given = set[int]()
+            given, now = set[int](), self._progress
             for each in indices:
                 index = checks.as_integer("index", each)
-                was_done = index < self._frontier or index in self._done or index in given
-                if not 0 <= index < self._next or was_done:
+                was_done = index < now.frontier or index in now.done or index in given
+                if not 0 <= index < now.next or was_done:
                     why = "is done already" if was_done and index >= 0 else "was not taken"
                     raise ValueError(f"document {index:,} {why}. Pass each index of take() once")
                 given.add(index)
-            self._done |= given
-            while self._frontier in self._done:
-                self._done.remove(self._frontier)
-                self._frontier += 1
-            # a state may have documents beyond the next one that are done; they are not taken again
-            self._next = max(self._next, self._frontier)
+            self._progress = now.finish(given)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: the frontier, and what is done beyond it; plain JSON types."""
         with self._lock:
-            return self._describe(frontier=self._frontier, done=sorted(self._done))
+            now = self._progress
+            return self._describe(frontier=now.frontier, done=sorted(now.done))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with a state: what is not done in it is handed out again. The documents are then
@@ -726,8 +746,7 @@ class DocumentQueue(_Place):
         self._check_end(max([frontier, *(index + 1 for index in done[-1:])]), order)
         with self._lock:
             self._follow(order)
-            self._frontier = self._next = frontier
-            self._done = set(done)
+            self._progress = _Progress(frontier, frontier, frozenset(done))
 
 
 def _check_state(state: Mapping[str, Any], order: _Order) -> None:

@@ -7,6 +7,7 @@ import json
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from hypothesis import strategies as st
 from cloudload import Documents, Stream
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loading import document_dataset
+from cloudload.loading.document_dataset import DocumentQueue
 from testkit.corpora import write_mds
 from testkit.examples import EXAMPLES
+from testkit.interrupts import count_visits, run_at
 from testkit.loaders import make_loader
 
 TEXTS = [f"{number} " + "x" * (number % 13) for number in range(103)]
@@ -215,7 +218,7 @@ def test_a_document_that_never_finishes_is_named_before_the_state_grows(
     queue = Documents(folder, epochs=None).queue()
     [(first, _)] = queue.take(1)
     queue.done(index for index, _ in queue.take(19))
-    with pytest.raises(DatasetError, match="document 0 was taken but is not done"):
+    with pytest.raises(DatasetError, match="document 0 is not done, while document 20"):
         queue.take(1)
     queue.done([first])
     assert queue.take(5)
@@ -234,6 +237,40 @@ def test_a_document_that_is_done_in_a_state_is_not_taken_again_when_the_frontier
         taken.append(index)
         second.done([index])
     assert taken == [3, 4, 6, 8, 9]
+
+
+def test_a_state_that_a_signal_handler_saves_is_that_before_or_after_the_call(folder: str) -> None:
+    docs, states = Documents(folder), list[dict[str, Any]]()
+
+    def begin() -> DocumentQueue:
+        queue = docs.queue()
+        queue.take(5)
+        queue.done([1, 3])
+        return queue
+
+    before, queue = begin().state_dict(), begin()
+    num_visits = len(count_visits(partial(queue.done, [2, 0])))
+    after = queue.state_dict()
+    assert (after["frontier"], after["done"]) == (4, [])
+    for visit in range(num_visits):
+        queue = begin()
+        save = partial(_append_state, queue, states)
+        run_at(partial(queue.done, [2, 0]), visit, save)
+    assert all(state in (before, after) for state in states)
+    assert before in states
+
+
+def _append_state(queue: DocumentQueue, states: list[dict[str, Any]]) -> None:
+    states.append(queue.state_dict())
+
+
+def test_a_take_of_more_than_may_be_taken_is_refused_at_once(folder: str) -> None:
+    queue = Documents(folder, epochs=None).queue()
+    with pytest.raises(
+        DatasetError, match="document 0 is not done, while document 65,536 is asked"
+    ):
+        queue.take(1 << 40)
+    assert queue.open == []
 
 
 def test_done_is_for_documents_that_were_taken_once(folder: str) -> None:
