@@ -176,6 +176,7 @@ def exit_with_parent() -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(
         target=_watch_parent, args=(requests,), name="cloudload-parent-watch", daemon=True
     ).start()

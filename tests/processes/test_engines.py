@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -137,6 +139,25 @@ def test_units_that_still_run_after_an_error_have_no_part_in_the_next_run() -> N
 def test_a_process_that_dies_is_said_to_be_dead(how: str, message: str) -> None:
     with open_processes(2) as executor, pytest.raises(WorkerError, match=message):
         list(run_units(die, [how], executor))
+
+
+_INTERRUPTED = """
+import os, signal
+if __name__ != "__main__":
+    os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C, while a child imports modules
+from cloudload.tools.engines.local_processes import open_processes
+from cloudload.tools.engines.units import run_units
+if __name__ == "__main__":
+    with open_processes(2) as processes:
+        assert sorted(run_units(abs, [-1, 2], processes)) == [(0, 1), (1, 2)]
+"""
+
+
+def test_ctrl_c_does_not_reach_processes_that_start(tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(_INTERRUPTED)
+    command = [sys.executable, str(script)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (found.returncode, "KeyboardInterrupt" in found.stderr) == (0, False), found.stderr
 
 
 def work_slowly(data: bytes) -> int:

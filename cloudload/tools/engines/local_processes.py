@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -82,7 +83,8 @@ class LocalProcesses:
         for _ in range(num_processes):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=_work, args=(theirs,), daemon=True)
-            process.start()
+            with _without_interrupts():
+                process.start()
             theirs.close()  # so that the pipe closes when the process dies
             self._workers[ours] = process
 
@@ -150,6 +152,20 @@ class LocalProcesses:
             return pipe.recv()
         except (EOFError, ConnectionError):
             raise WorkerError(_describe_loss(self._workers[pipe])) from None
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Spawn children in the block that receive no Ctrl-C before they call `exit_with_parent`.
+
+    Otherwise, Ctrl-C would print a traceback of each child that still imports modules.
+    """
+    resource_tracker.ensure_running()  # now, because its start ends the blocking
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _describe_loss(process: Any) -> str:
