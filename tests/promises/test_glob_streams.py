@@ -309,6 +309,32 @@ def test_each_dataset_of_a_glob_uses_its_own_selection_of_the_name(tmp_path: Pat
         make_loader(glob, **options)
 
 
+def test_one_command_selects_documents_of_all_datasets_of_a_glob(tmp_path: Path, cli: Any) -> None:
+    for folder in ("glob", "alone"):
+        for name, size in SIZES.items():
+            texts, scores = [f"{name} {row}" for row in range(size)], [*range(size)]
+            write_mds(tmp_path / folder / name, texts, extra={"score": ("int", scores)})
+    glob, rule = f"{tmp_path}/glob/*", "score >= 5"
+    assert select_documents(glob, "good", where=rule, worker="0/2", **QUIET) is None
+    report = select_documents(glob, "good", where=rule, worker="1/2", **QUIET)
+    assert report is not None
+    for name in SIZES:
+        select_documents(tmp_path / "alone" / name, "good", where=rule, **QUIET)
+    found = {f"{tmp_path}/glob/{name}": size - 5 for name, size in SIZES.items()}
+    assert report.datasets == found
+    assert report.selected == sum(found.values())
+    for path in (tmp_path / "alone").rglob("selections/good/*"):
+        assert (tmp_path / "glob" / path.relative_to(tmp_path / "alone")).read_bytes() == (
+            path.read_bytes()
+        )
+    said = cli("select", glob, "good", "--where", "score >= 5").out
+    assert f"45  {tmp_path}/glob/web" in said
+    for option in ("keep", "drop", "out"):
+        wrong: dict[str, Any] = {option: "listed.csv"}
+        with pytest.raises(ValueError, match=rf"of 3 datasets, and {option} .* a single dataset"):
+            select_documents(glob, "other", where=rule, **wrong, **QUIET)
+
+
 @pytest.mark.parametrize("option", ["select", "drop"])
 def test_a_list_of_documents_of_a_glob_is_refused(folder: Path, option: str) -> None:
     options: dict[str, Any] = {option: "listed.csv"}

@@ -11,6 +11,7 @@ examples:
   cloudload select s3://bucket/mds good --where "score >= 3 and lang in ('en', 'de')"
   cloudload select s3://bucket/mds clean --drop-ids contaminated.txt
   cloudload select s3://bucket/mds sampled --keep sampled.parquet     by shard and index
+  cloudload select 's3://bucket/topics/*' good --where "score >= 3"   all datasets of a glob
   cloudload select s3://bucket/mds good --where "score >= 3" --worker 3/64
 """
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from cloudload.data import own_objects
 from cloudload.system import counted, reports
 
 
@@ -56,6 +57,8 @@ class SelectReport:
     """Number of groups that this call compiled. Earlier calls compiled the others."""
     seconds: float = 0.0
     """Duration of this call, in seconds."""
+    datasets: Mapping[str, int] = field(default_factory=dict)
+    """Number of selected documents of each dataset, by location; empty unless it is a glob."""
 
     @property
     def warning(self) -> str | None:
@@ -77,6 +80,8 @@ class SelectReport:
         of = counted(self.samples, "document")
         yield f"{self.dataset}: {self.selected:,} of {of} ({share})"
         yield f"  selection  {self.location}"
+        for dataset, selected in self.datasets.items():
+            yield f"  {selected:>9,}  {dataset}"
         if self.warning:
             yield f"  warning    {self.warning}"
         for name, value in self.rule.items():
@@ -92,6 +97,20 @@ class SelectReport:
         later = "are selected" if self.default else "are not selected"
         yield f"  appended   documents of shards that are appended later {later}"
         yield f"  seconds    {self.seconds:.1f}"
+
+
+def sum_reports(dataset: str, reports: Sequence[SelectReport]) -> SelectReport:
+    """Sum up the reports of the datasets that the glob `dataset` selects."""
+    names = "samples selected raw_bytes selected_bytes shards read_shards read_bytes groups"
+    sums = {name: sum(getattr(each, name) for each in reports) for name in names.split()}
+    return replace(
+        reports[0],
+        **sums,
+        dataset=dataset,
+        location=f"{dataset}/{own_objects.SELECTIONS_FOLDER}/{reports[0].name}",
+        tokens=tuple(tokens for each in reports for tokens in each.tokens),
+        datasets={each.dataset: each.selected for each in reports},
+    )
 
 
 def _share(part: int, whole: int) -> str:

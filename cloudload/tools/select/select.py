@@ -6,11 +6,11 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,17 +25,19 @@ from cloudload.data import (
     cache_folder,
     open_corpus,
     own_objects,
+    redact,
     selections,
 )
 from cloudload.errors import DatasetError
-from cloudload.run import length_files, lengths_index
+from cloudload.run import find_streams, length_files, lengths_index
 from cloudload.system import Flags, Ints, map_in_order, open_progress_bar, option_help, temp_files
 from cloudload.tools.engines.units import Engine, Share, choose_engine, count_processes, run_units
-from cloudload.tools.select.report import SelectedTokens, SelectReport
+from cloudload.tools.select.report import SelectedTokens, SelectReport, sum_reports
 from cloudload.tools.select.rule import IdFile, SelectionRule
 
 logger = logging.getLogger("cloudload.select")
 _SHARDS_AHEAD, _READ_AT_ONCE = 2, 16
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def select_documents(
     it only drops some.
 
     Args:
-        dataset: folder or URL of an MDS dataset, or of Parquet files that are read where they are.
+        dataset: folder or URL of an MDS dataset, or of Parquet files that are read where they are,
+            or a glob of several datasets, for each of which one job compiles the selection.
         name: the name of the selection.
         split: the subfolder to read, such as `train`.
         where: keep documents for which this condition on columns is true, such as
@@ -128,25 +131,78 @@ def select_documents(
     """
     began = time.monotonic()
     stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
-    data = open_corpus([stream.locate(retry or Retry())], cache_folder.default_cache()).datasets[0]
+    streams = find_streams([stream], retry).streams
     files = {"keep_ids": keep_ids, "drop_ids": drop_ids, "keep": keep, "drop": drop}
-    rule = _make_rule(data, where, {key: os.fspath(file) for key, file in files.items() if file})
-    folder = _locate(data, name, None if out is None else os.fspath(out))
-    work = SelectWork(rule, tuple(rule.find_columns(data)), folder)
-    _check_name(work, name, worker, again=again)
-    jobs = list(_list_jobs(work, data))
-    left = _list_left(work, jobs)
-    own = left if worker is None else _take_share(worker, jobs, left)
+    if is_glob := streams != (stream,):
+        _check_glob(stream, len(streams), {"keep": keep, "drop": drop, "out": out})
+    datasets = open_corpus(
+        [each.locate(retry or Retry()) for each in streams], cache_folder.default_cache()
+    ).datasets
+    rule = _make_rule(
+        datasets[0], where, {key: os.fspath(file) for key, file in files.items() if file}
+    )
+    parts = [
+        _open_part(each, rule, name, None if out is None else os.fspath(out)) for each in datasets
+    ]
+    _for_each(lambda part: _check_name(part.work, name, worker, again=again), parts)
+    own = _list_own(parts, worker)
     processes = min(count_processes(processes), len(own))
     with choose_engine(executor, processes if rule.reads_shards else 0) as engine:
-        _compile(work, own, engine, progress=progress)
-    if missing := _list_left(work, jobs) if worker is not None else []:
-        logger.info("other jobs have not yet compiled %d of %d groups", len(missing), len(jobs))
+        _compile(parts, own, engine, progress=progress)
+    if missing := _list_left(parts) if worker is not None else []:
+        total = sum(len(part.jobs) for part in parts)
+        logger.info("other jobs have not yet compiled %d of %d groups", len(missing), total)
         return None
-    index = _finish(work, jobs)
-    report = _report(data, work, index, name)
+    reports = _for_each(lambda part: _report(part, _finish(part.work, part.jobs), name), parts)
+    report = sum_reports(redact(stream.remote), reports) if is_glob else reports[0]
     seconds = round(time.monotonic() - began, 3)
     return replace(report, compiled_groups=len(own), seconds=seconds)
+
+
+@dataclass(frozen=True)
+class _SelectPart:
+    """A dataset of which documents are selected, and its groups."""
+
+    dataset: Dataset
+    work: SelectWork
+    jobs: list[SelectJob]
+
+
+_Unit = tuple[int, SelectJob]
+"""The index of a part, and one of its groups."""
+
+
+def _open_part(dataset: Dataset, rule: SelectionRule, name: str, out: str | None) -> _SelectPart:
+    work = SelectWork(rule, tuple(rule.find_columns(dataset)), _locate(dataset, name, out))
+    return _SelectPart(dataset, work, list(_list_jobs(work, dataset)))
+
+
+def _list_own(parts: Sequence[_SelectPart], worker: str | None) -> list[_Unit]:
+    """The groups that this call compiles: those of the worker whose files do not exist."""
+    left = _list_left(parts)
+    if worker is None:
+        return left
+    every = [(index, job.shards.index) for index, part in enumerate(parts) for job in part.jobs]
+    mine = set(Share.parse(worker).take(every))
+    return [(index, job) for index, job in left if (index, job.shards.index) in mine]
+
+
+def _for_each(
+    function: Callable[[_SelectPart], _Result], parts: Sequence[_SelectPart]
+) -> list[_Result]:
+    """Call a function that waits for a store with each part, several at a time."""
+    return list(map_in_order(function, parts, _READ_AT_ONCE, "cloudload-select"))
+
+
+def _check_glob(stream: Stream, num_datasets: int, options: Mapping[str, object]) -> None:
+    """Raise `ValueError` if an option is only for a single dataset."""
+    for option, value in options.items():
+        if value is not None:
+            raise ValueError(
+                f"{redact(stream.remote)} is a glob of {num_datasets:,} datasets, and {option} "
+                f"(--{option}) is for a single dataset. Run cloudload select on each dataset, with "
+                f"one name for all, or omit {option}"
+            )
 
 
 def _make_rule(dataset: Dataset, where: str | None, files: dict[str, str]) -> SelectionRule:
@@ -227,28 +283,31 @@ def _cut(samples: Ints, start: int, stop: int) -> Ints:
     return samples[first:last] - start
 
 
-def _list_left(work: SelectWork, jobs: Sequence[SelectJob]) -> list[SelectJob]:
+def _list_left(parts: Sequence[_SelectPart]) -> list[_Unit]:
     """The groups whose files do not exist."""
-    found = _list_names(work)
-    return [job for job in jobs if job.shards.name not in found]
-
-
-def _take_share(
-    worker: str, jobs: Sequence[SelectJob], left: Sequence[SelectJob]
-) -> list[SelectJob]:
-    indices = {job.shards.index for job in Share.parse(worker).take(jobs)}
-    return [job for job in left if job.shards.index in indices]
+    found = _for_each(lambda part: _list_names(part.work), parts)
+    return [
+        (index, job)
+        for index, (part, names) in enumerate(zip(parts, found, strict=True))
+        for job in part.jobs
+        if job.shards.name not in names
+    ]
 
 
 def _compile(
-    work: SelectWork, jobs: Sequence[SelectJob], engine: Engine | None, *, progress: bool
+    parts: Sequence[_SelectPart], units: Sequence[_Unit], engine: Engine | None, *, progress: bool
 ) -> None:
-    total = sum(job.raw_bytes for job in jobs)
+    total = sum(job.raw_bytes for _, job in units)
     # the lists of the rule are divided among the jobs
-    small = replace(work, rule=work.rule.of_shards)
-    with open_progress_bar("select", total, shown=progress and bool(jobs)) as bar:
-        for _, raw_bytes in run_units(partial(compile_group, small), jobs, engine):
+    works = [replace(part.work, rule=part.work.rule.of_shards) for part in parts]
+    items = [(works[index], job) for index, job in units]
+    with open_progress_bar("select", total, shown=progress and bool(units)) as bar:
+        for _, raw_bytes in run_units(_compile_unit, items, engine):
             bar.update(raw_bytes)
+
+
+def _compile_unit(unit: tuple[SelectWork, SelectJob]) -> int:
+    return compile_group(*unit)
 
 
 def compile_group(work: SelectWork, job: SelectJob) -> int:
@@ -307,9 +366,8 @@ def _finish(work: SelectWork, jobs: Sequence[SelectJob]) -> selections.files.Sel
     return index
 
 
-def _report(
-    dataset: Dataset, work: SelectWork, index: selections.files.SelectionIndex, name: str
-) -> SelectReport:
+def _report(part: _SelectPart, index: selections.files.SelectionIndex, name: str) -> SelectReport:
+    dataset, work = part.dataset, part.work
     parts = selections.files.read_selected(work.folder, index, dataset)
     selection = selections.Selection.join(parts, index.samples)
     table = dataset.table
