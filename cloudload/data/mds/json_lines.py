@@ -32,8 +32,7 @@ from cloudload.data.mds.shard import BAD_RECORD, ID_KEY, NULL_TEXT
 from cloudload.data.storage.locations import Location
 from cloudload.system import Ints
 
-_BLOCK_BYTES = 1 << 23
-_CHUNK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 18  # fits in a processor's cache
 _FIRST_BYTES, _GROWTH = 1 << 20, 8
 _MOST_PROBLEM_CHARACTERS = 1_000
 _TWO_SIZES = struct.Struct("<II")
@@ -108,7 +107,7 @@ def _encode(
     If the bytes are not whole, the last line is left out.
     """
     _, compression = file_kinds.split_name(lines.file)
-    chunks = _in_chunks(data, is_whole=is_whole)
+    chunks = _in_one_chunk(data, is_whole=is_whole)
     if lines.first == 0:
         chunks = file_content.unpack_file(chunks, compression, is_text=True)
     line, is_first = lines.line, lines.first == 0
@@ -118,12 +117,11 @@ def _encode(
         yield encoder.encode(block, line, is_first=is_first)
         if damage is not None and is_whole:
             raise FileFaultError(f"cannot be read as JSON Lines ({damage})")
-        line, is_first = line + block.count(b"\n"), False
+        line, is_first = line + file_content.count_line_ends(block), False
 
 
-def _in_chunks(data: bytes, *, is_whole: bool) -> Iterator[bytes]:
-    for start in range(0, len(data), _CHUNK_BYTES):
-        yield data[start : start + _CHUNK_BYTES]
+def _in_one_chunk(data: bytes, *, is_whole: bool) -> Iterator[bytes]:
+    yield data
     if not is_whole:
         raise file_content.DamagedError("the other bytes are not read")
 
@@ -144,15 +142,13 @@ class LineEncoder:
 
         `is_first` says whether the file begins with them.
         """
-        samples = [
-            self._encode_record(content, number)
-            for number, (_, content) in enumerate(
-                json_records.split_lines(data, is_first=is_first), line
-            )
-            if content.strip()
-        ]
-        sizes = np.fromiter(map(len, samples), np.int64, len(samples))
-        return EncodedRows(b"".join(samples), sizes)
+        parts, sizes = list[bytes](), list[int]()
+        for number, _, _, parsed in json_records.parse_lines(data, is_first=is_first):
+            sample = self._encode_plain(parsed[0], line + number)
+            sample = sample or (self._encode_record(parsed, f"{self.file}:{line + number}"),)
+            parts += sample
+            sizes.append(sum(map(len, sample)))
+        return EncodedRows(b"".join(parts), np.array(sizes, np.int64))
 
     @cached_property
     def _plain_key(self) -> str | None:
@@ -160,20 +156,27 @@ class LineEncoder:
         others = [column for column in self.columns if column.name != ID_KEY]
         return others[0].name if len(others) == 1 and others[0].encoding == "str" else None
 
-    def _encode_record(self, content: bytes, number: int) -> bytes:
-        fields, problem = json_records.parse_line(content)
-        key = self._plain_key
-        if key is not None and (found := record_values.encode_plain(fields, key, ID_KEY)):
-            text, own_id = found
-            own_id = own_id or f"{self.file}:{number}".encode()
-            first, second = (text, own_id) if key < ID_KEY else (own_id, text)
-            return b"".join((_TWO_SIZES.pack(len(first), len(second)), first, second))
-        name = f"{self.file}:{number}"
+    def _encode_plain(
+        self, fields: Mapping[str, Any] | None, number: int
+    ) -> tuple[bytes, ...] | None:
+        """Encode a good record that has only a text and an ID, in parts; None for another one."""
+        if (key := self._plain_key) is None:
+            return None
+        if (found := record_values.encode_plain(fields, key, ID_KEY)) is None:
+            return None
+        text, own_id = found
+        own_id = own_id or f"{self.file}:{number}".encode()
+        first, second = (text, own_id) if key < ID_KEY else (own_id, text)
+        return _TWO_SIZES.pack(len(first), len(second)), first, second
+
+    def _encode_record(self, parsed: record_values.Parsed, name: str) -> bytes:
+        """Encode a record, or what is wrong with it. `name` is its ID if it has none."""
+        fields, problem = parsed
         try:
             if fields is None:
                 raise BadRecordError(problem)
-            if key is not None:
-                _require_field(fields, key)
+            if self._plain_key is not None:
+                _require_field(fields, self._plain_key)
             values = [_encode_value(column, fields, name) for column in self.columns]
         except BadRecordError as error:
             bad = BAD_RECORD + str(error)[:_MOST_PROBLEM_CHARACTERS].encode("utf-8", "replace")

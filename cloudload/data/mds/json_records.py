@@ -49,8 +49,20 @@ def split_lines(data: bytes, *, is_first: bool) -> Iterator[tuple[int, bytes]]:
 
 def count_records(data: bytes, *, is_first: bool) -> int:
     """Count the lines of `data`, which are whole, that are not blank. See `split_lines`."""
-    lines = split_lines(data, is_first=is_first)
-    return sum(1 for _, line in lines if line and not line.isspace())
+    lines = (data.removeprefix(BYTE_ORDER_MARK) if is_first else data).split(b"\n")
+    return sum(map(bool, map(bytes.strip, lines)))
+
+
+def parse_lines(data: bytes, *, is_first: bool) -> Iterator[tuple[int, int, bytes, Parsed]]:
+    """Yield (number, offset, line, its object as from `parse_line`) of each line that is not blank.
+
+    The first line has the number 0. See `split_lines`.
+    """
+    for number, (begin, line) in enumerate(split_lines(data, is_first=is_first)):
+        if (fields := _parse_quickly(line)) is not None:
+            yield number, begin, line, (fields, None)
+        elif line.strip():
+            yield number, begin, line, parse_line(line)
 
 
 def parse_line(line: bytes) -> Parsed:
@@ -122,6 +134,8 @@ def _parse_quickly(data: bytes) -> dict[str, Any] | None:
 
 def _are_equal(values: Any, depth: int) -> bool:
     """Whether the standard library is certain to parse the same values."""
+    if _ALWAYS_EQUAL.issuperset(map(type, values)):
+        return True
     for value in values:
         kind = type(value)
         if kind in _ALWAYS_EQUAL:

@@ -133,7 +133,7 @@ def _count_part(
         if not size:
             first = block.start.offset
         running.update(data)
-        lines += data.count(b"\n")
+        lines += file_content.count_line_ends(data)
         records += json_records.count_records(data, is_first=is_first)
         size += len(data)
         if is_first:

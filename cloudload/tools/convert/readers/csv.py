@@ -97,7 +97,7 @@ class CsvUnit(input_records.FileUnit):
         for data, problem in _group(records, b"" if start.offset else head, block_bytes):
             end = BlockStart(
                 start.offset + len(data),
-                start.line + data.count(b"\n"),
+                start.line + file_content.count_line_ends(data),
                 counter.bytes,
             )
             read = end.stored - start.stored

@@ -58,7 +58,7 @@ class LinesUnit(input_records.FileUnit):
         for data, damage, size in file_content.cut_at_line_ends(chunks, block_bytes):
             end = BlockStart(
                 start.offset + size,
-                start.line + data.count(b"\n") + (size > len(data)),
+                start.line + file_content.count_line_ends(data) + (size > len(data)),
                 counter.bytes,
             )
             yield LinesBlock(self.file, start, end.stored - start.stored, data, damage)
@@ -74,22 +74,30 @@ class LinesBlock(input_records.FileBlock):
     is_range: bool = False
 
     def records(self, text_key: str, errors: str = choices.STRICT) -> Iterator[Record]:
+        if self.file.format != "lines" and errors == choices.STRICT:
+            yield from self._json_records()
+        else:
+            yield from self._other_records(text_key, errors)
+        if self.damage:
+            after = self.start.line + file_content.count_line_ends(self.data)
+            yield self.record(self._place(after, len(self.data)), None, self.damage)
+
+    def _json_records(self) -> Iterator[Record]:
+        is_first = self.start.offset == 0
+        for number, begin, line, parsed in json_records.parse_lines(self.data, is_first=is_first):
+            yield Record(self.file, self._place(self.start.line + number, begin), *parsed, line)
+
+    def _other_records(self, text_key: str, errors: str) -> Iterator[Record]:
         is_json = self.file.format != "lines"
         parse = json_records.parse_line if is_json else partial(_parse_text, text_key)
-        for place, line in self._lines():
+        lines = json_records.split_lines(self.data, is_first=self.start.offset == 0)
+        for number, (begin, line) in enumerate(lines, self.start.line):
             if line.strip() or not is_json:
-                yield self.parse(place, line, errors, parse)
-        if self.damage:
-            after = self.start.line + self.data.count(b"\n")
-            place = f"@{self.start.offset + len(self.data)}" if self.is_range else str(after)
-            yield self.record(place, None, self.damage)
+                yield self.parse(self._place(number, begin), line, errors, parse)
 
-    def _lines(self) -> Iterator[tuple[str, bytes]]:
-        """Yield (place, line without its ending). A range has offsets instead of line numbers."""
-        offset = self.start.offset
-        lines = json_records.split_lines(self.data, is_first=offset == 0)
-        for line, (begin, content) in enumerate(lines, self.start.line):
-            yield f"@{offset + begin}" if self.is_range else str(line), content
+    def _place(self, number: int, begin: int) -> str:
+        """The number of a line, or, in a range, its offset in the file."""
+        return f"@{self.start.offset + begin}" if self.is_range else str(number)
 
 
 def _parse_text(text_key: str, line: bytes) -> record_values.Parsed:

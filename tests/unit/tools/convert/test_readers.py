@@ -448,7 +448,7 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         (".gz", 10 << 20, 1 << 20),
         (".bz2", 10 << 20, 1 << 20),
         (".xz", 10 << 20, 1 << 20),
-        (".zst", 70 << 20, 33 << 20),
+        (".zst", 140 << 20, 129 << 20),
     ],
 )
 def test_a_small_file_is_never_decompressed_all_at_once(
