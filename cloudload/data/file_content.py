@@ -67,15 +67,20 @@ class DamagedError(Exception):
 
 
 def unpack_file(
-    stored: Iterator[bytes], compression: str | None, *, is_text: bool
+    stored: Iterator[bytes],
+    compression: str | None,
+    *,
+    is_text: bool,
+    begin_member: Callable[[int, int], object] | None = None,
 ) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file, given all of its bytes in chunks.
 
-    `is_text` says whether the file's name promises text. Raises `DamagedError` after the last bytes
-    that could be decompressed, or if the file is not what its name says.
+    `is_text` says whether the file's name promises text. `begin_member` is as in `unpack_members`.
+    Raises `DamagedError` after the last bytes that could be decompressed, or if the file is not
+    what its name says.
     """
     stored = _check_start(stored, partial(file_kinds.describe_misnamed, compression=compression))
-    chunks = stored if compression is None else decompress(stored, compression)
+    chunks = stored if compression is None else unpack_members(stored, compression, begin_member)
     describe = partial(_describe_start, compression=compression, is_text=is_text)
     yield from _check_start(chunks, describe)
 
@@ -101,7 +106,7 @@ def _describe_start(content: bytes, compression: str | None, *, is_text: bool) -
     return file_kinds.describe_utf_16(content) if is_text else None
 
 
-def decompress(
+def unpack_members(
     chunks: Iterator[bytes],
     compression: str,
     begin_member: Callable[[int, int], object] | None = None,

@@ -4,6 +4,7 @@ conversion, on every world, and a file that is damaged or that changes is an err
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -28,7 +29,7 @@ from cloudload.data.mds.shard import NULL_TEXT
 from cloudload.data.storage.locations import Location
 from cloudload.errors import CacheError, DatasetError, StoreError, StreamChangedError
 from cloudload.testing import Leg, check_resume, check_worlds, run_legs
-from cloudload.tools.convert import line_index, line_journal
+from cloudload.tools.convert import input_records, line_index, line_journal
 from testkit.conversions import COMPRESSORS
 from testkit.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
@@ -150,6 +151,85 @@ def test_any_lines_in_any_cuts_are_the_records_of_a_conversion_each_once(
     null = b"\xffbad: the field 'text' is null, not text"
     problems = [null if text == NULL_TEXT else text for _, text in bad]
     assert problems == [b"\xffbad: " + reject["error"].encode() for reject in rejected]
+
+
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    lines=LINES,
+    ending=st.sampled_from([b"\n", b"\r\n"]),
+    is_ended=st.booleans(),
+    cuts=st.lists(st.integers(0, 300), max_size=9),
+    suffix=st.sampled_from([".gz", ".zst", ".bz2"]),
+    between=st.sampled_from(["", "skippable", "empty"]),
+    shard_bytes=st.integers(1, 80),
+    block_bytes=st.sampled_from([1, 30, 1 << 20]),
+)
+def test_any_split_into_members_has_the_records_of_the_whole_file_each_once(
+    *,
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[bytes],
+    ending: bytes,
+    is_ended: bool,
+    cuts: list[int],
+    suffix: str,
+    between: str,
+    shard_bytes: int,
+    block_bytes: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("members")
+    data = ending.join(lines) + (ending if is_ended else b"")
+    ends = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    pieces = [COMPRESSORS[suffix](data[a:b]) for a, b in itertools.pairwise(ends)]
+    gap = COMPRESSORS[suffix](b"") if between == "empty" else b""
+    gap = SKIPPABLE if between == "skippable" and suffix == ".zst" else gap
+    for name, stored in (("in", gap.join([b"", *pieces, b""])), ("one", COMPRESSORS[suffix](data))):
+        (folder / name).mkdir()
+        (folder / name / f"a.jsonl{suffix}").write_bytes(stored)
+        write_lines(folder / name / "b.jsonl", [{"id": "the other file", "text": "good"}])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_index, "_check_first_records", lambda *_: None)
+        whole = open_folder(index(folder / "one", folder / "whole"))
+        patch.setattr(line_index, "SHARD_BYTES", shard_bytes)
+        patch.setattr(input_records, "DEFAULT_BLOCK_BYTES", block_bytes)
+        cut = open_folder(index(folder / "in", folder / "index"))
+    assert samples_of(cut, folder / "cache") == samples_of(whole, folder / "cache")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_file_of_members_is_read_in_requests_of_some_members(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encode_lines([{"text": text} for text in DOCUMENTS])
+    members = [COMPRESSORS[suffix](data[at : at + 1_500]) for at in range(0, len(data), 1_500)]
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(b"".join(members))
+    corpus = open_folder(index(path, tmp_path / "index"))
+    [dataset] = corpus.datasets
+    assert len(dataset.table) > 2
+    read: list[int] = []
+    reading = Location.read_range
+
+    def note(self: Location, start: int, stop: int, *arguments: Any) -> bytes:
+        read.append(stop - start)
+        return reading(self, start, stop, *arguments)
+
+    monkeypatch.setattr(Location, "read_range", note)
+    assert texts_of(corpus, tmp_path / "cache", threads=1) == DOCUMENTS
+    assert read == [info.stored.bytes for info in dataset.shards]
+    # at most one member is read twice at each cut
+    assert sum(read) <= path.stat().st_size + (len(read) - 1) * max(map(len, members))
+    stored = json.loads((tmp_path / "index" / "index.json").read_text())
+    stored["files"][0].pop("tag")
+    (tmp_path / "index" / "index.json").write_text(json.dumps(stored))
+    changed = data.replace(b"a", b"o")
+    path.write_bytes(
+        b"".join(COMPRESSORS[suffix](changed[at : at + 1_500]) for at in range(0, len(data), 1_500))
+    )
+    with pytest.raises((DatasetError, StoreError), match=r"a\.jsonl"):
+        texts_of(open_folder(tmp_path / "index"), tmp_path / "other")
 
 
 def test_other_columns_have_the_same_json_as_after_a_conversion(tmp_path: Path) -> None:

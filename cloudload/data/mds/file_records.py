@@ -15,8 +15,10 @@
 
 Each array has a value per shard: the row groups or bytes [first, stop) of the file, the samples,
 the estimated size of the raw shard, and either the bytes to download, or the number of the first
-line and the hash of the lines. `columns` is the place of the columns in the list of the index. A
-file has a tag if the listing had one. Without `folder`, the files are beside the index.
+line and the hash of the lines. A compressed file of several shards also has `text_first` and
+`text_stop`, the range of the lines in the decompressed bytes. `columns` is the place of the columns
+in the list of the index. A file has a tag if the listing had one. Without `folder`, the files are
+beside the index.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from cloudload.data.storage import urls
 FIRST = "first"
 """The field by which to recognize the record of a file."""
 _FOLDER = "folder"
+_TEXT_FIRST, _TEXT_STOP = "text_first", "text_stop"
 _MOST_NUMBER = 1 << 62
 
 
@@ -93,10 +96,11 @@ def _describe_file(shards: Sequence[ShardInfo], columns: int) -> dict[str, Any]:
     if isinstance(own, RowGroups):
         return record | {"stored_bytes": [shard.stored.bytes for shard in shards]}
     ranges = [part for part in parts if isinstance(part, LineRange)]
-    return record | {
-        "line": [each.line for each in ranges],
-        "lines": [each.digest for each in ranges],
-    }
+    record |= {"line": [each.line for each in ranges], "lines": [each.digest for each in ranges]}
+    if not all(each.text for each in ranges):
+        return record
+    starts, stops = zip(*(each.text for each in ranges if each.text), strict=True)
+    return record | {_TEXT_FIRST: starts, _TEXT_STOP: stops}
 
 
 # ---------------------------------------------------------------- parse
@@ -105,7 +109,9 @@ def _describe_file(shards: Sequence[ShardInfo], columns: int) -> dict[str, Any]:
 def parse_file(record: Mapping[str, Any]) -> Iterator[ShardRun]:
     """Yield the shards of a file's record. Raises one of `FAULTS` if it is invalid."""
     name, first, stop = _text(record, "name"), _naturals(record, FIRST), _naturals(record, "stop")
-    if not all(map(lt, first, stop)) or not all(map(le, stop, first[1:])):
+    # members of a compressed file may have lines of two shards
+    is_in_order = map(lt, first, first[1:]) if _TEXT_FIRST in record else map(le, stop, first[1:])
+    if not all(map(lt, first, stop)) or not all(is_in_order):
         raise ValueError(f"the shards of {name[:100]!r} are not parts of it, in order")
     if fault := shard_entries.fault_of_name(f"{name}#{stop[-1]}-{stop[-1]}.mds"):
         raise ValueError(f"the file name {name[:100]!r} {fault}")
@@ -123,9 +129,19 @@ def parse_file(record: Mapping[str, Any]) -> Iterator[ShardRun]:
     stored, line, digests = list(map(sub, stop, first)), _naturals(record, "line"), record["lines"]
     numbers = samples, raw_bytes, stored, first, stop, line
     _check_shards(name, (*numbers, digests))
-    for digest, *own in zip(digests, *numbers, strict=True):
-        words = [name, _text({"lines": digest}, "lines"), tag]
+    for digest, text, *own in zip(digests, _texts(record), *numbers, strict=True):
+        words = [name, _text({"lines": digest}, "lines"), tag, *text]
         yield ShardRun(shard_entries.JSON_LINES, columns, words, tuple((each,) for each in own))
+
+
+def _texts(record: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """The range of the lines of each shard in decompressed bytes; () if the file has none."""
+    if _TEXT_FIRST not in record:
+        return [()] * len(record[FIRST])
+    starts, stops = _naturals(record, _TEXT_FIRST), _naturals(record, _TEXT_STOP)
+    if not all(map(lt, starts, stops)):
+        raise ValueError("the lines are not ranges of decompressed bytes")
+    return list(zip(starts, stops, strict=True))
 
 
 def _check_shards(name: str, arrays: Sequence[Sequence[int]]) -> None:

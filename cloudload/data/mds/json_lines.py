@@ -1,7 +1,7 @@
 """Read lines of a JSON Lines file as the samples of a virtual shard.
 
-    a.jsonl       bytes of some lines ─► one request ───────────────────┐
-    a.jsonl.gz    the whole file ─► one request ─► decompressed chunks ─┴─► lines ─► samples
+    a.jsonl       bytes of some lines ─► one request ─────────────────┐
+    a.jsonl.gz    some members ─► one request ─► decompressed chunks ─┴─► lines ─► samples
 
 The samples are the same as after a conversion: `id` is the value of the record's field, or else the
 file's name and the line's number, counted from 1. Blank lines are no records. A bad record keeps
@@ -106,10 +106,7 @@ def _encode(
 
     If the bytes are not whole, the last line is left out.
     """
-    _, compression = file_kinds.split_name(lines.file)
-    chunks = _in_one_chunk(data, is_whole=is_whole)
-    if lines.first == 0:
-        chunks = file_content.unpack_file(chunks, compression, is_text=True)
+    chunks = _unpack(_in_one_chunk(data, is_whole=is_whole), lines)
     line, is_first = lines.line, lines.first == 0
     for block, damage, _ in file_content.cut_at_line_ends(chunks, _BLOCK_BYTES):
         if running is not None:
@@ -118,6 +115,25 @@ def _encode(
         if damage is not None and is_whole:
             raise FileFaultError(f"cannot be read as JSON Lines ({damage})")
         line, is_first = line + file_content.count_line_ends(block), False
+
+
+def _unpack(stored: Iterator[bytes], lines: shard_entries.LineRange) -> Iterator[bytes]:
+    """Yield the bytes of the lines, in chunks."""
+    _, compression = file_kinds.split_name(lines.file)
+    chunks = stored
+    if lines.first == 0:
+        chunks = file_content.unpack_file(stored, compression, is_text=True)
+    elif compression is not None:
+        chunks = file_content.unpack_members(stored, compression)
+    if lines.text is None:
+        yield from chunks
+        return
+    start, stop = lines.text
+    for chunk in chunks:
+        yield chunk[max(0, start) : stop]
+        start, stop = start - len(chunk), stop - len(chunk)
+        if stop <= 0:
+            return
 
 
 def _in_one_chunk(data: bytes, *, is_whole: bool) -> Iterator[bytes]:

@@ -159,7 +159,10 @@ class RowGroups(NamedTuple):
 
 
 class LineRange(NamedTuple):
-    """The stored form of a virtual shard: lines of a JSON Lines file, or a compressed file."""
+    """The stored form of a virtual shard: lines of a JSON Lines file.
+
+    Of a compressed file, the stored bytes are whole members, such as frames of zstd.
+    """
 
     file: str
     """The name of the file in the dataset's folder."""
@@ -172,6 +175,8 @@ class LineRange(NamedTuple):
     """The `LINES_HASH` of the lines, as decompressed bytes."""
     tag: str = ""
     """The file's tag in the listing, or "" if the listing had none."""
+    text: tuple[int, int] | None = None
+    """The range of the lines in the decompressed members; None if it has all of their bytes."""
 
     @property
     def stored_name(self) -> str:
@@ -182,6 +187,7 @@ class LineRange(NamedTuple):
     def hashes(self) -> dict[str, str]:
         """What identifies the bytes of this stored form."""
         found = {"lines": self.digest, "line": str(self.line)}
+        found |= {"text": f"{self.text[0]}-{self.text[1]}"} if self.text else {}
         return found | ({"tag": self.tag} if self.tag else {})
 
     @property
@@ -197,13 +203,15 @@ class LineRange(NamedTuple):
     @property
     def words(self) -> list[Any]:
         """Everything else."""
-        return [self.file, self.digest, self.tag]
+        return [self.file, self.digest, self.tag, *(self.text or ())]
 
     @staticmethod
     def at(place: Sequence[int], words: Sequence[Any]) -> LineRange:
         """Return the stored form with this `place`, and these `words`."""
-        file, digest, tag = words
-        return LineRange(file, place[0], place[1], place[2], digest, tag)
+        file, digest, tag, *text = words
+        return LineRange(
+            file, place[0], place[1], place[2], digest, tag, (text[0], text[1]) if text else None
+        )
 
     @staticmethod
     def content_at(_place: Sequence[int], words: Sequence[Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
@@ -98,6 +99,22 @@ class StoredByteCounter:
         """Record that all bytes before `position` have been read."""
         self.bytes = max(self.bytes, position)
 
+    def begin_member(self, stored: int, content: int) -> None:
+        """Called where a member of a compressed file begins; see `file_content.unpack_members`."""
+
+
+class MemberCounter(StoredByteCounter):
+    """Also notes where the members of a compressed file begin, such as the frames of zstd."""
+
+    def __init__(self, bytes: int) -> None:
+        super().__init__(bytes)
+        self.stored, self.content = array("Q"), array("Q")
+        """The numbers of stored and of decompressed bytes before each member."""
+
+    def begin_member(self, stored: int, content: int) -> None:
+        self.stored.append(stored)
+        self.content.append(content)
+
 
 def read_decompressed(
     file: InputFile, offset: int = 0, counter: StoredByteCounter | None = None
@@ -115,7 +132,9 @@ def read_decompressed(
         return
     skip = offset
     is_text = file.format in _TEXT_FORMATS
-    for chunk in file_content.unpack_file(chunks, file.compression, is_text=is_text):
+    for chunk in file_content.unpack_file(
+        chunks, file.compression, is_text=is_text, begin_member=counter.begin_member
+    ):
         if len(chunk) > skip:
             yield chunk[skip:]
         skip = max(0, skip - len(chunk))

@@ -2,7 +2,8 @@
 
     a.jsonl       0 ────── 64 MiB ────── 128 MiB ── 150 MiB        a shard has the lines that begin
                   └ unit ┘ └── unit ───┘ └─ unit ─┘                in such a range
-    b.jsonl.gz    one unit, because it can only be read from its start
+    b.jsonl.gz    one unit, because it is read from its start. A shard has the lines that begin in
+                  some of its members, such as the frames of zstd, with at least 64 MiB of text
 
     units ─► any engine ─► records, line ends, hash of each ─► first line of each ─► index
 
@@ -13,11 +14,12 @@ are parsed, too, for the names of their fields.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -37,7 +39,7 @@ from cloudload.data import (
 from cloudload.errors import DatasetError
 from cloudload.system import open_progress_bar
 from cloudload.tools.convert import input_records
-from cloudload.tools.convert.input_files import FilePart, InputFile
+from cloudload.tools.convert.input_files import FilePart, InputFile, MemberCounter, Range
 from cloudload.tools.convert.inputs import with_format
 from cloudload.tools.convert.line_journal import CountedLines, LineJournal
 from cloudload.tools.convert.readers.lines import LinesBlock, LinesUnit
@@ -76,7 +78,8 @@ def build_line_index(
     parts = list(_list_parts(found))
     journal = LineJournal(target, parts, reading.choice)
     counted = list(zip(parts, _count_all(parts, reading, journal), strict=True))
-    columns = _plan_columns(found, reading, frozenset().union(*(each.keys for _, each in counted)))
+    keys = frozenset[str]().union(*(each.keys for _, several in counted for each in several))
+    columns = _plan_columns(found, reading, keys)
     shards = _describe_shards(counted, columns)
     index = file_records.encode_index_of_files(shards, shard_entries.JSON_LINES, folder)
     return index, journal
@@ -99,8 +102,8 @@ def _list_parts(found: virtual_index.ListedFiles) -> Iterator[FilePart]:
 
 def _count_all(
     parts: Sequence[FilePart], reading: LineReading, journal: LineJournal
-) -> Iterator[CountedLines]:
-    """Yield the lines of each part. Parts that the journal has are not read."""
+) -> Iterator[list[CountedLines]]:
+    """Yield the lines of the shards of each part. Parts that the journal has are not read."""
     counted = journal.read()
     left = [index for index in range(len(parts)) if index not in counted]
     done_bytes = sum(parts[index].stored_bytes for index in counted)
@@ -120,28 +123,91 @@ def _count_all(
 
 def _count_part(
     part: FilePart, on_bytes: Callable[[int], object], *, choice: ColumnChoice
-) -> CountedLines:
-    """Read a part of a file, and count its lines. Runs in a worker process."""
-    unit, running = LinesUnit(part.file, part.range), hashes.new_hash(shard_entries.LINES_HASH)
-    first, lines, records, size, keys = 0, 0, 0, 0, set[str]()
-    for block in unit.blocks(
-        input_records.BlockStart(), input_records.DEFAULT_BLOCK_BYTES, _NO_FIELDS
-    ):
-        assert isinstance(block, LinesBlock)
-        data, is_first = block.data, block.start.offset == 0
+) -> list[CountedLines]:
+    """Read a part of a file, and count the lines of its shards. Runs in a worker process."""
+    members, keys, counts = MemberCounter(0), set[str](), [_Count(0)]
+    for block in _read_blocks(part, members):
+        data, offset, is_first = block.data, block.start.offset, block.start.offset == 0
         _check_block(part.file, block)
-        if not size:
-            first = block.start.offset
-        running.update(data)
-        lines += file_content.count_line_ends(data)
-        records += json_records.count_records(data, is_first=is_first)
-        size += len(data)
         if is_first:
             _check_first_records(part.file, data, None if choice.has_others else choice.key)
         if choice.has_others:
             keys |= _find_keys(data, choice.key, is_first=is_first)
+        while (cut := _find_cut(members, counts[-1].cut, offset + len(data))) is not None:
+            # the line that begins before a cut belongs to the shard before it
+            end = data.find(b"\n", cut - 1 - offset) + 1 if cut > offset else 0
+            end = end or (len(data) if cut > offset else 0)
+            counts[-1].add(data[:end], offset)
+            counts.append(_Count(cut))
+            data, offset = data[end:], offset + end
+        counts[-1].add(data, offset)
         on_bytes(block.input_bytes)
-    return CountedLines(first, lines, records, size, running.hexdigest(), frozenset(keys))
+    found = [count for count in counts if count.size]
+    places = [_locate(part, members, count, is_only=len(found) == 1) for count in found]
+    return [
+        CountedLines(*place, each.lines, each.records, each.size, each.digest, frozenset(keys))
+        for place, each in zip(places, found, strict=True)
+    ]
+
+
+@dataclass
+class _Count:
+    """The lines of a shard that were read so far."""
+
+    cut: int
+    """The offset at which the shard was cut. Its first line begins there, or after it."""
+    first: int = 0
+    """The offset of the first line."""
+    lines: int = 0
+    records: int = 0
+    size: int = 0
+    running: Any = field(default_factory=partial(hashes.new_hash, shard_entries.LINES_HASH))
+
+    def add(self, data: bytes, offset: int) -> None:
+        """Count whole lines, which begin at an offset of the decompressed file."""
+        if not self.size:
+            self.first = offset
+        self.running.update(data)
+        self.lines += file_content.count_line_ends(data)
+        self.records += json_records.count_records(data, is_first=offset == 0)
+        self.size += len(data)
+
+    @property
+    def digest(self) -> str:
+        return str(self.running.hexdigest())
+
+
+def _read_blocks(part: FilePart, members: MemberCounter) -> Iterator[LinesBlock]:
+    unit, start = LinesUnit(part.file, part.range), input_records.BlockStart()
+    if part.range is None:
+        yield from unit.whole_blocks(start, input_records.DEFAULT_BLOCK_BYTES, members)
+        return
+    for block in unit.blocks(start, input_records.DEFAULT_BLOCK_BYTES, _NO_FIELDS):
+        assert isinstance(block, LinesBlock)
+        yield block
+
+
+def _find_cut(members: MemberCounter, last: int, stop: int) -> int | None:
+    """The first start of a member, up to `stop`, that is far enough from the last cut, or None."""
+    index = bisect.bisect_left(members.content, last + SHARD_BYTES)
+    is_found = index < len(members.content) and members.content[index] <= stop
+    return members.content[index] if is_found else None
+
+
+def _locate(
+    part: FilePart, members: MemberCounter, count: _Count, *, is_only: bool
+) -> tuple[Range, Range | None]:
+    """Return (the stored bytes that have lines, the range of the lines in their members)."""
+    if part.range is not None:
+        return (count.first, count.first + count.size), None
+    size = part.file.bytes or 0
+    if is_only:
+        return (0, size), None
+    start = members.content[bisect.bisect_right(members.content, count.first) - 1]
+    first = members.stored[bisect.bisect_left(members.content, start)] if start else 0
+    after = bisect.bisect_left(members.content, count.first + count.size)
+    stop = members.stored[after] if after < len(members.stored) else size
+    return (first, stop), (count.first - start, count.first - start + count.size)
 
 
 def _check_block(file: InputFile, block: LinesBlock) -> None:
@@ -243,12 +309,12 @@ def _plan_columns(
 
 
 def _describe_shards(
-    counted: Iterable[tuple[FilePart, CountedLines]],
+    counted: Iterable[tuple[FilePart, Sequence[CountedLines]]],
     columns: tuple[shard_entries.Column, ...],
 ) -> Iterator[shard_entries.ShardInfo]:
-    """Yield the shard of each part that has records."""
+    """Yield the shards that have records."""
     name, line = "", 1
-    for (file, span), each in counted:
+    for (file, _), each in ((part, each) for part, several in counted for each in several):
         name, line = file.name, line if file.name == name else 1
         # a sample has an offset, and the size of each value
         raw_bytes = each.bytes + each.records * (4 + 4 * len(columns) + _ID_BYTES)
@@ -258,9 +324,8 @@ def _describe_shards(
                 "shard may have 4 GiB. Compress smaller files, store the file without compression, "
                 "or convert it (cloudload convert)"
             )
-        stop = each.first + each.bytes if span else file.bytes or 0
-        stored = shard_entries.LineRange(name, each.first, stop, line, each.digest, file.tag)
-        size = virtual_index.PartSize(each.records, raw_bytes, stop - each.first)
+        stored = shard_entries.LineRange(name, *each.stored, line, each.digest, file.tag, each.text)
+        size = virtual_index.PartSize(each.records, raw_bytes, each.stored[1] - each.stored[0])
         if each.records:
             yield virtual_index.describe_shard(stored, size, columns)
         line += each.lines

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cloudload._version import __version__
 from cloudload.data import ColumnChoice, Location
 from cloudload.system import map_in_order
-from cloudload.tools.convert.input_files import FilePart
+from cloudload.tools.convert.input_files import FilePart, Range
 from cloudload.tools.convert.journal import remove_if_empty
 
 GROUP_BYTES = 1 << 30
@@ -29,18 +29,20 @@ _NUM_THREADS = 16
 
 
 class CountedLines(NamedTuple):
-    """What is known of a part of a file once it was read."""
+    """What is known of the lines of a shard once they were read."""
 
-    first: int
-    """The offset of its first line."""
+    stored: Range
+    """The stored bytes that have the lines."""
+    text: Range | None
+    """The range of the lines in the decompressed members, as in `LineRange`."""
     lines: int
     """The number of line ends."""
     records: int
     bytes: int
-    """The size of its decompressed lines."""
+    """The size of the decompressed lines."""
     digest: str
     keys: frozenset[str]
-    """The names of the records' fields, if they were asked for."""
+    """The names of the fields of the part's records, if they were asked for."""
 
 
 class LineJournal:
@@ -60,20 +62,20 @@ class LineJournal:
                 self._entries[entry] = indices
                 self._entry_of |= dict.fromkeys(indices, entry)
 
-    def read(self) -> dict[int, CountedLines]:
-        """Read what earlier runs counted: the lines of each part, by its index.
+    def read(self) -> dict[int, list[CountedLines]]:
+        """Read what earlier runs counted: the shards of each part, by its index.
 
         Raises `StoreError` if an entry cannot be read.
         """
         found = map_in_order(
             Location.read_if_exists, self._entries, _NUM_THREADS, "cloudload-journal"
         )
-        counted: dict[int, CountedLines] = {}
+        counted: dict[int, list[CountedLines]] = {}
         for indices, data in zip(self._entries.values(), found, strict=True):
             counted |= dict(zip(indices, _decode(data), strict=True)) if data else {}
         return counted
 
-    def store(self, index: int, counted: Mapping[int, CountedLines]) -> None:
+    def store(self, index: int, counted: Mapping[int, list[CountedLines]]) -> None:
         """Store the entry of the part with this index, if all of its parts are counted.
 
         Raises `StoreError` if it cannot be written.
@@ -96,11 +98,17 @@ def _identify(parts: Sequence[FilePart], choice: ColumnChoice) -> str:
     return hashlib.sha256(repr((__version__, *choice, values)).encode()).hexdigest()[:32]
 
 
-def _encode(counted: Sequence[CountedLines]) -> bytes:
-    values: list[list[Any]] = [[*each[:-1], sorted(each.keys)] for each in counted]
+def _encode(counted: Sequence[list[CountedLines]]) -> bytes:
+    values = [[[*each[:-1], sorted(each.keys)] for each in shards] for shards in counted]
     return json.dumps(values).encode()
 
 
-def _decode(data: bytes) -> Iterator[CountedLines]:
-    for first, lines, records, size, digest, keys in json.loads(data):
-        yield CountedLines(first, lines, records, size, digest, frozenset(keys))
+def _decode(data: bytes) -> Iterator[list[CountedLines]]:
+    for shards in json.loads(data):
+        yield [_decode_shard(*values) for values in shards]
+
+
+def _decode_shard(stored: Sequence[int], text: Sequence[int] | None, *rest: Any) -> CountedLines:
+    lines, records, size, digest, keys = rest
+    span = (text[0], text[1]) if text else None
+    return CountedLines((stored[0], stored[1]), span, lines, records, size, digest, frozenset(keys))

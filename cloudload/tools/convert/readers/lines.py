@@ -32,7 +32,9 @@ class LinesUnit(input_records.FileUnit):
 
     def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         if self.range is None:
-            yield from self._whole_blocks(start, block_bytes)
+            yield from self.whole_blocks(
+                start, block_bytes, input_files.StoredByteCounter(start.stored)
+            )
             return
         if start.offset < self.range[0]:
             start = replace(start, offset=self._find_line(self.range[0]))
@@ -53,8 +55,11 @@ class LinesUnit(input_records.FileUnit):
             offset += len(chunk)
         return offset
 
-    def _whole_blocks(self, start: BlockStart, block_bytes: int) -> Iterator[InputBlock]:
-        chunks, counter = self.open(start)
+    def whole_blocks(
+        self, start: BlockStart, block_bytes: int, counter: input_files.StoredByteCounter
+    ) -> Iterator[LinesBlock]:
+        """Yield the blocks of a file that is not cut into ranges."""
+        chunks = input_files.read_decompressed(self.file, start.offset, counter)
         for data, damage, size in file_content.cut_at_line_ends(chunks, block_bytes):
             end = BlockStart(
                 start.offset + size,

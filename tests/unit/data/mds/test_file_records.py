@@ -91,12 +91,15 @@ def files(draw: st.DrawFn) -> tuple[str, list[ShardInfo]]:
     for number in range(draw(st.integers(0, 4))):
         name, tag = f"{draw(st.sampled_from(['', 'ü b/c/', '#/']))}{number}", draw(st.text())
         columns, footer = draw(st.sampled_from([TEXT, MORE])), draw(st.integers(0, 99))
+        has_text = draw(st.booleans())
         edges = sorted(draw(st.sets(st.integers(0, 1 << 32 - 1), min_size=2, max_size=9)))
         for first, stop in zip(edges[::2], edges[1::2], strict=False):
             part: StoredForm = RowGroups(name, first, stop, (footer, 99), "5f", tag)
             if compression == "jsonl":
                 digest = draw(st.text())
-                part = LineRange(name, first, stop, draw(st.integers(0, 1 << 62)), digest, tag)
+                line, start = draw(st.integers(0, 1 << 62)), draw(st.integers(0, 1 << 40))
+                text = (start, start + draw(st.integers(1, 99))) if has_text else None
+                part = LineRange(name, first, stop, line, digest, tag, text)
             samples = draw(st.integers(0, 9))
             raw = draw(st.integers(4 * (samples + 2), (1 << 32) - 1))
             stored = stop - first if compression == "jsonl" else draw(st.integers(0, 1 << 31))
@@ -210,6 +213,33 @@ def test_files_without_records_are_an_error(files: Any) -> None:
 def test_a_wrong_field_of_lines_is_an_error(field: str, value: Any) -> None:
     index = json.loads(file_records.encode_index_of_files(LINES, "jsonl"))
     index["files"][0][field] = value
+    with pytest.raises(DatasetError, match=r"s3://b/d/index\.json is not an index of files"):
+        parse_index(json.dumps(index).encode(), "s3://b/d")
+
+
+MEMBERS = {"first": [0, 400], "text_first": [0, 7], "text_stop": [900, 800]}
+
+
+def test_lines_of_two_shards_may_be_in_one_member() -> None:
+    index = json.loads(file_records.encode_index_of_files(LINES, "jsonl"))
+    index["files"][0] |= MEMBERS
+    parts = [shard.part for shard in parse_index(json.dumps(index).encode(), "s3://b/d")]
+    assert parts == [
+        LineRange("a.jsonl", 0, 500, 1, "aa", text=(0, 900)),
+        LineRange("a.jsonl", 400, 900, 14, "bb", text=(7, 800)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"text_first": [0]}, {"text_first": [0, 800]}, {"text_stop": [900, None]}),
+        *({"text_stop": [900]}, {"first": [400, 400]}, {"text_first": [0], "text_stop": [9]}),
+    ],
+)
+def test_a_wrong_field_of_members_is_an_error(change: dict[str, Any]) -> None:
+    index = json.loads(file_records.encode_index_of_files(LINES, "jsonl"))
+    index["files"][0] |= MEMBERS | change
     with pytest.raises(DatasetError, match=r"s3://b/d/index\.json is not an index of files"):
         parse_index(json.dumps(index).encode(), "s3://b/d")
 
