@@ -342,6 +342,12 @@ def test_wrong_arguments_are_refused(
         select(data, name, **options)
 
 
+def test_a_list_in_a_format_that_is_not_read_is_refused(data: str, tmp_path: Path) -> None:
+    (tmp_path / "listed.tsv").write_text("shard\tindex\n0\t1\n")
+    with pytest.raises(DatasetError, match=r"listed\.tsv is no Parquet, JSON Lines or CSV file"):
+        select(data, keep=tmp_path / "listed.tsv")
+
+
 def test_the_command_prints_the_report_and_check_finds_nothing_wrong(
     data: str, cli: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -106,6 +106,11 @@ def read_listed_columns(
     """Read columns of a table. Raises the errors of `read_listed`."""
     extension, _ = file_kinds.split_name(location.url)
     kind = file_kinds.FORMATS_BY_EXTENSION.get(extension)
+    if kind not in FORMATS:
+        raise DatasetError(
+            f"{location} is no Parquet, JSON Lines or CSV file, according to its name. Write the "
+            f"columns {' and '.join(names)} to such a file"
+        )
     try:
         if kind == "parquet":
             return _read_parquet(location, data, names)

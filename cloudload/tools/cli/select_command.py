@@ -29,7 +29,8 @@ def add_select(parser: command.CommandParser) -> None:
 
     add = command.set_up(parser, _select, after_interrupt="Run the same command again to resume")
     names = "dataset name split where keep_ids drop_ids keep drop out again processes worker"
-    add_declared(add, select_documents, names, processes=command.COUNT)
+    file = {"metavar": "PATH"}
+    add_declared(add, select_documents, names, processes=command.COUNT, keep=file)
     command.add_engine_options(add)
 
 

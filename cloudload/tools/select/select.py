@@ -110,7 +110,7 @@ def select_documents(
         drop: drop the documents that this file lists.
         out: location of the selection. By default, the folder `selections` of the dataset. Pass
             this location and the name, joined by a slash, as `select`.
-        again: whether to replace a selection of this name, and to read all documents again.
+        again: whether to remove a selection of this name, and to read all documents again.
         processes: number of worker processes, one per available core by default.
         executor: runs the units of work instead of local processes: any
             `concurrent.futures.Executor`, such as a `cloudload.engines.ray.RayExecutor`.

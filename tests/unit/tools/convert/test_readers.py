@@ -222,7 +222,7 @@ def test_joined_parquet_files_are_refused(
         pyarrow.parquet.write_table(rows, tmp_path / "part", write_page_index=True)
         joined += COMPRESSORS[extension]((tmp_path / "part").read_bytes())
     path.write_bytes(joined)
-    refuse(f"{path} consists of several Parquet files", path)
+    refuse(f"{path} cannot be read as Parquet: it consists of several Parquet files", path)
 
 
 def test_a_disk_too_small_for_a_copy_of_a_parquet_file_is_named(tmp_path: Path) -> None:
