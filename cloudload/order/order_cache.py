@@ -46,9 +46,9 @@ from cloudload.system import (
     Ids,
     Ints,
     activity,
+    child_processes,
     file_locks,
     machine,
-    run_detached,
     temp_files,
     verified_files,
 )
@@ -179,7 +179,7 @@ class EpochOrders:
         """
         if self.is_ready(epoch):
             return False
-        return run_detached(
+        return child_processes.run_detached(
             partial(self.build, epoch), self._path(epoch), f"the order of epoch {epoch}"
         )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cloudload.system import (
         activity,
         array_files,
+        child_processes,
         file_locks,
         machine,
         option_help,
@@ -41,14 +42,6 @@ if TYPE_CHECKING:
         Words,
         count_within,
         divisors,
-    )
-    from cloudload.system.child_processes import (
-        GUARD_ADVICE,
-        SIGTERM_STATUS,
-        exit_with_parent,
-        find_missing_script,
-        run_detached,
-        send,
     )
     from cloudload.system.machine import freeze_objects, paused_collection
     from cloudload.system.reports import counted, open_progress_bar

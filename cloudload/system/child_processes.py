@@ -39,7 +39,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -158,6 +161,22 @@ def send(connection: Connection, value: Any) -> None:
     An error of this function can be collected safely.
     """
     connection.send_bytes(bytes(ForkingPickler.dumps(value)))
+
+
+def start_child(process: BaseProcess) -> None:
+    """Start a process that calls `exit_with_parent`. Ctrl-C does not reach it before.
+
+    Otherwise, Ctrl-C would print a traceback of each child that still imports modules. This does
+    not apply to the start method forkserver, whose server starts children of others, too. Raises
+    `OSError` if the process cannot be started.
+    """
+    blocked = [] if isinstance(process, ForkServerProcess) else [signal.SIGINT]
+    resource_tracker.ensure_running()  # now, because its start ends the blocking
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def exit_with_parent() -> None:

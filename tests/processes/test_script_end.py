@@ -48,6 +48,11 @@ if __name__ == "__main__":
     options = dict(progress=False, processes=2, segment_bytes=1)
     print(convert_to_mds(folder, sys.argv[2], **options).documents)
 """
+INTERRUPTED_IN_WORKERS = """
+import os, signal
+if __name__ == "__mp_main__":
+    os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C, while a worker imports modules
+"""
 POOL = """
 from cloudload.tools.engines.local_processes import open_processes
 from cloudload.tools.engines.units import run_units
@@ -96,6 +101,15 @@ def test_a_transform_that_workers_cannot_import_is_an_error_with_advice(
     assert last.startswith("cloudload.errors.WorkerError: ")
     assert reason in last
     assert "Define the transform at the top level of a module" in last
+
+
+def test_ctrl_c_does_not_reach_workers_that_start(
+    folder: str, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(INTERRUPTED_IN_WORKERS + SCRIPT)
+    ended = _run(path, folder, tokenizer_folder, tmp_path / "cache", 2, "spawn")
+    assert (ended.returncode, "KeyboardInterrupt" in ended.stderr) == (0, False), ended.stderr
 
 
 def test_a_program_that_is_no_file_starts_no_workers_and_says_so(

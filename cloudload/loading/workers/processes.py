@@ -46,15 +46,7 @@ from cloudload.loading.workers.worker_main import (
 from cloudload.loading.workers.worker_plan import NextPhase, WorkerPlan
 from cloudload.rows import preload
 from cloudload.stats import PACK
-from cloudload.system import (
-    GUARD_ADVICE,
-    SIGTERM_STATUS,
-    activity,
-    find_missing_script,
-    machine,
-    stopwatch,
-    temp_files,
-)
+from cloudload.system import activity, child_processes, machine, stopwatch, temp_files
 
 logger = logging.getLogger("cloudload.workers")
 Blocks = Generator[list[Block], NextPhase | None, None]
@@ -145,7 +137,7 @@ class WorkerProcess:
         self._arguments = (index, memory)
         self._context: Any = multiprocessing.get_context(plan.delivery.start_method)
         self._is_forked = self._context.get_start_method() == "fork"
-        if not self._is_forked and (script := find_missing_script()):
+        if not self._is_forked and (script := child_processes.find_missing_script()):
             raise WorkerError(
                 "worker processes cannot start, because they cannot import the program from "
                 f"{script}, which is not a file. Save the program as a file, use "
@@ -185,9 +177,11 @@ class WorkerProcess:
         )
         _processes.add(self._process)
         try:
-            self._process.start()
+            child_processes.start_child(self._process)
         except OSError as error:
-            raise WorkerError(f"cannot start a worker process: {error}. {GUARD_ADVICE}") from error
+            raise WorkerError(
+                f"cannot start a worker process: {error}. {child_processes.GUARD_ADVICE}"
+            ) from error
         # after this, only the worker has the other end, so its death closes the connection
         theirs.close()
 
@@ -205,7 +199,7 @@ class WorkerProcess:
     def _await_start(self) -> None:
         if not self._is_forked:
             self._send_work(self._plan)
-            self._receive(GUARD_ADVICE)
+            self._receive(child_processes.GUARD_ADVICE)
             return
         for _ in range(_STARTS):
             if self._connection.poll(START_S):
@@ -372,7 +366,7 @@ def _sweep(cache_root: Path) -> None:
 
 def _describe_end(code: int | None) -> str:
     """Describe how a process with this exit code ended, with advice for a crash or SIGKILL."""
-    if code == SIGTERM_STATUS:
+    if code == child_processes.SIGTERM_STATUS:
         return "was terminated by SIGTERM"
     if code is None:
         return f"closed its connection, but did not exit within {END_S:.0f} s"

@@ -30,10 +30,9 @@ from cloudload.stats import IDLE, PACK
 from cloudload.system import (
     SharedMemoryRing,
     activity,
-    exit_with_parent,
+    child_processes,
     freeze_objects,
     machine,
-    send,
     stage,
     stopwatch,
 )
@@ -88,7 +87,7 @@ def work(index: int, memory: Memory, connection: Connection, plan: WorkerPlan | 
     """
     import torch
 
-    exit_with_parent()
+    child_processes.exit_with_parent()
     freeze_objects()
     # one thread per worker: work is parallel across workers
     torch.set_num_threads(1)
@@ -180,7 +179,7 @@ def send_work(connection: Connection, work: Any) -> None:
     """Send work. Raises `WorkerError` if the work cannot be pickled, and any `CloudloadError` from
     values that are computed during pickling, such as the position of lanes."""
     try:
-        send(connection, work)
+        child_processes.send(connection, work)
     except (OSError, CloudloadError):  # these are not pickling errors
         raise
     except Exception as error:

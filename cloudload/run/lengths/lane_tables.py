@@ -26,7 +26,7 @@ from cloudload.errors import CacheError
 from cloudload.rows import Packing
 from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, list_counts
 from cloudload.stats import COUNTS
-from cloudload.system import NEVER, Flags, Ints, run_detached, verified_files
+from cloudload.system import NEVER, Flags, Ints, child_processes, verified_files
 
 _MOST_BLOCK = 256
 UNITS = 0
@@ -144,7 +144,7 @@ class LaneTables:
         if is_cheap or index >= (self.end or NEVER) or self.is_ready(index):
             return False
         path = self._path(index)
-        return run_detached(partial(self.build, index), path, f"{path}")
+        return child_processes.run_detached(partial(self.build, index), path, f"{path}")
 
     def build(self, index: int) -> None:
         """Write a table to its file, unless the file is complete. The caller must hold the file's

@@ -22,20 +22,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
 from cloudload.data import redact
 from cloudload.errors import WorkerError
-from cloudload.system import (
-    GUARD_ADVICE,
-    SIGTERM_STATUS,
-    exit_with_parent,
-    find_missing_script,
-    machine,
-    send,
-)
+from cloudload.system import child_processes, machine
 
 logger = logging.getLogger("cloudload.engines")
 
@@ -54,7 +46,7 @@ def open_processes(num_processes: int) -> Iterator[LocalProcesses | None]:
     The processes exit at the end of the `with` block. After an error, they do not finish their
     units.
     """
-    if num_processes > 1 and (script := find_missing_script()):
+    if num_processes > 1 and (script := child_processes.find_missing_script()):
         logger.warning(
             "working in one process, because worker processes cannot import the program: %s is not "
             "a file. Save the program as a file to use %d processes",
@@ -83,8 +75,7 @@ class LocalProcesses:
         for _ in range(num_processes):
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=_work, args=(theirs,), daemon=True)
-            with _without_interrupts():
-                process.start()
+            child_processes.start_child(process)
             theirs.close()  # so that the pipe closes when the process dies
             self._workers[ours] = process
 
@@ -140,7 +131,7 @@ class LocalProcesses:
 
     def _send(self, pipe: Any, function: Callable[..., Any], argument: Any) -> None:
         try:
-            send(pipe, (function, argument))
+            child_processes.send(pipe, (function, argument))
         except ConnectionError:
             raise WorkerError(_describe_loss(self._workers[pipe])) from None
         except Exception as error:
@@ -154,24 +145,10 @@ class LocalProcesses:
             raise WorkerError(_describe_loss(self._workers[pipe])) from None
 
 
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Spawn children in the block that receive no Ctrl-C before they call `exit_with_parent`.
-
-    Otherwise, Ctrl-C would print a traceback of each child that still imports modules.
-    """
-    resource_tracker.ensure_running()  # now, because its start ends the blocking
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _describe_loss(process: Any) -> str:
     process.join(_END_S)
     worker, code = f"worker process {process.pid}", process.exitcode
-    if code is not None and (code == SIGTERM_STATUS or code < 0):
+    if code is not None and (code == child_processes.SIGTERM_STATUS or code < 0):
         received = signal.SIGTERM if code > 0 else signal.Signals(-code)
         hint = " (out of memory?)" if received == signal.SIGKILL else ""
         return (
@@ -179,13 +156,13 @@ def _describe_loss(process: Any) -> str:
             "short, use fewer processes"
         )
     return (
-        f"{worker} exited with status {code}. {GUARD_ADVICE}. Run again to resume, or use "
-        "processes=1"
+        f"{worker} exited with status {code}. {child_processes.GUARD_ADVICE}. Run again to resume, "
+        "or use processes=1"
     )
 
 
 def _work(pipe: Any) -> None:
-    exit_with_parent()
+    child_processes.exit_with_parent()
     machine.raise_open_file_limit()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
