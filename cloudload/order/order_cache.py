@@ -57,6 +57,7 @@ from cloudload.system import (
 _MAP_FROM_BYTES = 1 << 16
 # below this, building an order is faster than starting a process
 BACKGROUND_FROM_POSITIONS = 1 << 20
+_LARGEST_SHARD = 1 << 22
 _KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 20, 256
 
 KNOWN_VERSIONS = "NumPy 1.24 to 2.4"
@@ -101,7 +102,9 @@ class EpochOrders:
         digest.update(identify_order(config, sampling).encode())
         self._folder = folder / digest.hexdigest()[:24]
         self._orders: dict[int, Ids | SeekableOrder] = {}
-        has_first = config.shuffle and config.shuffle_algo == "py1e" and sampling is None
+        # whole shards at the first positions are shuffled
+        is_fast = config.shuffle_algo == "py1e" and shard_sizes.max(initial=0) <= _LARGEST_SHARD
+        has_first = config.shuffle and sampling is None and is_fast
         self._num_first = count_first(shard_sizes, config) if has_first else 0
         """How many of the first positions can be computed without the others."""
         self._first_rounds: dict[int, Ids] = {}

@@ -55,8 +55,10 @@ class DaemonThreadPool:
                 if (call := self._calls.get_nowait()) is not None:
                     call[0].cancel()
         _end(self._calls, self._threads)
-        for thread in self._threads:
-            thread.join(timeout_s / len(self._threads))
+        # a garbage collection in one of the threads may close the pool
+        others = [each for each in self._threads if each is not threading.current_thread()]
+        for thread in others:
+            thread.join(timeout_s / len(others))
 
 
 def _start(calls: _Calls, name: str) -> threading.Thread:

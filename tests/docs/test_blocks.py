@@ -377,7 +377,7 @@ CHECKS = {
 
 
 def test_every_block_has_a_language_that_a_test_knows() -> None:
-    known = {"python", "py", "text", "yaml", OUTPUT, *SHELL}
+    known = {"python", "py", "text", "yaml", "json", OUTPUT, *SHELL}
     unknown = {
         (page, language)
         for page in PAGES
@@ -385,6 +385,12 @@ def test_every_block_has_a_language_that_a_test_knows() -> None:
         if language not in known
     }
     assert unknown == set()
+
+
+def test_json_in_the_documentation_can_be_parsed() -> None:
+    found = [body for page in PAGES for language, body in blocks_of(page) if language == "json"]
+    assert [type(json.loads(body)) for body in found] == [dict] * len(found)
+    assert found
 
 
 def test_modules_named_in_the_documentation_exist() -> None:

@@ -92,7 +92,7 @@ def test_ranks_compare_the_first_samples_of_the_orders_that_they_read(
     larger_folder: str, tmp_path: Path
 ) -> None:
     def find_facts(local: Path) -> dict[str, Any]:
-        with make_loader(larger_folder, local=local, dp_rank=0, dp_world_size=1) as loader:
+        with make_loader(larger_folder, local=local, dp_rank=0, dp_world_size=2) as loader:
             plan = loader.worker_plan()
             return list_facts(plan.inputs, plan.delivery, plan.share.world, plan.position)
 

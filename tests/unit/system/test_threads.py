@@ -117,6 +117,12 @@ def test_an_abandoned_map_is_collected_wherever_a_collection_begins() -> None:
     assert done.stdout == "collected\n", done.stderr
 
 
+def test_a_pool_may_be_closed_by_one_of_its_threads() -> None:
+    pool = DaemonThreadPool(2, "test")
+    pool.submit(int, "1").result(60)
+    assert pool.submit(pool.close, 1.0).result(60) is None
+
+
 # ---------------------------------------------------------------- spares
 
 
