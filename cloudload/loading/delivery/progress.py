@@ -63,6 +63,12 @@ def report_batch(
     """
     first_dry = min(block.first_dry for block in blocks)
     first_dry = first_dry if first_dry < stop else NEVER
+    if len(blocks) == 1:  # joining, also below, would cost a rank alone a tenth of its speed
+        [block] = blocks
+        rows = block.rows_of(batch)
+        residues = block.residues[rows]
+        counts = block.counts[batch]
+        return Report(stop, rank_index, first_dry, counts, block.cursors[rows], residues)
     ranges = [block.rows_of(batch) for block in blocks]
     num_rows = sum(rows.stop - rows.start for rows in ranges)
     cursors = np.empty((num_rows, tables.NUM_CURSOR_COLUMNS), np.int64)
@@ -117,8 +123,11 @@ class Window(NamedTuple):
     def exchange(self, exchange: Exchange, report: Report) -> Callable[[], AgreedWindow]:
         """Start gathering the reports of all ranks, and return a function that waits for them.
 
-        The function joins the reports. Raises `RanksDisagreeError` as `Exchange.start` does.
+        The function joins the reports. If the exchange covers only this rank, it joins only
+        `report`. Raises `RanksDisagreeError` as `Exchange.start` does.
         """
+        if exchange.is_alone:
+            return lambda: self._join_own(report)
         finish = exchange.start(self._encode(report))
         return lambda: self._join(finish(), report.counts.shape)
 
@@ -162,6 +171,17 @@ class Window(NamedTuple):
                     message[stop + count :].tobytes(), message[stop : stop + count].tolist()
                 )
             ],
+        )
+
+    def _join_own(self, report: Report) -> AgreedWindow:
+        first = self.start + (report.rank_index - self.start) % self.world_size
+        return AgreedWindow(
+            stops=[report.stop],
+            first_dry=report.first_dry,
+            counts=report.counts,
+            rows=np.arange(first, self.stop, self.world_size),
+            cursors=report.cursors,
+            residues=report.residues,
         )
 
     def first_dry(self, joined: AgreedWindow) -> int:
@@ -243,6 +263,8 @@ def start_check(exchange: Exchange, stop: int) -> Callable[[], None]:
     Returns a function that waits for the rows of all ranks. It raises `RanksDisagreeError` if the
     ranks are at different rows, or if the exchange fails.
     """
+    if exchange.is_alone:
+        return lambda: None
     finish = exchange.start_number(stop)
     return lambda: check_in_step(finish(), stop)
 
