@@ -21,6 +21,7 @@ from cloudload.data import ColumnChoice, Location
 from cloudload.system import map_in_order
 from cloudload.tools.convert.input_files import FilePart, Range
 from cloudload.tools.convert.journal import remove_if_empty
+from cloudload.tools.engines.units import for_each
 
 GROUP_BYTES = 1 << 30
 """About how many bytes of files an entry has."""
@@ -53,13 +54,15 @@ class LineJournal:
         self._entries: dict[Location, list[int]] = {}
         """The indices of the parts of each entry."""
         self._entry_of: dict[int, Location] = {}
+        self._left: dict[Location, int] = {}
+        """The number of parts of each entry that were not stored yet."""
         ends = list(itertools.accumulate(part.stored_bytes for part in parts))
         groups = itertools.groupby(range(len(parts)), lambda index: ends[index] // GROUP_BYTES)
         for indices in (list(found) for _, found in groups):
             own = [parts[index] for index in indices]
             if all(part.file.tag for part in own) and len(own) < len(parts):
                 entry = self._folder.join(f"{_identify(own, choice)}.json")
-                self._entries[entry] = indices
+                self._entries[entry], self._left[entry] = indices, len(indices)
                 self._entry_of |= dict.fromkeys(indices, entry)
 
     def read(self) -> dict[int, list[CountedLines]]:
@@ -76,20 +79,20 @@ class LineJournal:
         return counted
 
     def store(self, index: int, counted: Mapping[int, list[CountedLines]]) -> None:
-        """Store the entry of the part with this index, if all of its parts are counted.
+        """Store the entry of the part with this index, if it is the last of its parts.
 
+        Call it once for each part that `read` did not return, after the part was counted.
         Raises `StoreError` if it cannot be written.
         """
-        entry = self._entry_of.get(index)
-        indices = self._entries[entry] if entry else []
-        if entry and all(each in counted for each in indices):
-            entry.create(_encode([counted[each] for each in indices]))
+        if (entry := self._entry_of.get(index)) is None:
+            return
+        self._left[entry] -= 1
+        if not self._left[entry]:
+            entry.create(_encode([counted[each] for each in self._entries[entry]]))
 
     def remove(self) -> None:
         """Remove the entries. Raises `StoreError` if one cannot be removed."""
-        done = map_in_order(Location.delete, self._entries, _NUM_THREADS, "cloudload-journal")
-        for _ in done:
-            pass
+        for_each(Location.delete, self._entries)
         remove_if_empty(self._folder)
 
 

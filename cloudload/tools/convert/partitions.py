@@ -45,7 +45,8 @@ from cloudload.tools.convert.prepare import (
     read_recipe,
 )
 from cloudload.tools.convert.rerun_check import describe_changes
-from cloudload.tools.convert.run import for_each, run_conversions
+from cloudload.tools.convert.run import run_conversions
+from cloudload.tools.engines.units import for_each
 
 _LIST = own_objects.PARTITIONS_NAME
 _BEGUN = f"{JOURNAL_FOLDER}/{_LIST}"

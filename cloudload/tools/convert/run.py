@@ -10,12 +10,10 @@ finishes its dataset. Otherwise, another run does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from cloudload.errors import ConvertError, StoreError
 from cloudload.system import open_progress_bar
@@ -26,14 +24,9 @@ from cloudload.tools.convert.joined_segments import list_finished
 from cloudload.tools.convert.journal import Journal
 from cloudload.tools.convert.planning import Conversion, Planned, check_sizes, read_report_if_joined
 from cloudload.tools.convert.segment import SegmentWork, Target, convert_segment, convert_whole
-from cloudload.tools.engines.units import Engine, choose_engine, run_units
+from cloudload.tools.engines.units import Engine, choose_engine, for_each, run_units
 
 logger = logging.getLogger("cloudload.convert")
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-_NUM_THREADS = 16
 
 
 @dataclass
@@ -76,19 +69,6 @@ def run_conversions(several: Sequence[Planned]) -> list[ConvertReport]:
         for_each(_remove_unused_plan, parts)
         raise
     return for_each(_finish, parts)
-
-
-def for_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Call a function that waits for a store with each item, several at a time.
-
-    Returns the results in order. After all calls have ended, raises the first error in this order.
-    """
-    several = list(items)
-    if len(several) == 1:
-        return [function(several[0])]
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        waiting = [threads.submit(function, each) for each in several]
-    return [each.result() for each in waiting]
 
 
 def _open_part(planned: Planned) -> _OwnShare:

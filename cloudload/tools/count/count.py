@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from cloudload.config import (
     TEXT_KEY,
@@ -53,11 +53,17 @@ from cloudload.tools.count.length_report import (
     check_column,
     merge_tallies,
 )
-from cloudload.tools.engines.units import Engine, Share, choose_engine, count_processes, run_units
+from cloudload.tools.engines.units import (
+    Engine,
+    Share,
+    choose_engine,
+    count_processes,
+    for_each,
+    run_units,
+)
 
 logger = logging.getLogger("cloudload.count")
 
-Result = TypeVar("Result")
 
 _NUM_THREADS = 16
 
@@ -154,7 +160,7 @@ def count_tokens(
         _check_by(recipe.corpus, by, worker)
     if again:
         _refuse_again(parts[0].work, worker)
-        _for_each(_remove_lengths, parts)
+        for_each(_remove_lengths, parts)
     every = [_CountUnit(part, job) for part, each in enumerate(parts) for job in each.jobs]
     left = {unit.place for unit in _list_uncounted(parts)}
     mine = every if worker is None else Share.parse(worker).take(every)
@@ -308,16 +314,9 @@ def _list_parts(recipe: Recipe, backend: str, out: str | None) -> list[_CountPar
     return [_CountPart(each, work, list_groups(work, each)) for each, work in pairs]
 
 
-def _for_each(
-    function: Callable[[_CountPart], Result], parts: Sequence[_CountPart]
-) -> list[Result]:
-    """Call a function that waits for a store with each part, several at a time."""
-    return list(map_in_order(function, parts, _NUM_THREADS, "cloudload-count"))
-
-
 def _list_uncounted(parts: Sequence[_CountPart]) -> list[_CountUnit]:
     """Return the groups whose files do not exist."""
-    found = _for_each(lambda part: list_found(part.work), parts)
+    found = for_each(lambda part: list_found(part.work), parts)
     return [
         _CountUnit(index, job)
         for index, (part, names) in enumerate(zip(parts, found, strict=True))

@@ -17,7 +17,7 @@ import queue
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +38,8 @@ Engine = Executor | LocalProcesses
 MOST_WAITING = 10_000
 """Maximum number of submitted units that are not finished, to limit the memory that they use."""
 
+_NUM_THREADS = 16
+
 Unit = TypeVar("Unit")
 
 _INDEXES = ("JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX")
@@ -48,6 +50,19 @@ def count_processes(processes: int | None) -> int:
     """Return the number of local processes: by default, one per available core."""
     found = machine.usable_cores() if processes is None else processes
     return checks.as_integer("processes", found, 1)
+
+
+def for_each(function: Callable[[Argument], Result], items: Iterable[Argument]) -> list[Result]:
+    """Call a function that waits for a store with each item, several at a time.
+
+    Returns the results in order. After all calls have ended, raises the first error in this order.
+    """
+    several = list(items)
+    if len(several) == 1:
+        return [function(several[0])]
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        waiting = [threads.submit(function, each) for each in several]
+    return [each.result() for each in waiting]
 
 
 def choose_engine(

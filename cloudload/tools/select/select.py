@@ -6,11 +6,10 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -31,13 +30,19 @@ from cloudload.data import (
 from cloudload.errors import DatasetError
 from cloudload.run import find_streams, length_files, lengths_index
 from cloudload.system import Flags, Ints, map_in_order, open_progress_bar, option_help, temp_files
-from cloudload.tools.engines.units import Engine, Share, choose_engine, count_processes, run_units
+from cloudload.tools.engines.units import (
+    Engine,
+    Share,
+    choose_engine,
+    count_processes,
+    for_each,
+    run_units,
+)
 from cloudload.tools.select.report import SelectedTokens, SelectReport, sum_reports
 from cloudload.tools.select.rule import IdFile, SelectionRule
 
 logger = logging.getLogger("cloudload.select")
 _SHARDS_AHEAD, _READ_AT_ONCE = 2, 16
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ def select_documents(
     parts = [
         _open_part(each, rule, name, None if out is None else os.fspath(out)) for each in datasets
     ]
-    _for_each(lambda part: _check_name(part.work, name, worker, again=again), parts)
+    for_each(lambda part: _check_name(part.work, name, worker, again=again), parts)
     own = _list_own(parts, worker)
     processes = min(count_processes(processes), len(own))
     with choose_engine(executor, processes if rule.reads_shards else 0) as engine:
@@ -153,7 +158,7 @@ def select_documents(
         total = sum(len(part.jobs) for part in parts)
         logger.info("other jobs have not yet compiled %d of %d groups", len(missing), total)
         return None
-    reports = _for_each(lambda part: _report(part, _finish(part.work, part.jobs), name), parts)
+    reports = for_each(lambda part: _report(part, _finish(part.work, part.jobs), name), parts)
     report = sum_reports(redact(stream.remote), reports) if is_glob else reports[0]
     seconds = round(time.monotonic() - began, 3)
     return replace(report, compiled_groups=len(own), seconds=seconds)
@@ -185,13 +190,6 @@ def _list_own(parts: Sequence[_SelectPart], worker: str | None) -> list[_Unit]:
     every = [(index, job.shards.index) for index, part in enumerate(parts) for job in part.jobs]
     mine = set(Share.parse(worker).take(every))
     return [(index, job) for index, job in left if (index, job.shards.index) in mine]
-
-
-def _for_each(
-    function: Callable[[_SelectPart], _Result], parts: Sequence[_SelectPart]
-) -> list[_Result]:
-    """Call a function that waits for a store with each part, several at a time."""
-    return list(map_in_order(function, parts, _READ_AT_ONCE, "cloudload-select"))
 
 
 def _check_glob(stream: Stream, num_datasets: int, options: Mapping[str, object]) -> None:
@@ -285,7 +283,7 @@ def _cut(samples: Ints, start: int, stop: int) -> Ints:
 
 def _list_left(parts: Sequence[_SelectPart]) -> list[_Unit]:
     """The groups whose files do not exist."""
-    found = _for_each(lambda part: _list_names(part.work), parts)
+    found = for_each(lambda part: _list_names(part.work), parts)
     return [
         (index, job)
         for index, (part, names) in enumerate(zip(parts, found, strict=True))
