@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cloudload import CloudLoader, Retry
 from cloudload.data.cache.shard_cache import ShardCache
@@ -14,6 +15,7 @@ from cloudload.data.mds.dataset import Corpus, open_corpus
 from cloudload.data.storage.locations import Location
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader
+from testkit.noted_calls import note_calls
 
 DOCUMENTS = random_documents(11, 600)
 RETRY = Retry(timeout_s=2.0, deadline_s=60.0, pause_s=0.05)
@@ -22,6 +24,15 @@ RETRY = Retry(timeout_s=2.0, deadline_s=60.0, pause_s=0.05)
 def write(url: str, **settings: Any) -> Corpus:
     write_mds(url, DOCUMENTS, **{"shard_bytes": 4_000, "compression": "zstd", **settings})
     return open_corpus([Location(url, RETRY)])
+
+
+def note_ranges(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the size of each range of a file that is read from now on."""
+    sizes = list[int]()
+    note_calls(
+        patch, Location, "read_range", lambda _, start, stop, *__: sizes.append(stop - start)
+    )
+    return sizes
 
 
 def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:

@@ -743,7 +743,7 @@ class DocumentQueue(_Place):
             raise _damaged("done")
         if sorted(set(done)) != done or (done and done[0] <= frontier):
             raise _damaged("done")
-        self._check_end(max([frontier, *(index + 1 for index in done[-1:])]), order)
+        self._check_end(done[-1] + 1 if done else frontier, order)
         with self._lock:
             self._follow(order)
             self._progress = _Progress(frontier, frontier, frozenset(done))

@@ -36,7 +36,7 @@ from testkit.counted import count
 from testkit.line_files import encode_lines, index, write_line_corpus, write_lines
 from testkit.loaders import make_loader, ranks, rows_of
 from testkit.parquet_files import write_parquet
-from testkit.shard_caches import texts_of
+from testkit.shard_caches import note_ranges, texts_of
 from testkit.whole_documents import open_epoch, read_all
 
 DOCUMENTS = [*random_documents(5, 240), "é 狐 \x00", "z" * 9_000, "a\u2028b\u2029\x85\r\nc"]
@@ -209,14 +209,7 @@ def test_a_file_of_members_is_read_in_requests_of_some_members(
     corpus = open_folder(index(path, tmp_path / "index"))
     [dataset] = corpus.datasets
     assert len(dataset.table) > 2
-    read: list[int] = []
-    reading = Location.read_range
-
-    def note(self: Location, start: int, stop: int, *arguments: Any) -> bytes:
-        read.append(stop - start)
-        return reading(self, start, stop, *arguments)
-
-    monkeypatch.setattr(Location, "read_range", note)
+    read = note_ranges(monkeypatch)
     assert texts_of(corpus, tmp_path / "cache", threads=1) == DOCUMENTS
     assert read == [info.stored.bytes for info in dataset.shards]
     # at most one member is read twice at each cut
@@ -298,14 +291,7 @@ def test_a_shard_is_read_in_one_request_of_its_own_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = open_folder(index(write_line_corpus(tmp_path / "in", DOCUMENTS), tmp_path / "index"))
-    read: list[int] = []
-    reading = Location.read_range
-
-    def note(self: Location, start: int, stop: int, *arguments: Any) -> bytes:
-        read.append(stop - start)
-        return reading(self, start, stop, *arguments)
-
-    monkeypatch.setattr(Location, "read_range", note)
+    read = note_ranges(monkeypatch)
     assert texts_of(corpus, tmp_path / "cache", threads=1) == DOCUMENTS
     [dataset] = corpus.datasets
     assert read == [info.stored.bytes for info in dataset.shards]

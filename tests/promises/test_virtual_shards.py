@@ -40,7 +40,7 @@ from testkit.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
 from testkit.counted import count
 from testkit.loaders import make_loader, ranks, rows_of
 from testkit.parquet_files import WRITERS, write_corpus, write_parquet
-from testkit.shard_caches import flip, samples_of, texts_of
+from testkit.shard_caches import flip, note_ranges, samples_of, texts_of
 from testkit.whole_documents import open_epoch, read_all
 
 DOCUMENTS = [*random_documents(5, 240), "", "é 狐 \x00", "z" * 5_000]
@@ -252,14 +252,7 @@ def test_only_the_ranges_of_the_columns_are_read(
     path = write_parquet(tmp_path / "in" / "a.parquet", rows)
     corpus = open_files(path)
     [dataset] = corpus.datasets
-    read: list[int] = []
-    reading = Location.read_range
-
-    def note(self: Location, start: int, stop: int, *arguments: Any) -> bytes:
-        read.append(stop - start)
-        return reading(self, start, stop, *arguments)
-
-    monkeypatch.setattr(Location, "read_range", note)
+    read = note_ranges(monkeypatch)
     row_groups._footers.clear()
     assert texts_of(corpus, tmp_path / "cache") == DOCUMENTS
     footer = pyarrow.parquet.read_metadata(path).serialized_size + 8

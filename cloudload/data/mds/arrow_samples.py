@@ -82,6 +82,11 @@ def encode_rows(
 # pyarrow's `array`, `scalar` and `to_numpy` import pandas, which is slow
 
 
+def _join(values: Sequence[bytes]) -> Any:
+    """A `large_binary` array of `values`."""
+    return _lay_out(np.fromiter(map(len, values), np.int64, len(values)), b"".join(values))
+
+
 def _lay_out(sizes: Ints, data: Any) -> Any:
     """A `large_binary` array of values, one after another in `data`, of `sizes`, int64 [n]."""
     import pyarrow
@@ -95,7 +100,7 @@ def _lay_out(sizes: Ints, data: Any) -> Any:
 
 def _as_scalar(value: bytes) -> Any:
     """A `large_binary` scalar."""
-    return _lay_out(np.array([len(value)]), value)[0]
+    return _join([value])[0]
 
 
 def _find_ends(array: Any) -> Ints:
@@ -207,7 +212,7 @@ def _encode_ids(array: Any, num_rows: int, file: str, first_row: int) -> Any:
         (record_values.describe_id(value) or f"{file}:{row}").encode("utf-8", "replace")
         for row, value in enumerate(ids, first_row)
     ]
-    return _lay_out(np.fromiter(map(len, texts), np.int64, num_rows), b"".join(texts))
+    return _join(texts)
 
 
 def _read_ids(array: Any) -> list[Any]:
@@ -224,8 +229,7 @@ def _encode_column(array: Any, column: shard_entries.Column) -> Any:
     if array is None:
         raise BadColumnError(f"it has no column {column.name!r}")
     if column.encoding == "json":
-        values = list(map(_encode_json(array), range(len(array))))
-        return _lay_out(np.fromiter(map(len, values), np.int64, len(values)), b"".join(values))
+        return _join(list(map(_encode_json(array), range(len(array)))))
     array = _plain(array)
     if column.encoding.startswith(_ARRAY):
         return _encode_arrays(array, column)
@@ -258,7 +262,6 @@ def _encode_arrays(array: Any, column: shard_entries.Column) -> Any:
     lengths = _read_numbers(compute.list_value_length(array)).astype(np.int64)
     dtype = np.dtype(column.encoding.removeprefix(_ARRAY)).newbyteorder("<")
     ids = np.ascontiguousarray(_read_numbers(_plain(array.flatten())), dtype)
-    shapes = [encode_shape(length) for length in lengths.tolist()]
-    heads = _lay_out(np.fromiter(map(len, shapes), np.int64, len(shapes)), b"".join(shapes))
+    heads = _join([encode_shape(length) for length in lengths.tolist()])
     bodies = _lay_out(lengths * dtype.itemsize, ids)
     return compute.binary_join_element_wise(heads, bodies, _as_scalar(b""))

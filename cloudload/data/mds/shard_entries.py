@@ -262,7 +262,7 @@ class ShardInfo:
 
         A copy has the identity of its original, also if that is virtual, or stored in another form.
         """
-        return self.original or f"{self.raw.bytes} {sorted(self.raw.hashes.items())}"
+        return self.original or describe_identity(self.raw.bytes, self.raw.hashes)
 
     @property
     def identity_bytes(self) -> int:
@@ -293,6 +293,11 @@ class ShardInfo:
     def has_stored_hash(self) -> bool:
         """Whether the index has a hash of the stored shard that can be checked."""
         return fastest_hash(self.stored.hashes) is not None
+
+
+def describe_identity(raw_bytes: int, hashes: Mapping[str, str]) -> str:
+    """The identity of a shard that is no copy, from the size and hashes of its raw form."""
+    return f"{raw_bytes} {sorted(hashes.items())}"
 
 
 def list_names(columns: Iterable[Column]) -> str:

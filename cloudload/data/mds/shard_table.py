@@ -248,7 +248,8 @@ class ShardTable(Sequence[shard_entries.ShardInfo]):
                 else:
                     content = kind.content_at(row[_PLACE:], words)
                     digest = shard_entries.hash_content(content, names[number])
-                    identity = f"{row[_RAW_BYTES]} [({form.compression!r}, {digest!r})]"
+                    hashes = {str(form.compression): digest}
+                    identity = shard_entries.describe_identity(row[_RAW_BYTES], hashes)
                     yield row[_SAMPLES], form.columns, identity, None
 
     def write(self, path: Path, key: str) -> None:
